@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0d5fc5f8428aacf0a1cfe2ff477c6201fd291c673e251d6f3dd1aafc1335fa14
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/bits.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/mask_bits.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 57cc3f40f9136799a8e37b8d92de17657e029bc35b0e4fc1f29f57f6164dafef
+// seal: sha256 5818b2e54eb47641afb2e00e4f7536649eac029679a25ba050395b29ef3ed487
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -15,9 +15,9 @@
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). A producer's wait
-// for an empty one is CUTLASS's producer_acquire, a consumer's arrival at it consumer_release. Consumer warpgroup w is
-// warpgroup w + 1 of the thread block.
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
+// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
+// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, its steps, its Q
 //   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
 //   v_full[i], v_empty[i]        stage i of the V ring
@@ -26,12 +26,15 @@
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
-// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together; the softmax of step i follows, under
-// the matrix products of others.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products.
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
+// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //
 // Symbols
-//   step        kTileN keys: one listed key block
+//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
+//               are its seqlen_q and seqlen_k
+//   step        kTileN keys, its n_block: one listed key block
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
@@ -50,14 +53,14 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step
+constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o, q + 32 = 224 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kSubTileRows = 128;  // query rows of a tile
+constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes
+constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are 3 x 168, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -69,11 +72,11 @@ constexpr int kBlockKeys = 128;  // keys of a listed block
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each sub-tile
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each sub-tile
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring
 constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 16 bytes: ring of work tiles: number, numbers of steps
+constexpr int kWorkTilesOffset = 229472;  // 16 bytes: ring of work tiles: number, number of steps
 constexpr int kBlockMetaOffset = 229488;  // 8 bytes: metadata of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -137,7 +140,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e)
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -180,8 +183,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier
-// (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -221,11 +224,11 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -240,8 +243,9 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8. So descriptors are passed, and moved on, as their lower halves: the address and, for an MN-major
-// tile of several groups of 64 columns, the bytes from one group to the next, else 0; both in units of 16 bytes.
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
@@ -484,7 +488,8 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
   return {atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x)};
 }
 
-// The last thread block to end leaves the counters at 0 for the next launch.
+// The last thread block to end leaves the counters at 0 for the next launch. The fence keeps a thread block's draws
+// before its arrival: none comes after the reset.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
   if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
@@ -494,10 +499,11 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
 }
 
 // The key blocks of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const Tile& tile) {
-  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
-  return blocks;
+  return KvBlockIterator(p, tile.batch, tile.head, tile.first_query);
 }
 
 // Metadata of a load of kTileN keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
@@ -552,6 +558,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 
 // Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
@@ -591,12 +598,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
-      __syncwarp();
+      __syncwarp();  // lane 0 waited and loaded alone: the warp's next shuffle or vote has all lanes
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
     if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
-    __syncwarp();
+    __syncwarp();  // likewise; and what lane 0 wrote to the entry is there to be read
   }
   if (leader) release_scheduler(p);
 }
@@ -700,16 +707,18 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax with lazy rescaling. The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to
-// the same row_max, so it may be the maximum of earlier steps as long as weights stay small: it is raised, and O and
-// row_sum are rescaled, only in a step that exceeds it by the threshold, for all rows of the warp.
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
+// 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the maximum of earlier steps
+// as long as weights stay small: it is raised, and O and row_sum are rescaled, only in a step that exceeds it by the
+// threshold, for all rows of the warp.
 //
 // Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
 // exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
 // to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
-// Largest logit times log2(e) of the keys that this thread has of a step.
+// Largest logit times log2(e) of the keys that this thread has of a step. scale_log2 is positive, so that is the
+// largest s.
 __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -863,7 +872,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Q's place is free for another tile.
+    // Q's place is free for another tile when all lanes have loaded.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
@@ -887,7 +896,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step, mask_bits);
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
@@ -913,7 +922,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
         if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
-        // P V still reads `p_frag`, where the new weights go.
+        // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
+        // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+        // slower here (step 28 of docs/ladder-attention.md).
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
         if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
@@ -943,13 +954,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers.
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
+  // (CUTLASS's canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
   // One thread prepares the barriers.
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one that of each warp that reads what it
     // guards.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

@@ -70,6 +70,7 @@ class ShapeClass:
         device_name: as torch has it; None if there is no device.
         dtype: of inputs and outputs.
         head_dim: of the kernel.
+        pad_heads: whether calls have heads of fewer elements, where a kernel must be written for that.
         softcap: cap of the logits.
         sink: whether calls have sinks.
         kv_lengths: whether they have lengths.
@@ -83,6 +84,7 @@ class ShapeClass:
     device_name: str | None
     dtype: str
     head_dim: int
+    pad_heads: bool
     softcap: float | None
     sink: bool
     kv_lengths: bool
@@ -98,7 +100,8 @@ class ShapeClass:
     def fields(self) -> dict[str, Any]:
         """Return what the spec says of the problem; options that are off are left out."""
         softcap = None if self.softcap is None else float(self.softcap)
-        options = {"softcap": softcap, "sink": self.sink, "kv_lengths": self.kv_lengths}
+        flags = {name: getattr(self, name) for name in ("pad_heads", "sink", "kv_lengths")}
+        options = {"softcap": softcap, **flags}
         return {
             "op": "attention",
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
@@ -207,6 +210,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         device_name=device_name,
         dtype=DTYPES[call.dtype],
         head_dim=kernel_head_dim(head_dim),
+        pad_heads=arch != "sm_90a" and kernel_head_dim(head_dim) != head_dim,  # TMA fills heads up by itself
         **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths", "lse")},
         pack_gqa=packed,
         batch=rounded(batch),

@@ -22,6 +22,8 @@ from codegen.plans import plan_for
 from codegen.render import render_template
 
 KV_LEN, ROWS, LENGTH = 1000, 5, 71
+MASKS = 60  # entries that have bits, where bits are the mask: fewer than the first lists have
+BITS = {"kind": "block_lists", "mask": "bits"}
 PATTERNS: list[dict[str, Any]] = [
     {"kind": "topk", "k": LENGTH},
     {"kind": "topk"},  # as many entries as the caller's lists have
@@ -69,6 +71,9 @@ struct Params {
   int64 full_kv_indices_batch_stride, full_kv_indices_head_stride, full_kv_indices_row_stride;
   int64 kv_num_blocks_batch_stride, kv_num_blocks_head_stride, kv_num_blocks_row_stride;
   int64 full_kv_num_blocks_batch_stride, full_kv_num_blocks_head_stride, full_kv_num_blocks_row_stride;
+  const int* mask_bits;
+  int64 mask_bits_batch_stride, mask_bits_head_stride, mask_bits_row_stride, mask_bits_entry_stride;
+  int mask_bits_length;
   int kv_indices_length, full_kv_indices_length, query_blocks, q_len, kv_len;
 };
 int shuffled[32];
@@ -111,6 +116,7 @@ void run() {
   p.kv_indices_row_stride = p.full_kv_indices_row_stride = %(length)d;
   p.kv_num_blocks_row_stride = p.full_kv_num_blocks_row_stride = 1;
   p.kv_indices_length = p.full_kv_indices_length = %(length)d;
+  p.mask_bits_length = %(masks)d;
   p.query_blocks = %(rows)d, p.q_len = %(rows)d * %(block_q)d, p.kv_len = %(kv_len)d;
   for (int first = 0; first < p.q_len + %(behind)s; first += kSubTileRows) {
     print_loads(p, first, 0, 0);
@@ -154,10 +160,11 @@ class Steps:
 
 
 def named(pattern: dict[str, Any], shape: tuple[Any, ...]) -> str:
-    return "_".join(map(str, (pattern["kind"], pattern.get("k", ""), *shape)))
+    return "_".join(map(str, (pattern["kind"], pattern.get("k", pattern.get("mask", "")), *shape)))
 
 
 FORWARDS = [Steps(named(pattern, shape), shape, pattern) for pattern in PATTERNS for shape in SHAPES]
+FORWARDS += [Steps(named(BITS, shape), shape, BITS) for shape in (SHAPES[0], SHAPES[6], SHAPES[12])]
 BACKWARDS = [
     Steps(f"{named(PATTERNS[0], shape)}_backwards", shape, PATTERNS[0], backwards=True)
     for shape in SHAPES
@@ -177,6 +184,7 @@ def program(case: Steps) -> str:
         "rows": ROWS,
         "behind": beyond(plan),
         "length": LENGTH,
+        "masks": MASKS,
         "kv_len": KV_LEN,
         "block_q": case.shape[1],
         "lanes": ", ".join(["lane()"] * 32),
@@ -200,7 +208,8 @@ def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwa
     if pattern["kind"] == "topk":
         entries = [(entry, "") for entry in lists[0][: pattern.get("k", LENGTH)]]
     else:
-        entries = [(entry, "*") for entry in lists[0][: LENGTH - 7 * row]] + [(e, "") for e in lists[1][: 3 * row]]
+        partial = min(LENGTH - 7 * row, MASKS if pattern == BITS else LENGTH)
+        entries = [(entry, "*") for entry in lists[0][:partial]] + [(entry, "") for entry in lists[1][: 3 * row]]
     known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
     known = known[::-1] if backwards else known
     known += [(key_blocks, "")] * (-len(known) % pair)

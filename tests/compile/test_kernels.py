@@ -202,6 +202,16 @@ OTHERS = [
             (128, 4, 64, {"mask": "causal"}, {"pack_gqa": 16, "sink": True, "softcap": 20}),
         )
     ),
+    # Masks of bits: parts of a block, pairs of blocks, packed heads, by mma.sync with 32 rows a warp, by WMMA.
+    *(
+        {"op": "attention", "arch": arch, "pattern": {"kind": "block_lists", "mask": "bits", "block": block}, **more}
+        for arch, block, more in (
+            ("sm_90a", {"q": 128, "kv": 128}, {"head_dim": 128, "tile": {"m": 128, "n": 64}, "softcap": 30}),
+            ("sm_90a", {"q": 64, "kv": 64}, {"head_dim": 64, "tile": {"m": 128, "n": 128}, "pack_gqa": 8}),
+            ("sm_89", {"q": 64, "kv": 32}, {"head_dim": 64, "tile": {"m": 64, "n": 64}, "warp_rows": 32}),
+            ("sm_89", {"q": 64, "kv": 64}, {"head_dim": 64, "mma": "wmma"}),
+        )
+    ),
     # A cap beside all of Q in registers, with each kind of mask.
     *(
         {"op": "attention", "arch": "sm_90a", "head_dim": 128, "softcap": 30, "pattern": pattern}

@@ -20,6 +20,7 @@ from codegen.select.problem import tuning_of  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime import ArgumentError, DeviceError, explain_attention, patterns  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
 from runtime.ops import attention, attention_calls, attention_choice  # noqa: E402
 
 # Also with fields and arguments of other types.
@@ -139,6 +140,26 @@ def test_calls_of_near_lengths_share_a_kernel_and_what_was_seen_is_not_chosen_ag
     assert len(loaded) == 1
     monkeypatch.setattr(attention_calls, "resolve", None)
     block_sparse_attention(*qkv(300, 300), Dense())
+
+
+def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def load(named: Any, *, device: Any) -> Any:
+        made.append((named.spec.pattern.kind, device))
+        return AttentionKernel.__new__(AttentionKernel)
+
+    monkeypatch.setattr(attention_calls, "load_kernel", load)
+    spec = choose({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}).spec
+    text, devices = spec.canonical_json(), [torch.device("cuda", index) for index in (0, 1)]
+    attention_calls._loaded.cache_clear()
+    kernels = [attention_calls._loaded(text, device) for device in (*devices, *devices)]
+    attention_calls._loaded.cache_clear()
+    assert kernels[:2] == kernels[2:] and kernels[0] is not kernels[1]
+    assert made == [("dense", device) for device in devices]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ArgumentError, match="make one before the capture"):
+        attention_calls._loaded(text, devices[0])
 
 
 def test_sizes_are_rounded_up_in_two_steps_to_an_octave() -> None:

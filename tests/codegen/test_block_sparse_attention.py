@@ -150,6 +150,7 @@ def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pyte
         return AttentionKernel.__new__(AttentionKernel)
 
     monkeypatch.setattr(attention_calls, "load_kernel", load)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     spec = choose({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}).spec
     text, devices = spec.canonical_json(), [torch.device("cuda", index) for index in (0, 1)]
     attention_calls._loaded.cache_clear()

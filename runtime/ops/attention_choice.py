@@ -74,6 +74,7 @@ class ShapeClass:
         sink: whether calls have sinks.
         kv_lengths: whether they have lengths.
         lse: whether they want the log-sum-exp.
+        pad_heads: whether their heads are filled up by a kernel that does not copy by TMA, which does so by itself.
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
     """
@@ -87,6 +88,7 @@ class ShapeClass:
     sink: bool
     kv_lengths: bool
     lse: bool
+    pad_heads: bool
     pack_gqa: int
     batch: int
     heads: int
@@ -98,7 +100,7 @@ class ShapeClass:
     def fields(self) -> dict[str, Any]:
         """Return what the spec says of the problem; options that are off are left out."""
         softcap = None if self.softcap is None else float(self.softcap)
-        options = {"softcap": softcap, "sink": self.sink, "kv_lengths": self.kv_lengths}
+        options = {"softcap": softcap, "sink": self.sink, "kv_lengths": self.kv_lengths, "pad_heads": self.pad_heads}
         return {
             "op": "attention",
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
@@ -208,6 +210,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         dtype=DTYPES[call.dtype],
         head_dim=kernel_head_dim(head_dim),
         **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths", "lse")},
+        pad_heads=head_dim not in HEAD_DIMS and not any(how.copy == "tma" for how in ARCHS[arch].of("attention")),
         pack_gqa=packed,
         batch=rounded(batch),
         heads=heads,
@@ -225,13 +228,11 @@ def _packed_heads(call: Call) -> int:
     if len(call.list_shape) < LIST_RANK:
         return 1
     heads, kv_heads, list_heads = call.q_shape[1], call.k_shape[1], call.list_shape[1]
-    group = heads // kv_heads
-    if list_heads == heads:
-        return 1
-    if list_heads == kv_heads:
-        return group if group in _PACKS else 1
-    few_queries = json.loads(call.spec_json)["block"]["q"] < _FEW_QUERIES
-    return next((pack for pack in _PACKS if group % pack == 0), 1) if few_queries else 1
+    if list_heads == 1 < kv_heads:
+        few_queries = json.loads(call.spec_json)["block"]["q"] < _FEW_QUERIES
+        return next((pack for pack in _PACKS if heads // kv_heads % pack == 0), 1) if few_queries else 1
+    packed = heads // list_heads
+    return packed if packed in _PACKS else 1
 
 
 @lru_cache(maxsize=CLASSES_KEPT)

@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
     "patterns": {"errors"},
-    "ops": {"errors", "kernels", "kernel", "patterns"},
+    "ops": {"errors", "kernels", "kernel", "patterns", "convert"},
     "bench": {"errors", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},

@@ -36,7 +36,7 @@ from host_page import GRAPH, HOST, LOOP
 from rich.console import Console
 from rich.table import Table
 
-from runtime import load_kernel
+from runtime import block_sparse_attention, explain_attention, load_kernel, patterns
 from runtime.bench.measurement import random_lists
 from runtime.bench.timing import Call, captured, median
 
@@ -45,7 +45,7 @@ AHEAD = 20  # calls; a stream takes about a thousand launches before the host mu
 REPEATS = 200  # of AHEAD calls
 LOOP_CALLS = 200
 ROUNDS = 7  # of a loop, and of a graph
-SDPA, MM = "SDPA", "torch.mm, dense A"
+SDPA, MM, FRONT = "SDPA", "torch.mm, dense A", "block_sparse_attention"
 SIZE, BLOCK, DENSITY = 4096, 64, 0.3  # of sparse matrices
 
 
@@ -82,6 +82,23 @@ def attention(kernel: str, length: int, head_dim: int, lists: int = 0) -> Callab
         }
 
     return make
+
+
+def front() -> dict[str, Call]:
+    """Return the calls of block_sparse_attention, of the kernel that it takes and of the operator that torch sees."""
+    q, k, v = (torch.randn(1, 8, 4096, 128, device="cuda").half() for _ in range(3))
+    pattern = patterns.TopK(random_lists(8, 32, 32, 8))
+    kernel = load_kernel(explain_attention(q, k, v, pattern).choice.named)
+    operator = torch.ops.sparse_kernel_codegen.block_sparse_attention
+    out = torch.empty_like(q)
+    return {
+        OURS: lambda: kernel(q, k, v, pattern.kv_indices),
+        FRONT: lambda: block_sparse_attention(q, k, v, pattern),
+        f"{FRONT}, new pattern": lambda: block_sparse_attention(q, k, v, patterns.TopK(pattern.kv_indices)),
+        f"{FRONT}, out": lambda: block_sparse_attention(q, k, v, pattern, out=out),
+        "its operator": lambda: operator(q, k, v, [pattern.kv_indices], None, None, None, pattern.spec_json),
+        SDPA: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+    }
 
 
 def sparse() -> torch.Tensor:
@@ -132,6 +149,7 @@ ROWS = (
     Row("causal, S1024 H8 d64", attention("h100_causal_d64_few_tiles", 1024, 64), SDPA),
     Row("topk32, S4096 H8 d128", attention("h100_topk32", 4096, 128, 32), SDPA),
     Row("block_lists, S4096 H8 d128", attention("h100_block_lists", 4096, 128, 8), SDPA),
+    Row("any pattern in one call: topk8, S4096 H8 d128", front, SDPA),
     Row("bsr_spmm, N16", spmm("h100_bsr_spmm_b64_few_columns", 16), MM),
     Row("bsr_spmm, N128", spmm("h100_bsr_spmm_b64_few_columns", 128), MM),
     Row("bsr_spmm, N1024", spmm("h100_bsr_spmm_b64", 1024), MM),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import attention_oracle
 import pytest
 import torch
 
-from codegen.library import find_spec
 from codegen.spec import AttentionSpec
 from runtime.errors import ArgumentError
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
-from runtime.ops import attention_calls, attention_checks
+from runtime.ops import attention_calls, attention_checks, attention_choice
 
 
 class OracleKernel:
@@ -50,16 +48,16 @@ class OracleKernel:
 class Loaded(dict[str, OracleKernel]):
     """The kernels that were asked for, by their spec."""
 
-    def __call__(self, spec: str, device: torch.device) -> OracleKernel:
-        named = find_spec(json.loads(spec))
-        assert isinstance(named.spec, AttentionSpec)
-        return self.setdefault(spec, OracleKernel(named.spec))
+    def __call__(self, shape_class: attention_choice.ShapeClass, device: torch.device) -> OracleKernel:
+        spec = attention_choice.chosen(shape_class).spec
+        assert isinstance(spec, AttentionSpec)
+        return self.setdefault(spec.canonical_json(), OracleKernel(spec))
 
 
 def install(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90a") -> Loaded:
     """Make ``block_sparse_attention`` compute by the definition, with the choice of kernels of an H100."""
     loaded = Loaded()
-    monkeypatch.setattr(attention_calls, "_loaded", loaded)
+    monkeypatch.setattr(attention_calls, "_kernel_of", loaded)
     monkeypatch.setattr(attention_calls, "_routes", arguments.Signatures())
     monkeypatch.setattr(attention_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
@@ -13,6 +12,7 @@ from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.attention_operator import operator
+from runtime.ops.block_sizes import mask_block
 from runtime.patterns import BlockLists, Pattern
 
 # Every call asks these; torch's own functions in Python take ten times as long.
@@ -180,9 +180,11 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     if not isinstance(pattern, BlockMask):
         what = "an object of runtime.patterns or a FlexAttention BlockMask"
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected {what}")
-    found: Pattern = importlib.import_module("runtime.convert").from_block_mask(
-        pattern, q_len=q.shape[2], kv_len=k.shape[2]
-    )
+    from runtime.convert import from_block_mask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+
+    q_block, kv_block = pattern.BLOCK_SIZE
+    block = mask_block((q_block, kv_block))
+    found: Pattern = from_block_mask(pattern, q_len=q.shape[2], kv_len=k.shape[2], target=block)
     return found
 
 

@@ -26,7 +26,7 @@ from runtime.ops.attention_checks import (
     check_overflow,
     check_values,
 )
-from runtime.ops.attention_choice import Call, arch_of, kernel_head_dim, resolve
+from runtime.ops.attention_choice import CLASSES_KEPT, Call, ShapeClass, arch_of, chosen, kernel_head_dim, resolve
 from runtime.ops.block_sizes import Tensors
 
 KERNELS_KEPT = 256
@@ -156,7 +156,7 @@ def _remember(key: Any) -> Route:
     device = call.device
     assert device is not None
     resolution = resolve(call, arch_of(device), torch.cuda.get_device_name(device))
-    kernel = _loaded(resolution.choice.spec.canonical_json(), device)
+    kernel = _kernel_of(resolution.shape_class, device)
     head_dim, indices = call.q_shape[3], kernel.spec.index_tensors
     if call.kv_lengths:
         assert indices[-1].name == KV_LENGTHS.name
@@ -168,6 +168,12 @@ def _remember(key: Any) -> Route:
     )
     _routes.keep(key, route)
     return route
+
+
+@lru_cache(maxsize=CLASSES_KEPT)
+def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel:
+    """Return the kernel of a class of calls on a device; classes may share it."""
+    return _loaded(chosen(shape_class).spec.canonical_json(), device)
 
 
 @lru_cache(maxsize=KERNELS_KEPT)

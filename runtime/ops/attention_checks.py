@@ -151,10 +151,10 @@ def check_lists(spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tens
         ArgumentError: for the first thing that is wrong.
     """
     pattern, model = _model(spec_json)
-    block = pattern.get("block")
+    block, heads, kv_heads = pattern.get("block"), q.shape[1], k.shape[1]
     sizes: dict[str | int, tuple[int, ...] | None] = {
         "batch": tuple(sorted({1, q.shape[0]})),
-        "heads": tuple(sorted({1, k.shape[1], q.shape[1]})),
+        "heads": tuple(sorted({1, *(n for n in range(kv_heads, heads + 1, kv_heads) if heads % n == 0)})),
     }
     if isinstance(block, dict):
         sizes["query_blocks"] = (-(-q.shape[2] // block["q"]),)

@@ -70,11 +70,11 @@ class ShapeClass:
         device_name: as torch has it; None if there is no device.
         dtype: of inputs and outputs.
         head_dim: of the kernel.
-        pad_heads: whether calls have heads of fewer elements, where a kernel must be written for that.
         softcap: cap of the logits.
         sink: whether calls have sinks.
         kv_lengths: whether they have lengths.
         lse: whether they want the log-sum-exp.
+        pad_heads: whether their heads are filled up by a kernel that does not copy by TMA, which does so by itself.
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
     """
@@ -84,11 +84,11 @@ class ShapeClass:
     device_name: str | None
     dtype: str
     head_dim: int
-    pad_heads: bool
     softcap: float | None
     sink: bool
     kv_lengths: bool
     lse: bool
+    pad_heads: bool
     pack_gqa: int
     batch: int
     heads: int
@@ -100,8 +100,7 @@ class ShapeClass:
     def fields(self) -> dict[str, Any]:
         """Return what the spec says of the problem; options that are off are left out."""
         softcap = None if self.softcap is None else float(self.softcap)
-        flags = {name: getattr(self, name) for name in ("pad_heads", "sink", "kv_lengths")}
-        options = {"softcap": softcap, **flags}
+        options = {"softcap": softcap, "sink": self.sink, "kv_lengths": self.kv_lengths, "pad_heads": self.pad_heads}
         return {
             "op": "attention",
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
@@ -210,8 +209,8 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         device_name=device_name,
         dtype=DTYPES[call.dtype],
         head_dim=kernel_head_dim(head_dim),
-        pad_heads=arch != "sm_90a" and kernel_head_dim(head_dim) != head_dim,  # TMA fills heads up by itself
         **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths", "lse")},
+        pad_heads=head_dim not in HEAD_DIMS and not any(how.copy == "tma" for how in ARCHS[arch].of("attention")),
         pack_gqa=packed,
         batch=rounded(batch),
         heads=heads,
@@ -229,13 +228,11 @@ def _packed_heads(call: Call) -> int:
     if len(call.list_shape) < LIST_RANK:
         return 1
     heads, kv_heads, list_heads = call.q_shape[1], call.k_shape[1], call.list_shape[1]
-    group = heads // kv_heads
-    if list_heads == heads:
-        return 1
-    if list_heads == kv_heads:
-        return group if group in _PACKS else 1
-    few_queries = json.loads(call.spec_json)["block"]["q"] < _FEW_QUERIES
-    return next((pack for pack in _PACKS if group % pack == 0), 1) if few_queries else 1
+    if list_heads == 1 < kv_heads:
+        few_queries = json.loads(call.spec_json)["block"]["q"] < _FEW_QUERIES
+        return next((pack for pack in _PACKS if heads // kv_heads % pack == 0), 1) if few_queries else 1
+    packed = heads // list_heads
+    return packed if packed in _PACKS else 1
 
 
 @lru_cache(maxsize=CLASSES_KEPT)

@@ -106,8 +106,8 @@ def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
     if (q, kv) != split:  # merged blocks have bits, in words
         kv = min(size for size in allowed[1] if size % kv == 0 and size % _WORD == 0)
     fit = BlockFit(block, split, (q, kv), pattern.get("mask"))
-    if fit.mask == "bits" and (fit.merges or block[1] % _WORD or kv % _WORD):
-        raise ArgumentError("block", f"is {block}, with mask='bits'; {_allowed(allowed, merges=False)}")
+    if fit.mask == "bits" and (block[1] % _WORD or split[1] % _WORD):
+        raise ArgumentError("block", f"is {block}, and a word of mask_bits is of {_WORD} keys: a multiple is expected")
     return fit
 
 
@@ -120,11 +120,24 @@ def _kernel_size(size: int, legal: Sequence[int]) -> int | None:
     return max(parts) if parts else min(wholes, default=None)
 
 
-def _allowed(sizes: tuple[tuple[int, ...], tuple[int, ...]], *, merges: bool = True) -> str:
+def _allowed(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
     """Return the sizes that work, in words."""
     queries, keys = sizes
-    words = f"allowed are {queries[0]} queries, {keys[0]} keys and multiples of them"
-    return f"{words}; smaller blocks where these divide by them, of 16 keys or more" if merges else words
+    return (
+        f"allowed are {queries[0]} queries, {keys[0]} keys and multiples of them; smaller blocks where these divide by "
+        f"them, of {_UNIT} keys or more"
+    )
+
+
+def mask_block(block: tuple[int, int]) -> tuple[int, int]:
+    """Return the block of lists that are made of a mask with blocks of any size: one that kernels of each device have.
+
+    Args:
+        block: (queries, keys) of the mask's blocks.
+    """
+    sizes = query_sizes(1), key_sizes("sm_90a")
+    q, kv = (_kernel_size(size, legal) or legal[-1] for size, legal in zip(block, sizes, strict=True))
+    return q, kv
 
 
 def _split(
@@ -165,16 +178,20 @@ def _merged(
     seen = [
         _listed(tensors[i + 1], tensors[i], blocks, rows=merged[0] // block[0], keys=merged[1] // block[1])
         for i in (0, 2)
-        if i + 1 < len(tensors)
+        if i + 1 < len(tensors) and tensors[i + 1] is not None
     ]
     every = seen[0] if len(seen) == 1 else seen[0] | seen[1]
     visible = every.any(5).any(3)  # batch, head, query block, key block
-    longest = merged[0] // block[0] * sum(lists.shape[3] for lists in tensors[1::2] if lists is not None)
+    longest = merged[0] // block[0] * sum(lists.shape[3] for lists in tensors[1:4:2] if lists is not None)
     order = visible.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :longest]
-    words = [_words(each, order, block) for each in seen]
-    bits = words[0] & _causal_words(order, merged, kv_len - q_len) if mask == "causal" else words[0]
-    for full in words[1:]:
-        bits = bits | full
+    if mask == "bits":
+        bits = _bits_of_entries(tensors, order, seen[0].shape, block)
+    elif mask == "causal":
+        bits = _words(seen[0], order, block) & _causal_words(order, merged, kv_len - q_len)
+    else:
+        bits = _words(seen[0], order, block)
+    for full in seen[1:]:
+        bits = bits | _words(full, order, block)
     counts = visible.sum(-1, dtype=torch.int32)
     return counts, order.to(torch.int32), None, None, bits.flatten(-2)
 
@@ -202,6 +219,35 @@ def _words(seen: torch.Tensor, order: torch.Tensor, block: tuple[int, int]) -> t
     halves: torch.Tensor = chosen.repeat_interleave(block[1] // _UNIT, 5).unflatten(5, (-1, 2)).to(torch.int32)
     words = halves[..., 0] * _HALF_WORD[0] + halves[..., 1] * _HALF_WORD[1]
     return words.repeat_interleave(block[0], 4)
+
+
+def _bits_of_entries(tensors: Tensors, order: torch.Tensor, groups: torch.Size, block: tuple[int, int]) -> torch.Tensor:
+    """Return the caller's bits in larger blocks: (batch, heads, query blocks, entries, queries, words).
+
+    Args:
+        tensors: counts, lists, full counts, full lists, bits.
+        order: the larger blocks that are listed.
+        groups: (batch, heads, query blocks, rows, key blocks, keys) of larger blocks.
+        block: (queries, keys) of the caller's blocks.
+    """
+    counts, lists, bits = tensors[0], tensors[1], tensors[4]
+    assert counts is not None and lists is not None and bits is not None
+    rows, keys, blocks = groups[3], groups[5], groups[4] * groups[5]
+    entry = torch.arange(lists.shape[3], device=lists.device)
+    named = (lists >= 0) & (lists < blocks) & (entry < counts.unsqueeze(3))
+    named, lists = torch.broadcast_tensors(named, lists)
+    found = torch.full((*lists.shape[:3], blocks + 1), -1, device=lists.device)
+    found.scatter_reduce_(3, torch.where(named, lists, blocks).long(), torch.where(named, entry, -1), "amax")
+    surplus = -lists.shape[2] % rows
+    found = torch.nn.functional.pad(found[..., :-1], (0, 0, 0, surplus), value=-1)
+    found = found.unflatten(3, (-1, keys)).unflatten(2, (-1, rows)).transpose(3, 4)
+    found = found.take_along_dim(order[..., None, None], 3).transpose(3, 4).flatten(4)  # of each row, entries x keys
+    words = torch.nn.functional.pad(bits, (0, 0, 0, 0, 0, surplus)).unflatten(2, (-1, rows))
+    words = words.take_along_dim(found.clamp(0, bits.shape[3] - 1).unsqueeze(5), 4)
+    words = torch.where(found.unsqueeze(5) >= 0, words, 0).unflatten(5, (block[0], block[1] // _WORD))
+    words = words.unflatten(4, (-1, keys)).permute(0, 1, 2, 4, 3, 6, 5, 7)  # ..., entry, row, query, key, word
+    joined: torch.Tensor = words.flatten(6).flatten(4, 5)
+    return joined
 
 
 def _causal_words(order: torch.Tensor, merged: tuple[int, int], shift: int) -> torch.Tensor:

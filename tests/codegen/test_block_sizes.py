@@ -16,7 +16,7 @@ from codegen.errors import SpecError  # noqa: E402
 from codegen.plans import plan_of  # noqa: E402
 from codegen.select import choose  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.ops.block_sizes import block_fit, key_sizes, query_sizes  # noqa: E402
+from runtime.ops.block_sizes import block_fit, key_sizes, mask_block, query_sizes  # noqa: E402
 from runtime.patterns import BlockLists, TopK  # noqa: E402
 
 BATCH, HEADS = 2, 2
@@ -83,9 +83,23 @@ def test_the_same_pairs_are_seen(block: tuple[int, int], arch: str, kind: str) -
     assert_same(pattern, lengths, arch)
 
 
-@pytest.mark.parametrize("block", [(256, 64), (192, 192), (128, 384)])
-def test_bits_are_divided_with_their_blocks(block: tuple[int, int]) -> None:
-    assert_same(lists(block, (500, 700), "bits", full=True), (500, 700), "sm_90a")
+@pytest.mark.parametrize("block", [(256, 64), (192, 192), (128, 384), (64, 32), (8, 64), (4, 32), (256, 32)])
+@pytest.mark.parametrize("full", [False, True])
+def test_bits_go_with_their_blocks(block: tuple[int, int], full: bool) -> None:
+    lengths = 100 if block[0] < 16 else 500, 600
+    assert_same(lists(block, lengths, "bits", full=full), lengths, "sm_90a")
+
+
+def test_lists_made_of_masks_have_blocks_of_every_device() -> None:
+    made = {block: mask_block(block) for block in [(128, 128), (64, 64), (256, 192), (1, 16), (100, 100), (48, 32)]}
+    assert made == {
+        (128, 128): (128, 128),
+        (64, 64): (64, 64),
+        (256, 192): (128, 64),
+        (1, 16): (16, 64),
+        (100, 100): (128, 128),
+        (48, 32): (16, 64),
+    }
 
 
 def test_a_block_that_is_split_counts_as_often_as_it_is_listed() -> None:
@@ -111,7 +125,7 @@ def test_packed_heads_need_fewer_queries_to_a_block() -> None:
         ((128, 96), None, r"block: is \(128, 96\); allowed are 16 queries, 64 keys and multiples of them; smaller"),
         ((12, 64), None, r"block: is \(12, 64\)"),
         ((128, 8), None, r"of 16 keys or more"),
-        ((64, 32), "bits", r"block: is \(64, 32\), with mask='bits'"),
+        ((64, 16), "bits", r"block: is \(64, 16\), and a word of mask_bits is of 32 keys"),
     ],
 )
 def test_what_no_blocks_make_up_is_refused(block: tuple[int, int], mask: str | None, message: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -20,6 +22,7 @@ from codegen.select.problem import tuning_of  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime import ArgumentError, DeviceError, explain_attention, patterns  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
+from runtime.kernels.attention import AttentionKernel  # noqa: E402
 from runtime.ops import attention, attention_calls, attention_choice  # noqa: E402
 
 # Also with fields and arguments of other types.
@@ -86,6 +89,22 @@ def test_each_pattern_is_computed_by_the_kernel_of_its_spec(name: str, loaded: A
     assert len(loaded) == 2 and {kernel.spec.lse for kernel in loaded.values()} == {False, True}
 
 
+def test_a_block_mask_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    seen: list[Any] = []
+
+    def from_block_mask(block_mask: Any, **options: Any) -> Any:
+        seen.append((block_mask, options))
+        return Causal()
+
+    monkeypatch.setitem(sys.modules, "runtime.convert", SimpleNamespace(from_block_mask=from_block_mask))
+    block_mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 300, 400, device="cpu", BLOCK_SIZE=256)
+    q, k, v = qkv(300, 400)
+    assert torch.equal(block_sparse_attention(q, k, v, block_mask), block_sparse_attention(q, k, v, Causal()))
+    assert seen == [(block_mask, {"q_len": 300, "kv_len": 400, "target": (128, 128)})]
+
+
 def test_options_reach_the_kernel(loaded: Any) -> None:
     tensors, sink = qkv(), torch.randn(4)
     assert_right(tensors, Causal(), scale=0.3, softcap=5.0, sink=sink)
@@ -105,7 +124,7 @@ def test_rows_without_keys_are_zero() -> None:
     assert not out[:, :, :200].any() and bool((lse[:, :, :200] == -math.inf).all())
 
 
-@pytest.mark.parametrize(("list_heads", "packed"), [(2, 4), (8, 1), (1, 1)])
+@pytest.mark.parametrize(("list_heads", "packed"), [(2, 4), (4, 2), (8, 1), (1, 1)])
 def test_lists_of_kv_heads_are_shared_by_their_query_heads(list_heads: int, packed: int, loaded: Any) -> None:
     assert_right(qkv(heads=8, kv_heads=2), TopK(ints(2, list_heads, 5, 2, most=5), block=(64, 64)))
     assert {kernel.spec.pack_gqa for kernel in loaded.values()} == {packed}
@@ -139,6 +158,27 @@ def test_calls_of_near_lengths_share_a_kernel_and_what_was_seen_is_not_chosen_ag
     assert len(loaded) == 1
     monkeypatch.setattr(attention_calls, "resolve", None)
     block_sparse_attention(*qkv(300, 300), Dense())
+
+
+def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def load(named: Any, *, device: Any) -> Any:
+        made.append((named.spec.pattern.kind, device))
+        return AttentionKernel.__new__(AttentionKernel)
+
+    monkeypatch.setattr(attention_calls, "load_kernel", load)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    spec = choose({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}).spec
+    text, devices = spec.canonical_json(), [torch.device("cuda", index) for index in (0, 1)]
+    attention_calls._loaded.cache_clear()
+    kernels = [attention_calls._loaded(text, device) for device in (*devices, *devices)]
+    attention_calls._loaded.cache_clear()
+    assert kernels[:2] == kernels[2:] and kernels[0] is not kernels[1]
+    assert made == [("dense", device) for device in devices]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ArgumentError, match="make one before the capture"):
+        attention_calls._loaded(text, devices[0])
 
 
 def test_sizes_are_rounded_up_in_two_steps_to_an_octave() -> None:

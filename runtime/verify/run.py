@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, select_topk, tile_copy
 from runtime.verify.common import Outcome, summary, worst
+from runtime.verify.guard import Guarded
 
 # Of each operator: CASES, and run_case(kernel, case, device).
 MODULES: dict[str, ModuleType] = {
@@ -37,23 +40,33 @@ ORACLE = {
 }
 
 
+def cases_of(kernel: Kernel) -> tuple[Any, ...]:
+    """Return the cases of a kernel, without the random shapes of attention."""
+    if isinstance(kernel, AttentionKernel):
+        return attention.cases_of(kernel.spec)
+    if isinstance(kernel, BsrSpgemmKernel):
+        return bsr_spgemm.cases_of(kernel.spec)
+    if isinstance(kernel, BsrSpmmKernel):
+        return bsr_spmm.cases_of(kernel.compiled.plan)
+    cases: tuple[Any, ...] = MODULES[kernel.spec.op].CASES
+    return cases
+
+
+def run_case(kernel: Kernel, case: Any, device: torch.device) -> Outcome:
+    """Run one case with guard bands around its tensors, and beside its oracle."""
+    guarded = Guarded(kernel)
+    outcome: Outcome = MODULES[kernel.spec.op].run_case(guarded, case, device)
+    return replace(outcome, problem="; ".join(filter(None, (outcome.problem, *guarded.faults))))
+
+
 def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     """Run every case of the kernel's operator on the current device; the random shapes count as one."""
     device = torch.device("cuda", torch.cuda.current_device())
+    for case in cases_of(kernel):
+        yield run_case(kernel, case, device)
     if isinstance(kernel, AttentionKernel):
-        for attention_case in attention.cases_of(kernel.spec):
-            yield attention.run_case(kernel, attention_case, device)
         shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
-        yield summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
-        return
-    module = MODULES[kernel.spec.op]
-    cases = module.CASES
-    if isinstance(kernel, BsrSpgemmKernel):
-        cases = bsr_spgemm.cases_of(kernel.spec)
-    elif isinstance(kernel, BsrSpmmKernel):
-        cases = bsr_spmm.cases_of(kernel.compiled.plan)
-    for case in cases:
-        yield module.run_case(kernel, case, device)
+        yield summary("random_shapes", [run_case(kernel, case, device) for case in shapes])
 
 
 def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:

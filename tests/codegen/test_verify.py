@@ -22,6 +22,7 @@ from runtime.kernels.select_topk import SelectTopkKernel  # noqa: E402
 from runtime.kernels.tile_copy import TileCopyKernel  # noqa: E402
 from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, run, select_topk, tile_copy  # noqa: E402
 from runtime.verify.common import ABSOLUTE, Outcome, tolerance  # noqa: E402
+from runtime.verify.guard import Guarded  # noqa: E402
 
 KINDS: list[tuple[str, Any, Any, Any]] = [
     ("h100_causal", AttentionKernel, attention, attention.cases_of),
@@ -48,7 +49,8 @@ def test_every_case_of_a_kernel_is_run(
     names: list[str] = []
 
     def run_case(given: Any, case: Any, device: Any) -> Outcome:
-        assert given is kernel and device == torch.device("cuda", 3)
+        assert isinstance(given, Guarded) and given.spec is kernel.spec and given.compiled is kernel.compiled
+        assert device == torch.device("cuda", 3)
         names.append(case.name)
         return Outcome(case.name, "", 1e-3 if case.name == "random_042" else 0.0, 0.0, 5e-4)
 

@@ -18,7 +18,7 @@ from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402
 from runtime.verify import attention, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.verify.common import summary  # noqa: E402
-from runtime.verify.run import MODULES  # noqa: E402
+from runtime.verify.run import MODULES, run_case  # noqa: E402
 
 
 def cases_of(named: NamedSpec) -> tuple[Any, ...]:
@@ -49,7 +49,7 @@ def skip_if_newer_than_the_device(named: NamedSpec) -> None:
 def test_case(name: str, case: Any) -> None:
     named = find_spec(name)
     skip_if_newer_than_the_device(named)
-    outcome = MODULES[named.spec.op].run_case(kernel_of(name), case, torch.device("cuda", 0))
+    outcome = run_case(kernel_of(name), case, torch.device("cuda", 0))
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k {name}-{case.name}"
 
 
@@ -59,7 +59,7 @@ def test_random_shapes(name: str) -> None:
     kernel, device = kernel_of(name), torch.device("cuda", 0)
     assert isinstance(kernel, AttentionKernel)
     shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
-    outcome = summary("random_shapes", [attention.run_case(kernel, case, device) for case in shapes])
+    outcome = summary("random_shapes", [run_case(kernel, case, device) for case in shapes])
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
 
 
@@ -134,7 +134,7 @@ def test_unshipped_bsr(fields: dict[str, Any]) -> None:
     named, device = find_spec(BSR | fields), torch.device("cuda", 0)
     skip_if_newer_than_the_device(named)
     kernel = load_kernel(BSR | fields, forward_compatible=True)
-    outcomes = [MODULES[named.spec.op].run_case(kernel, case, device) for case in cases_of(named)]
+    outcomes = [run_case(kernel, case, device) for case in cases_of(named)]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -150,6 +150,6 @@ def test_unshipped_tiles(fields: dict[str, Any]) -> None:
     kernel = load_kernel(fields, forward_compatible=True)
     assert isinstance(kernel, AttentionKernel) and isinstance(named.spec, AttentionSpec)
     shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
-    outcomes = [attention.run_case(kernel, case, device) for case in (*attention.cases_of(named.spec), *shapes)]
+    outcomes = [run_case(kernel, case, device) for case in (*attention.cases_of(named.spec), *shapes)]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     assert not wrong, "\n".join(map(str, wrong))

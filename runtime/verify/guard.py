@@ -1,0 +1,208 @@
+"""Guard bands: bytes of a known pattern before and behind every tensor that a kernel is given, looked at after a call.
+
+A write outside a tensor changes a band, or another tensor's; a read outside finds NaN, or -1 in indices. With bands are
+the arguments, new results and LSEs, counters and scratch memory. Without are what a call of a BSR product allocates
+beside these (a copy of B by rows, A packed) and what ``prepare`` worked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from runtime.driver import workspace
+from runtime.driver.workspace import COUNTER_BYTES
+from runtime.kernels.attention import AttentionResult
+from runtime.prepare.prepared import PreparedBsr
+
+BAND = 1 << 16  # bytes: a tile of 128 rows of 256 elements
+POISON = 0xFF  # NaN in fp16, bf16 and fp32, -1 in integers
+
+# Functions that make new tensors (runtime.driver.allocate), and the device of each.
+_MAKERS = {"_empty_strided_cuda": "cuda", "_empty_strided_cpu": "cpu"}
+_torch_makers: Any = torch._C._dynamo.guards
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor between its bands.
+
+    Attributes:
+        name: for messages.
+        buffer: uint8, the bands and the tensor's bytes between them.
+        original: what an input is a copy of, as bytes; None of what a kernel writes.
+        is_zero: whether it must hold zeros after a call.
+    """
+
+    name: str
+    buffer: torch.Tensor
+    original: torch.Tensor | None = None
+    is_zero: bool = False
+
+    @property
+    def inside(self) -> torch.Tensor:
+        """Its bytes, without the bands."""
+        return self.buffer[BAND:-BAND]
+
+    def faults(self) -> Iterator[str]:
+        """Yield what a call did to it that it must not."""
+        for where, band in (("before", self.buffer[:BAND].flip(0)), ("behind", self.buffer[-BAND:])):
+            places = (band != POISON).nonzero()
+            if places.numel():
+                first = int(places[0])
+                yield f"wrote {places.numel()} bytes {where} {self.name}, the nearest {first} bytes away"
+        if self.original is not None and not torch.equal(self.inside, self.original):
+            yield f"wrote into {self.name}"
+        if self.is_zero and bool(self.inside.any()):
+            yield f"left {self.name} at other values than 0"
+
+
+def _span(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes from a tensor's first element to its last, with those that its strides leave out."""
+    count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((count,), (1,)).view(torch.uint8)
+
+
+def _faults(held: list[_Held]) -> list[str]:
+    """Return what a call did that it must not; waits for the GPU once if that is nothing."""
+    bands = [band for each in held for band in (each.buffer[:BAND], each.buffer[-BAND:])]
+    changed = [(torch.cat(bands) != POISON).any()]
+    changed += [(each.inside != each.original).any() for each in held if each.original is not None]
+    changed += [each.inside.any() for each in held if each.is_zero]
+    return [fault for each in held for fault in each.faults()] if bool(torch.stack(changed).any()) else []
+
+
+class _Call:
+    """The tensors of a call, between bands."""
+
+    def __init__(self) -> None:
+        self.held: list[_Held] = []
+        self._copies: dict[Any, torch.Tensor] = {}
+        self._outs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def make(self, name: str, size: int, device: Any, **more: Any) -> torch.Tensor:
+        """Return so many bytes between bands."""
+        buffer = torch.full((size + 2 * BAND,), POISON, dtype=torch.uint8, device=device)
+        self.held.append(_Held(name, buffer, **more))
+        return self.held[-1].inside
+
+    def copy(self, name: str, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        """Return a tensor between bands that is like this one; what is written is copied back by ``finish``."""
+        if tensor.layout == torch.sparse_bsr:
+            parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+            names = ("crow_indices", "col_indices", "values")
+            crow, col, values = (self.copy(f"{name}.{of}()", part) for of, part in zip(names, parts, strict=True))
+            return torch.sparse_bsr_tensor(crow, col, values, size=tensor.shape, check_invariants=False)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() == 0 or key in self._copies:
+            return self._copies.get(key, tensor)
+        source = _span(tensor)
+        inside = self.make(name, source.numel(), tensor.device, original=None if written else source)
+        inside.copy_(source)
+        if written:
+            self._outs.append((tensor, inside))
+        found = self._copies[key] = inside.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        return found
+
+    def new(self, maker: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Return a new tensor between bands, in the place of torch's; what is not written of it is NaN."""
+        count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        inside = self.make(f"a new tensor {tuple(shape)}", count * dtype.itemsize, _MAKERS[maker])
+        return inside.view(dtype).as_strided(shape, strides)
+
+    def counters(self, device: torch.device, stream: int, number: int) -> torch.Tensor:
+        """Return counters, all 0, in the place of those of the workspace."""
+        del stream
+        return self.make("counters", number * COUNTER_BYTES, device, is_zero=True).zero_().view(torch.int32)
+
+    def scratch(self, device: torch.device, stream: int, size: int) -> torch.Tensor:
+        """Return scratch memory full of NaN, in the place of that of the workspace."""
+        del stream
+        return self.make("scratch memory", size, device)
+
+    def finish(self, result: Any) -> Any:
+        """Write what was written back, and return the result with the caller's tensors in it."""
+        for tensor, inside in self._outs:
+            _span(tensor).copy_(inside)
+        if isinstance(result, AttentionResult):
+            return AttentionResult(self._callers(result.out), result.lse)
+        if result.layout == torch.sparse_bsr:
+            crow, col, values = result.crow_indices(), result.col_indices(), self._callers(result.values())
+            return torch.sparse_bsr_tensor(crow, col, values, size=result.shape, check_invariants=False)
+        return self._callers(result)
+
+    def _callers(self, result: torch.Tensor) -> torch.Tensor:
+        return next((tensor for tensor, inside in self._outs if inside.data_ptr() == result.data_ptr()), result)
+
+
+_call: _Call | None = None  # the one that is being made
+_real: dict[str, Callable[..., torch.Tensor]] = {}
+
+
+def _new(maker: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Make a new tensor; kernels keep this function, so that it does without a call too."""
+    return _real[maker](shape, strides, dtype) if _call is None else _call.new(maker, shape, strides, dtype)
+
+
+_NEW = {maker: partial(_new, maker) for maker in _MAKERS}
+
+
+@contextmanager
+def _in_place_of_torchs(call: _Call) -> Iterator[None]:
+    """Have the runtime take new tensors, counters and scratch memory from a call."""
+    global _call
+    before = workspace.counters, workspace.scratch
+    for maker in _MAKERS:
+        if hasattr(_torch_makers, maker):
+            _real.setdefault(maker, getattr(_torch_makers, maker))
+            setattr(_torch_makers, maker, _NEW[maker])
+    workspace.counters, workspace.scratch, _call = call.counters, call.scratch, call
+    try:
+        yield
+    finally:
+        (workspace.counters, workspace.scratch), _call = before, None
+        for maker, real in _real.items():
+            setattr(_torch_makers, maker, real)
+
+
+class Guarded:
+    """A kernel that is called with copies of its arguments between guard bands. For one thread, and not in a capture.
+
+    Attributes:
+        faults: what its calls did outside of their tensors, or to their inputs, so far.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.spec, self.compiled = kernel.spec, kernel.compiled
+        self.faults: list[str] = []
+        self._kernel = kernel
+        self._prepared = _Call()  # the matrices of prepared operands
+
+    def prepare(self, a: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        """Prepare a copy of a matrix between guard bands, which stay."""
+        return self._kernel.prepare(self._prepared.copy("a", a), *arguments, **named)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the kernel, and look at the bands."""
+        call = _Call()
+
+        def given(name: str, value: Any) -> Any:
+            if isinstance(value, PreparedBsr) or not isinstance(value, torch.Tensor):
+                return value
+            return call.copy(name, value, written=name == "out")
+
+        # Outputs first: an input that is one of them, as c of a product may be, is then the same tensor.
+        order = sorted(named, key=lambda name: name != "out")
+        by_name = {name: given(name, named[name]) for name in order}
+        with _in_place_of_torchs(call):
+            positional = [given(f"argument {number}", value) for number, value in enumerate(arguments)]
+            result = self._kernel(*positional, **by_name)
+        result = call.finish(result)
+        found = _faults([*call.held, *self._prepared.held])
+        self.faults += [fault for fault in found if fault not in self.faults]
+        return result

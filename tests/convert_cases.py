@@ -200,7 +200,7 @@ CASES = (
     Case(
         "token_mask",
         lambda: (torch.rand(BATCH, 1, Q_LEN, KV_LEN) < THIRDS,),
-        partial(convert.from_token_mask, block=(64, 32)),
+        partial(convert.from_token_mask, block=(64, 64)),
         lambda mask, b, h, q, k: mask[b][0][q][k],
     ),
     Case(

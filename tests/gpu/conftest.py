@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -34,3 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _reason() and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=_reason()))
+
+
+@pytest.fixture(autouse=True)
+def _no_memory_is_kept() -> Iterator[None]:
+    """Give back what torch keeps: several processes share the GPU."""
+    yield
+    import torch
+
+    torch.cuda.empty_cache()

@@ -95,7 +95,8 @@ def _attention(spec: AttentionSpec, positional: list[Any], random: torch.Generat
     named = None
     if spec.pattern.kind == "block_lists":
         indices = [*indices, *indices]  # the optional second list too
-    for tensor, what in zip(indices, spec.index_tensors, strict=True):
+    listed = [what for what in spec.index_tensors if not what.of_entries]  # bits of pairs may be anything
+    for tensor, what in zip(indices, listed, strict=True):
         block = spec.pattern.fixed_block
         most = kv_len + 1 if block is None else -(-kv_len // block.kv)
         if what.upper == "query_blocks":

@@ -18,7 +18,7 @@ def times_seen(
     """Return how often each query sees each key, (batch, heads, q_len, kv_len), of shape that."""
     pattern = json.loads(spec_json)
     q_len, kv_len = shape[2:]
-    device = next((t.device for t in tensors if t is not None), None)
+    device = next((t.device for t in (*tensors, kv_lengths) if t is not None), None)
     block = pattern.get("block")
     fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
     if bits := pattern.get("mask") == "bits":

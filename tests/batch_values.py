@@ -13,20 +13,26 @@ struct Params { int q_len, kv_len;%(params)s };
 constexpr int kBatch = 1;
 int values[2];
 inline int __ldg(const int* word) { return *word; }
-// Of queries, keys and the batch's value; another batch has another one.
-inline Params params_of(int q_len, int kv_len, int value) {
+int lengths[2];
+// Of queries, keys, the batch's value and its length; another batch has others.
+inline Params params_of(int q_len, int kv_len, int value, int length = 0) {
   values[kBatch] = value;
   values[1 - kBatch] = 1000000;
+  lengths[kBatch] = length;
+  lengths[1 - kBatch] = kv_len / 2 + 1;
   return {q_len, kv_len%(arguments)s};
 }
 """
 
 
-def declarations(patterns: Iterable[PatternBase]) -> str:
-    """Return the declarations of a program with these patterns."""
+def declarations(patterns: Iterable[PatternBase], *, kv_lengths: bool = False) -> str:
+    """Return the declarations of a program with these patterns, and with lengths of batches."""
     names = dict.fromkeys(t.name for pattern in patterns for t in pattern.index_tensors if t.per_batch)
-    params = "".join(f" const int* {name}; int64 {name}_batch_stride;" for name in names)
-    return DECLARATIONS % {"params": params, "arguments": ", values, 1" * len(names)}
+    arguments = ", values, 1" * len(names) + ", lengths, 1" * kv_lengths
+    params = "".join(
+        f" const int* {name}; int64 {name}_batch_stride;" for name in (*names, *["kv_lengths"] * kv_lengths)
+    )
+    return DECLARATIONS % {"params": params, "arguments": arguments}
 
 
 def problems(pattern: PatternBase, lengths: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -34,3 +40,13 @@ def problems(pattern: PatternBase, lengths: Iterable[tuple[int, int]]) -> list[t
     values = (lambda n: 0, lambda n: 1, lambda n: n // 2, lambda n: n, lambda n: -(2**31), lambda n: 2**31 - 1)
     used = values if any(tensor.per_batch for tensor in pattern.index_tensors) else values[:1]
     return [(q_len, kv_len, value(kv_len)) for q_len, kv_len in lengths for value in used]
+
+
+PROBLEMS_OF_LENGTHS = [(1, 50), (200, 200), (9, 300), (150, 40), (70, 320)]
+"""Queries and keys of problems of which each batch has a length."""
+
+
+def lengths_of(kv_len: int) -> list[int]:
+    """None, one, at the edges of steps, all but one, all, and two out of range."""
+    wanted = (0, 1, 33, 64, 65, 128, 129, kv_len - 1, kv_len)
+    return [*sorted({length for length in wanted if 0 <= length <= kv_len}), -(2**31), 2**31 - 1]

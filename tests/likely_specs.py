@@ -73,6 +73,7 @@ def _attention(choose: Choose) -> dict[str, Any]:
         "lse": (False,),
         "softcap": (20.0,),
         "sink": (True,),
+        "kv_lengths": (True,),
         "pad_heads": (True,),
         "pack_gqa": (2, 4, 8, 16, 32, 64),
         "stream_k_tail": (False,),
@@ -94,6 +95,7 @@ def _sharing_attention(choose: Choose) -> dict[str, Any]:
         **choose(({}, {"query_grouping": "given"}, {"query_grouping": "search"})),
         **choose(({}, {"l2_lockstep": True})),
         **choose(({}, {"softcap": 20.0}, {"sink": True})),
+        **choose(({}, {}, {"kv_lengths": True})),
     }
 
 

@@ -1,4 +1,4 @@
-"""In which words templates of attention say where the keys of a batch end: at the tensor's end, or at ``kv_lengths``."""
+"""In which words templates of attention say where the keys of a batch end: with the tensor, or at its length."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from codegen.plan import (
     check_budget,
     require,
 )
-from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_kv_lengths import key_end_words
+from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_mma_sync_pieces import pieces, words
 from codegen.plans.attention_params import (
@@ -43,6 +43,7 @@ RESERVED = 1 * KIB
 REGISTER_OVERHEAD = 46
 MASK_OVERHEAD = 8  # more of them, where a pattern hides some pairs of a block
 LOAD_OVERHEAD = 8  # and for each further load of a step
+LENGTH_OVERHEAD = 2  # and for kv_lengths, where a listed block is several steps
 # Spare registers of a thread below which values that follow from its number are recomputed at each use: kept, they
 # would be spilled.
 FEW_LEFT = 4
@@ -90,6 +91,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     # Q stays in registers if these last.
     kept = scores + output + queries + fragments
     overhead = REGISTER_OVERHEAD + MASK_OVERHEAD * pattern.masks_pairs + LOAD_OVERHEAD * (n // load_keys - 1)
+    overhead += LENGTH_OVERHEAD * (spec.kv_lengths and block_steps > 1)
     q_in_registers = kept + overhead <= arch.registers_per_thread
     accumulators = kept if q_in_registers else kept - queries
     regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes)

@@ -126,8 +126,8 @@ def _sub_tiles(sizes: Sizes) -> str:
 def may_be_empty(sizes: Sizes) -> bool:
     """Return whether a work tile, or a sub-tile of it, may have no step.
 
-    Each tile begins with a query, and every query of a dense matrix has keys, unless its batch has none. A list of fixed
-    length has as many steps whatever they show.
+    Each tile begins with a query, and every query of a dense matrix has keys, unless its batch has none. A list of
+    fixed length has as many steps, whatever they show.
     """
     pattern = sizes.spec.pattern
     without_keys = sizes.spec.kv_lengths and sizes.block is None

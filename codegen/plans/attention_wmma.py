@@ -14,8 +14,8 @@ from codegen.plan import (
     check_budget,
     require,
 )
-from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_kv_lengths import key_end_words
+from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_params import (
     block_constants,

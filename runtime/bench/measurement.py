@@ -108,6 +108,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     lists = (kernel.prepare(indices[0], length),) if spec.query_grouping == "given" else indices  # once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
+    lengths = every_key(spec, length)
     peers = sdpa_calls(spec, q, k, v)
     block, peer_flops = spec.pattern.fixed_block, {}
     if not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
@@ -119,7 +120,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {pattern_words(spec, indices)}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
-        call=lambda: kernel(q, k, v, *lists, out=out, sink=sink),
+        call=lambda: kernel(q, k, v, *lists, out=out, sink=sink, **lengths),
         peers=peers,
         peer_flops=peer_flops,
     )
@@ -140,6 +141,11 @@ def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.
         for tensor in spec.pattern.index_tensors
         if tensor.per_batch
     )
+
+
+def every_key(spec: AttentionSpec, length: int) -> dict[str, torch.Tensor]:
+    """Return ``kv_lengths`` of all keys, if the spec takes them: peers, and kernels without, compute the same."""
+    return {"kv_lengths": torch.full((1,), length, dtype=torch.int32, device="cuda")} if spec.kv_lengths else {}
 
 
 def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:

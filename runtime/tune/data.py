@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from codegen.errors import CodegenError
 from codegen.patterns.topk import TopK
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
-from runtime.bench.measurement import pattern_lists, pattern_values
+from runtime.bench.measurement import every_key, pattern_lists, pattern_values
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
 
@@ -135,8 +135,10 @@ class AttentionInputs:
         if kernel.spec.query_grouping == "given":
             lists = (kernel.prepare(self.lists[0], self.k.shape[2]),)
 
+        lengths = every_key(kernel.spec, self.k.shape[2])
+
         def call() -> torch.Tensor:
-            kernel(self.q, self.k, self.v, *lists, out=self.out, sink=self.sink)
+            kernel(self.q, self.k, self.v, *lists, out=self.out, sink=self.sink, **lengths)
             return self.out
 
         return call

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from codegen.patterns import IndexTensor
+from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
-from codegen.spec import AttentionSpec
+from codegen.spec import KV_LENGTHS, AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
@@ -31,7 +33,8 @@ class Case:
             is longer than there are blocks; otherwise such a list repeats some).
         counts: lengths of block_lists rows, and values of tensors with one for each batch: ``random`` (0 to all),
             ``empty`` (all 0), ``full`` (all), ``mixed`` (each row 0 or all; of topk, about half the rows then name no
-            block), ``edges`` (of batches: 0, 1, an odd number in the middle, all but one and all, in turn).
+            block), ``edges`` (of batches: 0, 1, an odd number in the middle, all but one and all, in turn),
+            ``block_edges`` (of batches: one less than a multiple of 64, the multiple, one more, in turn).
         heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
         shared_lists: one list for all batches and heads.
         overlap: of topk, the share of its entries that every second list has in common with the one before, in
@@ -202,6 +205,15 @@ HEAD_SIZE_CASES = tuple(
     for d, layout in zip((8, 32, 40, 56, 72, 80, 112, 120, 136, 160, 200, 248), ("bhsd", "bshd") * 6, strict=True)
 )
 
+# Lengths of batches beside the edges of blocks, which most batches leave out; without rows of keys, without any key.
+KV_LENGTH_CASES = (
+    Case("block_edges", batch=9, heads=2, kv_heads=1, q_len=300, kv_len=1000, counts="block_edges"),
+    Case("block_edges_and_one_query", batch=9, heads=4, kv_heads=2, q_len=1, kv_len=700, counts="block_edges"),
+    Case("no_keys_in_any_batch", batch=2, heads=2, kv_heads=2, q_len=200, kv_len=300, counts="empty"),
+    Case("a_length_for_all", batch=3, heads=2, kv_heads=2, q_len=400, kv_len=900, shared_lists=True, layout="bshd"),
+    Case("many_batches", batch=40, heads=8, kv_heads=4, q_len=260, kv_len=600, lists="padded"),
+)
+
 
 def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
@@ -226,6 +238,7 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     cases = (*cases, *(WIDTH_CASES if isinstance(spec.pattern, TopK) and spec.pattern.k is None else ()))
     cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
     cases = (*cases, *(BITS_CASES if spec.pattern.masks_by_bits else ()))
+    cases = (*cases, *(KV_LENGTH_CASES if spec.kv_lengths else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
     return (*(fitted(case, spec) for case in cases), *(head_size_cases(spec) if spec.pad_heads else ()))
 
@@ -306,11 +319,15 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
     k, v = (tensor(stored, case.kv_heads, case.kv_len) for _ in range(2))
     _set_values(spec, case, q, k, v)
     k, v = (t.expand(case.batch, -1, -1, -1) for t in (k, v))
-    lists = (*_make_lists(spec, case, device, source), *_make_values(spec, case, device, source))
+    lists = (*_make_lists(spec, case, device, source), *_make_values(spec.pattern.index_tensors, case, device, source))
     if spec.pattern.masks_by_bits:
         lists = (*lists, *(None for _ in range(4 - len(lists))), _make_bits(spec, case, lists, source))
     if spec.query_grouping == "given":
         lists = (*lists, _make_order(spec, case, lists[0], source))
+    if spec.kv_lengths:
+        if len(lists) == 2 and isinstance(spec.pattern, BlockLists):
+            lists = (*lists, None, None)
+        lists = (*lists, *_make_values((KV_LENGTHS,), case, device, source))
     return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
 
 
@@ -417,9 +434,9 @@ def _make_bits(
 
 
 def _make_values(
-    spec: AttentionSpec, case: Case, device: torch.device, source: torch.Generator
+    tensors: Sequence[IndexTensor], case: Case, device: torch.device, source: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Draw the index tensors that have one value for each batch: from none to all of what they count."""
+    """Draw those of the tensors that have one value for each batch: from none to all of what they count."""
 
     def draw(tensor: IndexTensor) -> torch.Tensor:
         batch, most = 1 if case.shared_lists else case.batch, {"kv_len": case.kv_len}[tensor.upper]
@@ -431,13 +448,14 @@ def _make_values(
             "full": lambda: torch.full_like(places, most),
             "mixed": lambda: torch.randint(0, 2, (batch,), generator=source, device=device) * most,
             "edges": lambda: edges[places % len(edges)],
+            "block_edges": lambda: (64 * (places // 3 + 1) + places % 3 - 1).clamp(max=most),
         }[case.counts]()
         if case.lists == "out_of_range":
             wild = torch.tensor([-1, most + 3, -(2**31), 2**31 - 1], device=device)
             drawn = torch.where(places % 2 == 0, wild[places // 2 % len(wild)], drawn)
         return drawn.to(torch.int32)
 
-    return tuple(draw(tensor) for tensor in spec.pattern.index_tensors if tensor.per_batch)
+    return tuple(draw(tensor) for tensor in tensors if tensor.per_batch)
 
 
 def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, source: torch.Generator) -> torch.Tensor:
@@ -451,6 +469,16 @@ def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, sou
 
 def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
     """Return how often each pair counts: float64 (batch, heads, q_len, kv_len), 0 where it is hidden."""
+    shown = _shown_by_pattern(spec, case, inputs)
+    if not spec.kv_lengths:
+        return shown
+    lengths = dict(zip((t.name for t in spec.index_tensors), inputs.indices, strict=True))["kv_lengths"]
+    assert lengths is not None
+    return shown * (torch.arange(case.kv_len, device=shown.device) < lengths[:, None, None, None])
+
+
+def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
+    """Return how often the pattern shows each pair."""
     device = inputs.q.device
     q_len, kv_len = case.q_len, case.kv_len
     query = torch.arange(q_len, device=device)[:, None]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, problems
+from batch_values import PROBLEMS_OF_LENGTHS, declarations, lengths_of, problems
 
 from codegen.library import find_spec
 from codegen.patterns import PatternBase
@@ -56,6 +56,7 @@ using std::min;
 constexpr float kMinusInfinity = -1.0f;
 %(constants)s
 constexpr int kWarpgroupRows = 64;
+%(key_end)s
 %(pattern)s
 %(seen)s
 struct WorkTileInfo { int work, count; };
@@ -73,7 +74,8 @@ KvBlockIterator kv_blocks_of(const Params& p, int, const Tile& tile) { return kv
 // For each warpgroup a line with the blocks that it works on in all parts of a tile, and their masks, as bits; then one
 // for each of its rows: the first key that is left of each block, the last one, and how many.
 int main(int words, char** word) {
-  const Params p = params_of(std::atoi(word[1]), std::atoi(word[2]), std::atoi(word[5]));
+  const Params p =
+      params_of(std::atoi(word[1]), std::atoi(word[2]), std::atoi(word[5]), words > 6 ? std::atoi(word[6]) : 0);
   const int width = std::atoi(word[3]);
   for (int first = std::atoi(word[4]); first < p.q_len; first += %(m)d) {
     const Tile tile{kBatch, first};
@@ -118,13 +120,13 @@ int main(int words, char** word) {
       for (const std::string& row : rows) std::puts(row.c_str());
     }
   }
-  return words != 6;
+  return words < 6;
 }
 """
 
 
-def plan_of(pattern: dict[str, Any], m: int, n: int, schedule: str = "cooperative") -> Plan:
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "schedule": schedule}
+def plan_of(pattern: dict[str, Any], m: int, n: int, schedule: str = "cooperative", **more: Any) -> Plan:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern, "schedule": schedule, **more}
     return plan_for(find_spec({**fields, "stages": 2, "tile": {"m": m, "n": n}}))
 
 
@@ -145,7 +147,8 @@ def build(plan: Plan, folder: Path) -> Path:
     first = re.sub(r"\bblock\b", "newest_visible", masked[2]).replace("\n  ", "\n")
     assert f"k_state.advance();{first}\n      take_step_max(" in source
     text = PROGRAM % {
-        "declarations": declarations([pattern_of(plan)]),
+        "declarations": declarations([pattern_of(plan)], kv_lengths=plan.spec.kv_lengths),  # type: ignore[union-attr]
+        "key_end": render_template(plan, "attention/kv_lengths.cuh.j2") if "kv_lengths" in source else "",
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.stream_k else "",
@@ -205,6 +208,46 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
                         behind = any(keys[-1] < (block + 1) * n - 1 for keys in seen.values())
                         before = any(keys[0] > block * n for keys in seen.values())
                         assert masks == behind + 2 * before, f"{where}, block {block}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "m", "n"),
+    [
+        ({"kind": "prefix_lm"}, 192, 80),
+        ({"kind": "causal"}, 192, 80),
+        ({"kind": "causal", "align": "top_left"}, 256, 64),
+        ({"kind": "sliding_window", "left": 100, "right": 37}, 128, 64),
+        ({"kind": "sliding_window", "left": 200, "right": 0}, 192, 80),
+    ],
+    ids=str,
+)
+def test_a_warpgroup_works_on_the_pairs_before_the_length(
+    pattern: dict[str, Any], m: int, n: int, tmp_path: Path
+) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    plan = plan_of(pattern, m, n, kv_lengths=True)
+    definition, program = pattern_of(plan), build(plan, tmp_path)
+    for q_len, kv_len in PROBLEMS_OF_LENGTHS:
+        prefix = kv_len // 3
+        values = definition.values_of([prefix])
+        start = -((-(-q_len // m) * m - q_len) // ROWS * ROWS) if definition.surplus_first else 0
+        visible = [
+            [key for key in range(kv_len) if definition.visible(i, key, q_len, kv_len, values)] for i in range(q_len)
+        ]
+        for length in lengths_of(kv_len):
+            words = map(str, (program, q_len, kv_len, -1, start, prefix, length))
+            lines = iter(subprocess.run([*words], check=True, capture_output=True, text=True).stdout.splitlines())
+            end = max(0, min(length, kv_len))
+            for first in range(start, q_len, m):
+                for query in range(first, first + m, ROWS):
+                    asked = {int(word.split("/")[0]) for word in next(lines).split()}
+                    rows = [[int(word) for word in next(lines).split()] for _ in range(ROWS)]
+                    where = f"q_len {q_len}, kv_len {kv_len}, length {length}, queries from {query}"
+                    assert all(block * n < end for block in asked), where
+                    for i in range(max(query, 0), min(query + ROWS, q_len)):
+                        keys = [key for key in visible[i] if key < end]
+                        assert rows[i - query] == runs_in(keys, n), f"{where}, query {i}"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
     """The keys of one row, one entry each time a key counts."""
     batch, head, query = where
     keys = range(lengths[1])
+    if spec.kv_lengths:
+        keys = range(min(lengths[1], max(0, int(inputs.indices[-1][batch]))))
     values = {name: t[0 if len(t) == 1 else batch] for name, t in spec.pattern.values_of(inputs.indices).items()}
     shown = [key for key in keys if bool(spec.pattern.visible(query, key, *lengths, values))]
     block = spec.pattern.fixed_block
@@ -79,6 +81,10 @@ def seen_by(spec: AttentionSpec, inputs: Any, where: tuple[int, int, int], lengt
         (spec_of(LISTS, pack_gqa=4, softcap=2), "random"),
         (spec_of(BITS, pack_gqa=4), "random"),
         (spec_of(BITS, pack_gqa=4), "out_of_range"),
+        (spec_of(TOPK, kv_lengths=True), "out_of_range"),
+        (spec_of(LISTS, kv_lengths=True), "random"),
+        (spec_of({"kind": "causal"}, kv_lengths=True), "random"),
+        (spec_of({"kind": "prefix_lm"}, kv_lengths=True), "out_of_range"),
         (spec_of({"kind": "causal"}, softcap=1.5, sink=True), "random"),
         (spec_of({"kind": "prefix_lm"}, softcap=1.5), "random"),
         (spec_of({"kind": "prefix_lm"}), "out_of_range"),

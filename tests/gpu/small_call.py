@@ -83,9 +83,11 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
     kv_heads = packs if spec.pack_gqa > 1 else heads
     q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))
     more = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
+    if spec.kv_lengths:
+        more["kv_lengths"] = torch.tensor([LENGTH - 101], dtype=torch.int32).to(device)
     block = spec.pattern.fixed_block
     if block is None:  # one value for each batch, if there are tensors
-        values = (torch.tensor([LENGTH // 2 + 3], dtype=torch.int32) for _ in spec.index_tensors)
+        values = (torch.tensor([LENGTH // 2 + 3], dtype=torch.int32) for _ in spec.pattern.index_tensors)
         return [q, k, v, *(tensor.to(device) for tensor in values)], more
     lists, rows, columns = packs if spec.pack_gqa > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
     if spec.pattern.kind == "topk":

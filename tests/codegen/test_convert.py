@@ -292,6 +292,14 @@ def test_partial_and_full_lists_are_flagged_together() -> None:
     assert full.overflow is not None and full.overflow.tolist() == [2]
 
 
+@pytest.mark.parametrize(("start", "stop"), [(0, 200), (0, 150), (-5, 900), (64, 128), (30, 20), (90, 90), (100, 101)])
+def test_runs_of_keys_have_no_block_too_many(start: int, stop: int) -> None:
+    runs = [torch.full((1, 1, 100), end) for end in (start, stop)]
+    mask = torch.zeros(1, 1, 100, 200, dtype=torch.bool)
+    mask[..., max(0, start) : max(0, stop)] = True
+    assert_only_partial_blocks_are_masked(convert.from_key_ranges(*runs, kv_len=200, block=(64, 64)), mask)
+
+
 def test_short_blocks_are_flagged() -> None:
     index, nums = torch.arange(3).view(1, 1, 1, 3).int(), torch.tensor([[[3]]]).int()
     found = convert.from_q2k(index, nums, torch.tensor([9, 9, 64]), block=(64, 64), max_partial_blocks=1)

@@ -77,8 +77,7 @@ def from_block_mask(
         check_count(name, count)
         if there not in (1, count):
             raise ArgumentError(name, f"is {count}, the mask has lists for {there}")
-    # A full block is not asked about: FlexAttention does not evaluate mask_mod there.
-    full, partial = (blocks.expand(*told_apart, rows, columns) for blocks in (full, partial & ~full))
+    full, partial = (blocks.expand(*told_apart, rows, columns) for blocks in (full, partial))
     maps = BlockMaps(full, block, q_len, kv_len, partial, _evaluated(mask_mod))
     return maps.lists(target, max_blocks, max_partial_blocks)
 

@@ -95,13 +95,12 @@ def from_cu_seqlens(
     check_count("cu_seqlens: its length", cu_seqlens.shape[0], 2)
     check_count("total", total)
     tokens = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    # Number of the first boundary behind a token: 0 before the first document, as many as there are behind the last.
+    # Number of the first boundary behind a token. Before the first document a run ends where it starts, or earlier.
     behind = torch.searchsorted(cu_seqlens, tokens, right=True)
-    boundaries = cu_seqlens.shape[0]
-    inside = (behind > 0) & (behind < boundaries)
-    starts = torch.where(inside, cu_seqlens[(behind - 1).clamp(min=0)], total)
-    ends = tokens + 1 if causal else cu_seqlens[behind.clamp(max=boundaries - 1)]
-    stops = torch.where(inside, ends, 0)
+    last = cu_seqlens.shape[0] - 1
+    starts = cu_seqlens[(behind - 1).clamp(min=0)]
+    ends = tokens + 1 if causal else cu_seqlens[behind.clamp(max=last)]
+    stops = torch.where(behind <= last, ends, 0)
     return from_key_ranges(
         starts[None, None],
         stops[None, None],

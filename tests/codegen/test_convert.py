@@ -52,6 +52,15 @@ def block_lists(draw: st.DrawFn) -> tuple[BlockLists, int]:
     return BlockLists(counts, numbers[..., :width], *more, block=block), columns * block[1] - draw(st.integers(0, 9))
 
 
+def assert_only_partial_blocks_are_masked(pattern: BlockLists, mask: Any) -> None:
+    """No block that is all visible is masked, and none that is all hidden is listed."""
+    assert pattern.mask_bits is not None and pattern.full_kv_num_blocks is not None
+    rows, columns = (range(0, size, step) for size, step in zip(mask.shape[2:], pattern.block, strict=True))
+    tiles = [mask[:, :, q : q + pattern.block[0], k : k + pattern.block[1]].flatten(2) for q in rows for k in columns]
+    assert pattern.full_kv_num_blocks.sum() == sum(int(tile.all(2).sum()) for tile in tiles)
+    assert pattern.kv_num_blocks.sum() == sum(int((tile.any(2) & ~tile.all(2)).sum()) for tile in tiles)
+
+
 @every_case
 def test_the_same_pairs_see_each_other(case: Case) -> None:
     pattern = case.pattern(*case.tensors())
@@ -76,6 +85,13 @@ def test_lists_ascend_and_end_in_minus_one(case: Case) -> None:
             assert count is None or len(blocks) == count
     if isinstance(pattern, BlockLists):
         assert pattern.overflow is None or pattern.overflow.tolist() == [0]
+    if isinstance(pattern, BlockLists) and pattern.mask_bits is not None:
+        # No block is listed of which nothing is visible; what is not listed has no bits.
+        assert torch.equal((pattern.mask_bits != 0).any(-1), pattern.kv_indices >= 0)
+        # For torch and cuDNN the last block of a sequence, if it is not whole, is a partial one.
+        if not case.name.startswith(("flex", "q2k")):
+            batch, heads = pattern.kv_indices.shape[:2]
+            assert_only_partial_blocks_are_masked(pattern, case.expected()[:batch, :: case.heads // heads])
 
 
 @every_case
@@ -104,12 +120,7 @@ def test_token_masks(mask: Any, block: tuple[int, int], pairs_at_once: int) -> N
         patch.setattr(convert.token_masks, "PAIRS_AT_ONCE", pairs_at_once)
         pattern = convert.from_token_mask(mask, block=block)
     assert torch.equal(token_mask(pattern, mask), mask)
-    # No block that is all visible is masked, and none that is all hidden is listed.
-    assert pattern.mask_bits is not None and pattern.full_kv_num_blocks is not None
-    rows, columns = (range(0, size, step) for size, step in zip(mask.shape[2:], block, strict=True))
-    tiles = [mask[:, :, q : q + block[0], k : k + block[1]] for q in rows for k in columns]
-    assert pattern.full_kv_num_blocks.sum() == sum(int(tile.all(3).all(2).sum()) for tile in tiles)
-    assert pattern.kv_num_blocks.sum() == sum(int((tile.any(3).any(2) & ~tile.all(3).all(2)).sum()) for tile in tiles)
+    assert_only_partial_blocks_are_masked(pattern, mask)
 
 
 @few
@@ -185,6 +196,36 @@ def test_masks_that_tell_heads_apart_beside_lists_for_all() -> None:
     assert torch.equal(token_mask(convert.from_block_mask(mask, heads=3), expected), expected)
 
 
+def test_blocks_that_are_merged_keep_what_their_lists_leave_out() -> None:
+    """A mask_mod that is true beyond the listed blocks too."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    indices = torch.rand(1, 2, 4, 6).argsort(-1).int()
+    counts = torch.tensor([[[2, 0, 3, 1], [1, 2, 2, 2]]]).int()
+    full = torch.ones_like(counts), indices.flip(-1)
+    mask = BlockMask.from_kv_blocks(
+        counts, indices, *full, BLOCK_SIZE=(32, 32), mask_mod=lambda b, h, q, k: (q + k) % 3 > h
+    )
+    partial, whole = (
+        token_mask(BlockLists(*lists, block=(32, 32)), torch.empty(1, 2, 128, 192))
+        for lists in ((counts, indices), full)
+    )
+    visible = torch.stack([(torch.arange(128)[:, None] + torch.arange(192)) % 3 > h for h in range(2)])[None]
+    expected = whole | partial & visible
+    for target in ((32, 32), (128, 64)):
+        assert torch.equal(token_mask(convert.from_block_mask(mask, target=target), expected), expected)
+
+
+@pytest.mark.parametrize("mask_heads", [2, 1])
+def test_packed_heads_as_flex_attention_has_them(mask_heads: int) -> None:
+    mask = torch.rand(2, mask_heads, 64, 128) < 0.5
+    pattern = convert.from_token_mask(mask, block=(32, 64))
+    expected = token_mask(pattern, torch.empty(2, 6, 64, 128))
+    back = convert.from_block_mask(convert.to_block_mask(pattern, q_len=64, kv_len=128, heads=6), heads=6)
+    assert torch.equal(token_mask(back, expected), expected)
+    assert torch.equal(expected, mask.repeat_interleave(6 // mask_heads, 1))
+
+
 @few
 @given(block_lists())
 def test_whole_blocks_there_and_back(case: tuple[BlockLists, int]) -> None:
@@ -249,6 +290,14 @@ def test_partial_and_full_lists_are_flagged_together() -> None:
     assert one.overflow is not None and one.overflow.tolist() == [3]
     full = convert.from_token_mask(torch.ones_like(mask), block=(64, 64), max_blocks=2, max_partial_blocks=1)
     assert full.overflow is not None and full.overflow.tolist() == [2]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 200), (0, 150), (-5, 900), (64, 128), (30, 20), (90, 90), (100, 101)])
+def test_runs_of_keys_have_no_block_too_many(start: int, stop: int) -> None:
+    runs = [torch.full((1, 1, 100), end) for end in (start, stop)]
+    mask = torch.zeros(1, 1, 100, 200, dtype=torch.bool)
+    mask[..., max(0, start) : max(0, stop)] = True
+    assert_only_partial_blocks_are_masked(convert.from_key_ranges(*runs, kv_len=200, block=(64, 64)), mask)
 
 
 def test_short_blocks_are_flagged() -> None:

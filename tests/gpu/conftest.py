@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -34,3 +35,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _reason() and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=_reason()))
+
+
+MOST_KEPT = 1 << 30  # bytes
+"""Of the GPU's memory that torch keeps for a process after a test: oracles take up to 10 GB, and processes share it."""
+
+
+@pytest.fixture(autouse=True)
+def _memory_for_others() -> Iterator[None]:
+    yield
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > MOST_KEPT:
+        torch.cuda.empty_cache()

@@ -87,7 +87,8 @@ def block_sparse_attention(
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
         pattern: an object of ``runtime.patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
-            ``runtime.convert.from_block_mask`` does it once. Its lists lie on the device of q. Blocks of other sizes
+            ``runtime.convert.from_block_mask`` does it once. What such a mask shares between batches, or heads, its
+            ``mask_mod`` is asked of the first one alone. Its lists lie on the device of q. Blocks of other sizes
             than kernels are made for are split or merged in each call, exactly; where that is impossible they are
             refused.
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).

@@ -108,7 +108,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     lists = (kernel.prepare(indices[0], length),) if spec.query_grouping == "given" else indices  # once for many calls
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
-    lengths = every_key(spec, length)
+    lengths: dict[str, Any] = every_key(spec, length)
     peers = sdpa_calls(spec, q, k, v)
     block, peer_flops = spec.pattern.fixed_block, {}
     if not peers and (block is None or block.q >= FLEX_LEAST_ROWS):

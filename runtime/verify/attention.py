@@ -219,6 +219,7 @@ def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
     return tuple(fitted(case, spec) for case in HEAD_SIZE_CASES if (case.columns or 0) < spec.head_dim)
 
+
 # Bits of the pairs of partial blocks: shared where lists are not, no pair visible beside full blocks and without any,
 # fewer entries than lists have.
 BITS_CASES = (

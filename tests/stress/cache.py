@@ -1,7 +1,7 @@
 """Processes and threads that use one kernel cache at once, are killed, find damage, a wrong clock, a full disk.
 
     python tests/stress/cache.py           # some seconds
-    python tests/stress/cache.py --full    # 32 processes, 200 of them killed: two to three minutes on two cores
+    python tests/stress/cache.py --full    # 32 processes, 200 of them killed: two minutes on two cores
 
 Prints a table and exits with 1 if a line of it is not ok. Nothing is compiled. Some lines need root (a device, a full
 or a read-only file system); else they say that they were not tried.

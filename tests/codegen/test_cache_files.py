@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from cache_values import build, build_never, entry, identity
-from stress.cache import DAMAGE, damaged
 from stress.cache import SMALL as LOAD
+from stress.cache_damage import DAMAGE, damaged
 
 from runtime.compile import cache_eviction, cache_files, cache_lock
 from runtime.compile.cache import KernelCache
@@ -43,7 +43,7 @@ def looked_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_what_is_no_entry_is_built_again(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stress.cache.DAMAGE", {kind: DAMAGE[kind]})
+    monkeypatch.setattr("stress.cache_damage.DAMAGE", {kind: DAMAGE[kind]})
     if damaged(tmp_path, LOAD).startswith("0 of 1"):
         pytest.skip("only root can make it")
 

@@ -97,7 +97,7 @@ def _text(text: str, name: str) -> str:
 
 def _joined(name: str, part: object) -> str:
     """Return the dotted name of a part of a field."""
-    spelt = part if isinstance(part, str) else shown(part)
+    spelt = part if isinstance(part, str) and part else shown(part)  # the empty word has quotes
     return f"{name}.{spelt}" if name else spelt
 
 

@@ -46,7 +46,7 @@ def first_error(error: ValidationError, models: Mapping[str, type[BaseModel]], w
 
 def _parts(place: Place, models: Mapping[str, type[BaseModel]]) -> list[str]:
     """Return the fields of a place, into which pydantic puts the values that tell models apart too."""
-    parts = [str(part) for i, part in enumerate(place) if not (i == 0 and part in models)]
+    parts = [str(part) or repr(part) for i, part in enumerate(place) if not (i == 0 and part in models)]
     return [parts[0], *parts[2:]] if len(parts) > 1 and parts[0] == "pattern" else parts
 
 

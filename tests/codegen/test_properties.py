@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from likely_specs import likely_fields
@@ -256,3 +257,12 @@ def test_any_value_in_any_field_is_accepted_or_refused(data: dict[str, Any], fie
 @given(anything)
 def test_anything_at_all_is_refused(data: Any) -> None:
     assert parsed(data) is None
+
+
+@pytest.mark.parametrize(
+    "data", [{"": 2**63}, {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}, "": 1}]
+)
+def test_a_field_without_a_name_is_named(data: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(data)
+    assert caught.value.field == "''" and str(caught.value).startswith("'': ")

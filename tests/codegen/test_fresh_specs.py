@@ -60,7 +60,14 @@ def test_drawn_specs_are_of_every_operator_and_have_what_is_unusual() -> None:
     specs = [named.spec for named in accepted_specs(300, 1, HOPPER)]
     options = {name for spec in specs for name in fresh_specs.options_of(spec)}
     assert {spec.arch for spec in specs} == set(HOPPER)
-    assert {spec.op for spec in specs} == {"attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "tile_copy"}
+    assert {spec.op for spec in specs} == {
+        "attention",
+        "bsr_spmm",
+        "bsr_sddmm",
+        "bsr_spgemm",
+        "select_topk",
+        "tile_copy",
+    }
     assert options >= {"softcap", "sink", "pack_gqa", "kv_splits", "share_kv_loads", "query_grouping", "lse", "dtype"}
     assert options >= {"epilogue", "accumulate", "scheduler", "transpose_a", "b_layout", "output"}
 

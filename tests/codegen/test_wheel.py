@@ -62,7 +62,7 @@ def test_two_builds_of_a_release_have_the_same_bytes(tmp_path: Path) -> None:
     (sdist,) = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         assert {member.mtime for member in archive} == {1600000000}
-        archive.extractall(tmp_path / "unpacked", filter="data")
+        archive.extractall(tmp_path / "unpacked")  # of our own making: no filter, which Python 3.11.2 has not
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     (again := tmp_path / "again").mkdir()
     build_from(unpacked, again, "--wheel", SOURCE_DATE_EPOCH="1600000000")

@@ -90,8 +90,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     fragments = 2 * 4 * row_tiles
     # Q stays in registers if these last.
     kept = scores + output + queries + fragments
-    overhead = REGISTER_OVERHEAD + MASK_OVERHEAD * pattern.masks_pairs + LOAD_OVERHEAD * (n // load_keys - 1)
-    overhead += LENGTH_OVERHEAD * (spec.kv_lengths and block_steps > 1)
+    overhead = _overhead(spec, loads=n // load_keys, block_steps=block_steps)
     q_in_registers = kept + overhead <= arch.registers_per_thread
     accumulators = kept if q_in_registers else kept - queries
     regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes)
@@ -201,6 +200,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         tile_queries=tile_queries,
         kv_bytes=KV_BYTES,
     )
+
+
+def _overhead(spec: AttentionSpec, *, loads: int, block_steps: int) -> int:
+    """Return the registers of a thread beside accumulators and fragments, with so many loads of a step."""
+    lengths = spec.kv_lengths and block_steps > 1
+    masks = MASK_OVERHEAD * spec.pattern.masks_pairs
+    return REGISTER_OVERHEAD + masks + LOAD_OVERHEAD * (loads - 1) + LENGTH_OVERHEAD * lengths
 
 
 def _check_tile(spec: AttentionSpec) -> None:

@@ -60,20 +60,44 @@ class KeyEndWords(Flags):
     Attributes:
         key_end_of_batch: that end, where there is a ``batch``.
         key_end: the same, where it is known: in a function that has the parameter, behind ``key_end_of_tile``.
-        key_end_parameter: the parameter of a function that must be told, after others.
-        key_end_argument: its argument.
+        key_end_owner: the parameter of a function that needs nothing else of the problem.
+        its_key_end: the argument for that.
+        key_end_parameter: the parameter of a function that needs it too, after others.
         key_end_of_tile: statement that works it out for a tile.
-        key_end_of_mask: the argument where that is rarely needed, so that it takes up no register.
         no_block: number of a listed block that has no key.
     """
 
     key_end_of_batch: str
     key_end: str
+    key_end_owner: str
+    its_key_end: str
     key_end_parameter: str
-    key_end_argument: str
     key_end_of_tile: str
-    key_end_of_mask: str
     no_block: str
+
+
+@dataclass(frozen=True)
+class KeyEndOfThread(KeyEndWords):
+    """The same where each thread loads and computes, and knows it throughout.
+
+    Attributes:
+        and_key_end: the argument for ``key_end_parameter``.
+    """
+
+    and_key_end: str
+
+
+@dataclass(frozen=True)
+class KeyEndOfMasks(KeyEndWords):
+    """The same where consumers need it in masks alone, so seldom that it should take up no register.
+
+    Attributes:
+        masks_key_end: the argument of masks for ``key_end_owner``.
+        and_masks_key_end: their argument for ``key_end_parameter``.
+    """
+
+    masks_key_end: str
+    and_masks_key_end: str
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from codegen.flags import KeyEndWords
+from codegen.flags import KeyEndOfMasks, KeyEndOfThread, KeyEndWords
 from codegen.spec import AttentionSpec
+
+PLAIN = {
+    "key_end_of_batch": "p.kv_len",
+    "key_end": "p.kv_len",
+    "key_end_owner": "const Params& p",
+    "its_key_end": "p",
+    "key_end_parameter": "",
+    "key_end_of_tile": "",
+    "no_block": "key_blocks",
+}
+OF_BATCH = {
+    "key_end_of_batch": "key_end_of(p, batch)",
+    "key_end": "key_end",
+    "key_end_owner": "int key_end",
+    "its_key_end": "key_end",
+    "key_end_parameter": ", int key_end",
+    "key_end_of_tile": "const int key_end = key_end_of(p, tile.batch);",
+    "no_block": "kNoBlock",
+}
 
 
 def key_end_words(spec: AttentionSpec) -> KeyEndWords:
     """Return what the templates insert."""
-    if not spec.kv_lengths:
-        return KeyEndWords("p.kv_len", "p.kv_len", "", "", "", "", "key_blocks")
-    return KeyEndWords(
-        key_end_of_batch="key_end_of(p, batch)",
-        key_end="key_end",
-        key_end_parameter=", int key_end",
-        key_end_argument=", key_end",
-        key_end_of_tile="const int key_end = key_end_of(p, tile.batch);",
-        key_end_of_mask=", key_end_of(p, tile.batch)",
-        no_block="kNoBlock",
-    )
+    words = OF_BATCH if spec.kv_lengths else PLAIN
+    if spec.arch != "sm_90a":
+        return KeyEndOfThread(**words, and_key_end=", key_end" if spec.kv_lengths else "")
+    anew = "key_end_of(p, tile.batch)" if spec.kv_lengths else ""
+    return KeyEndOfMasks(**words, masks_key_end=anew or "p", and_masks_key_end=f", {anew}" if anew else "")

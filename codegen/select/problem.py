@@ -93,6 +93,8 @@ class AttentionProblem(_Problem):
     lse: bool = Field(default=True, description="log-sum-exp of each row, returned beside O")
     softcap: float | None = Field(default=None, description="cap of the logits")
     sink: bool = Field(default=False, description="attention sink: a logit of each head in its rows' sums")
+    kv_lengths: bool = Field(default=False, description="number of keys of each batch, from the caller")
+    pad_heads: bool = Field(default=False, description="heads of fewer elements than head_dim; not for sm_90a")
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1, description="query heads that share their lists"
     )
@@ -108,7 +110,7 @@ class AttentionProblem(_Problem):
     )
 
     said: ClassVar[tuple[str, ...]] = (
-        *("head_dim", "pattern", "lse", "softcap", "sink", "pack_gqa", "query_grouping"),
+        *("head_dim", "pattern", "lse", "softcap", "sink", "kv_lengths", "pad_heads", "pack_gqa", "query_grouping"),
     )
 
     def key(self) -> tuple[object, ...]:
@@ -120,7 +122,7 @@ class AttentionProblem(_Problem):
 
     def options(self) -> tuple[object, ...]:
         """Return what a kernel computes beside, at little cost: measured problems that agree are preferred."""
-        return (self.lse, self.softcap is not None, self.sink)
+        return (self.lse, self.softcap is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
         """Return the problem's place on each axis, in factors of two; None where that is not known."""
@@ -144,7 +146,7 @@ class AttentionProblem(_Problem):
             for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length", "overlap")
             if (value := getattr(self, name)) is not None
         ]
-        options = [name for name in ("softcap", "sink") if getattr(self, name)]
+        options = [name for name in ("softcap", "sink", "kv_lengths", "pad_heads") if getattr(self, name)]
         return ", ".join([f"{self.pattern.stem()}, d {self.head_dim}, {self.dtype}", *options, *sizes])
 
 

@@ -143,7 +143,7 @@ def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.
     )
 
 
-def every_key(spec: AttentionSpec, length: int) -> dict[str, torch.Tensor]:
+def every_key(spec: AttentionSpec, length: int) -> dict[str, Any]:
     """Return ``kv_lengths`` of all keys, if the spec takes them: peers, and kernels without, compute the same."""
     return {"kv_lengths": torch.full((1,), length, dtype=torch.int32, device="cuda")} if spec.kv_lengths else {}
 

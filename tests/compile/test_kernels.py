@@ -305,6 +305,30 @@ OTHERS = [
         "lse": False,
         "pattern": {"kind": "causal"},
     },
+    # A number of keys for each batch, with each way of masking; heads of fewer elements.
+    *(
+        {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "kv_lengths": True, "pattern": pattern, **more}
+        for head_dim, pattern, more in (
+            (128, DENSE, {"tile": {"m": 192, "n": 80}, "schedule": "cooperative"}),
+            (256, {"kind": "sliding_window", "left": 200, "right": 3}, {}),
+            (128, {"kind": "strided", "stride": 5, "local": 2, "block": 64, "causal": False}, {"sink": True}),
+            (
+                128,
+                {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"},
+                {"tile": {"m": 192, "n": 64}},
+            ),
+            (64, {"kind": "topk", "k": 16, "block": {"q": 64, "kv": 64}}, {"share_kv_loads": True}),
+        )
+    ),
+    *(
+        {"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pad_heads": True, "pattern": pattern, **more}
+        for head_dim, pattern, more in (
+            (96, {"kind": "sink_window", "sink": 4, "left": 200, "right": 0}, {"kv_lengths": True}),
+            (128, {"kind": "topk", "k": 32, "block": {"q": 128, "kv": 128}}, {"kv_lengths": True}),
+            (256, {"kind": "block_lists", "block": {"q": 64, "kv": 32}, "mask": "causal"}, {}),
+            (128, {"kind": "causal"}, {"mma": "wmma", "kv_lengths": True}),
+        )
+    ),
     # WMMA: several blocks a step, parts of one, the most that registers hold.
     {
         "op": "attention",

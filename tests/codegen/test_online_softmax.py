@@ -164,7 +164,7 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
         )
         functions = re.search(softmax, source, re.DOTALL)
         consume = source[source.index("consume(const Params") :]
-        first = re.search(r" *take_step_max\(.*?;\n *raise_row_max\(.*?;\n *scale_apply_exp2\(.*?;\n", consume)
+        first = re.search(r" *take_step_max\(.*?;\n *raise_row_max\(.*?;[^\n]*\n *scale_apply_exp2\(.*?;\n", consume)
         taken = re.search(
             r" *take_step_max\(.*?;\n *const bool raises = .*?;\n *if \(raises\) raise_row_max\(.*?;\n", consume
         )

@@ -42,9 +42,10 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         q, k, v, *indices = positional
         assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0 and k.shape == v.shape
         required = [tensor for tensor in spec.index_tensors if not tensor.optional and tensor.name not in more]
-        named = {name for name in ("sink", "kv_lengths") if getattr(spec, name)}
         assert len(indices) == len(required)
-        assert set(more) == named | {tensor.name for tensor in spec.index_tensors if tensor.of_entries}
+        assert set(more) - {"kv_lengths"} == ({"sink"} if spec.sink else set()) | {
+            tensor.name for tensor in spec.index_tensors if tensor.of_entries
+        }
         if "mask_bits" in more:
             block, entries = spec.pattern.fixed_block, indices[1].shape
             assert more["mask_bits"].shape == (*entries, block.q * block.kv // 32)

@@ -95,10 +95,11 @@ def _attention(spec: AttentionSpec, positional: list[Any], random: torch.Generat
     named = None
     if spec.pattern.kind == "block_lists":
         indices = [*indices, *indices]  # the optional second list too
-    listed = [what for what in spec.index_tensors if not what.of_entries]  # bits of pairs may be anything
+    # Those that are given by name are left as they are: bits of pairs, which may be anything, and lengths beside lists.
+    listed = [what for what in spec.index_tensors if not what.of_entries][: len(indices)]
     for tensor, what in zip(indices, listed, strict=True):
         block = spec.pattern.fixed_block
-        most = kv_len + 1 if block is None else -(-kv_len // block.kv)
+        most = kv_len + 1 if block is None or what.upper == "kv_len" else -(-kv_len // block.kv)
         if what.upper == "query_blocks":
             most = tensor.shape[2]
         elif "num_blocks" in what.name:

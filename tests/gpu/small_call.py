@@ -83,24 +83,25 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
     kv_heads = packs if spec.pack_gqa > 1 else heads
     q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))
     more = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
-    if spec.kv_lengths:
-        more["kv_lengths"] = torch.tensor([LENGTH - 101], dtype=torch.int32).to(device)
+    lengths = [torch.tensor([LENGTH - 101], dtype=torch.int32)] if spec.kv_lengths else []
     block = spec.pattern.fixed_block
     if block is None:  # one value for each batch, if there are tensors
         values = (torch.tensor([LENGTH // 2 + 3], dtype=torch.int32) for _ in spec.pattern.index_tensors)
-        return [q, k, v, *(tensor.to(device) for tensor in values)], more
+        return [q, k, v, *(tensor.to(device) for tensor in (*values, *lengths))], more
     lists, rows, columns = packs if spec.pack_gqa > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
     if spec.pattern.kind == "topk":
         shape = (1, lists, rows, spec.pattern.k or 9)  # type: ignore[attr-defined]
         indices = [torch.randint(0, columns, shape, dtype=torch.int32)]
         if spec.query_grouping == "given":
             indices.append(torch.rand(shape[:3]).argsort(-1).int())
-        return [q, k, v, *(tensor.to(device) for tensor in indices)], more
+        return [q, k, v, *(tensor.to(device) for tensor in (*indices, *lengths))], more
     counts = torch.full((1, lists, rows), columns, dtype=torch.int32)
     numbers = torch.arange(columns, dtype=torch.int32).expand(1, lists, rows, columns).contiguous()
     if spec.pattern.masks_by_bits:
         words = (1, lists, rows, columns, block.q * block.kv // 32)
         more["mask_bits"] = torch.randint(-(2**31), 2**31, words).int().to(device)
+    if lengths:  # by name, as the second list is left out
+        more["kv_lengths"] = lengths[0].to(device)
     return [q, k, v, counts.to(device), numbers.to(device)], more
 
 

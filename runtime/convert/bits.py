@@ -9,6 +9,7 @@ import torch
 from runtime.convert.blocks import lists_of, most_short
 from runtime.convert.checks import WORD, Shape
 from runtime.patterns import BlockLists
+from runtime.prepare.mask_bits import pack_mask_bits
 
 PAIRS_AT_ONCE = 1 << 24
 """Pairs whose visibility is worked out at a time: 16 MiB as booleans, 128 MiB as 64-bit positions."""
@@ -18,14 +19,6 @@ Visible = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Its arguments are the numbers of queries, int64 (rows, 1, block queries, 1), and of keys, int64 (batch, heads, rows,
 entries, 1, block keys), all within the sequence.
 """
-
-
-def pack(pairs: torch.Tensor) -> torch.Tensor:
-    """Return booleans (..., queries, keys) as the bits of int32 words (..., queries * keys / 32), lowest bit first."""
-    eights = pairs.reshape(*pairs.shape[:-2], -1, 8)
-    places = torch.arange(8, dtype=torch.uint8, device=pairs.device)
-    # Bytes in the order of their addresses are a word from its lowest byte on, on every host that CUDA has.
-    return (eights.to(torch.uint8) << places).sum(-1, dtype=torch.uint8).view(torch.int32)
 
 
 def unpack(mask_bits: torch.Tensor, block: Shape) -> torch.Tensor:
@@ -63,7 +56,7 @@ def bits_of(indices: torch.Tensor, block: Shape, q_len: int, kv_len: int, visibl
             k = some.clamp(min=0) * keys + torch.arange(keys, device=device)
             inside = (some >= 0) & (k < kv_len) & (q < q_len)
             seen = visible(q.clamp(max=q_len - 1), k.clamp(max=kv_len - 1)) & inside
-            bits[:, :, of_rows, entry : entry + most_entries] = pack(seen)
+            bits[:, :, of_rows, entry : entry + most_entries] = pack_mask_bits(seen)
     return bits
 
 

@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "driver": {"errors", "compile"},
     "prepare": {"errors"},
     "patterns": {"errors"},
-    "convert": {"errors", "patterns"},
+    "convert": {"errors", "patterns", "prepare"},
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
     "ops": {"errors", "kernels", "kernel", "patterns", "convert"},

@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernels", "kernels that tests/compile/test_kernels.py compiles")
+    gpu = parser.getgroup("gpu", "tests/gpu")
+    gpu.addoption("--guard-bands", action="store_true", help="put guard bands around every tensor, and look at them")
     group.addoption("--all-kernels", action="store_true", help="compile all anew, those with a record too")
     group.addoption("--record-kernels", action="store_true", help=f"write what was compiled to {KNOWN.name}")
     group.addoption(

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.gpu.guard_bands import GuardBands
 
 
 @cache
@@ -24,6 +28,11 @@ def _reason() -> str:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the modules: to collect 4,000 tests takes 20 seconds, only to skip each of them."""
+    global _bands
+    if config.getoption("--guard-bands") and _bands is None:  # before anything initialises CUDA
+        from tests.gpu.guard_bands import GuardBands
+
+        _bands = GuardBands()
     if not _reason() or collection_path.suffix != ".py":
         return None
     config.not_collected["tests/gpu"] = _reason()  # type: ignore[attr-defined]
@@ -31,8 +40,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of a module that the command line names."""
+    """Skip the tests of a module that the command line names, and those that guard bands cannot be in."""
     for item in items:
+        if _bands and item.get_closest_marker("own_allocator"):
+            item.add_marker(pytest.mark.skip(reason="needs torch's own allocator, not that of --guard-bands"))
         if _reason() and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=_reason()))
 
@@ -46,5 +57,17 @@ def _memory_for_others() -> Iterator[None]:
     yield
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.memory_reserved() > MOST_KEPT:
+    kept = torch.cuda.memory_reserved() if torch.cuda.is_available() and _bands is None else 0
+    if kept > MOST_KEPT:
         torch.cuda.empty_cache()
+
+
+_bands: GuardBands | None = None
+
+
+@pytest.fixture(autouse=True)
+def _guard_bands() -> Iterator[None]:
+    """With ``--guard-bands``: fail a test in which anything wrote outside of a tensor."""
+    yield
+    faults = _bands.faults() if _bands else []
+    assert not faults, faults

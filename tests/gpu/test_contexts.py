@@ -203,6 +203,7 @@ def test_the_context_of_the_device_is_not_entered_again(monkeypatch: pytest.Monk
     assert torch.equal(dense(loaded(*arguments)), expected)
 
 
+@pytest.mark.own_allocator
 @PAIR
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_runs_on_the_device_of_its_tensors(name: str) -> None:

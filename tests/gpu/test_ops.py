@@ -217,6 +217,7 @@ def surrounded(q: Any, k: Any, v: Any, indices: Any) -> Any:
     return (out + 1).relu(), lse - 1
 
 
+@pytest.mark.own_allocator
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compile_recompiles_nothing_for_other_lengths_and_lists(mode: str) -> None:
     torch._dynamo.reset()
@@ -234,6 +235,7 @@ def test_compile_recompiles_nothing_for_other_lengths_and_lists(mode: str) -> No
     torch._dynamo.reset()
 
 
+@pytest.mark.own_allocator
 def test_compile_replays_graphs_with_new_lists() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(surrounded, fullgraph=True, mode="reduce-overhead")
@@ -312,6 +314,7 @@ def test_streams() -> None:
     assert torch.equal(out, right)
 
 
+@pytest.mark.own_allocator
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_devices() -> None:
     tensors, pattern = qkv(), topk()

@@ -1,0 +1,93 @@
+"""Guard bands around every tensor of a process: an allocator for torch that looks at them (``--guard-bands``).
+
+Inputs, results, copies, what ``prepare`` worked out, counters and scratch memory: all that torch allocates lies between
+bands of bytes 0xFF, and is filled with them (NaN in floating point, -1 in integers). ``faults`` tells which were
+changed. Memory that was freed stays as it is until then, so that a late write is seen too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+BAND = 1 << 14  # bytes
+FILL = 0xFF
+MOST_HELD = 8 << 30  # bytes that were freed and are not yet looked at
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be allocated while a stream is being captured
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+
+_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+_Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+
+
+class GuardBands:
+    """The allocator. One for a process, installed before torch initialises CUDA. For the first GPU alone."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._cuda: Any = ctypes.CDLL("libcuda.so.1")
+        self._stream, context = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
+        self._live: dict[int, int] = {}  # address of what torch was given -> its bytes
+        self._freed: list[tuple[int, int]] = []
+        self._faults: list[str] = []
+        self._callbacks = _Allocate(self._allocate), _Free(self._free)  # torch keeps their addresses alone
+        addresses = [ctypes.cast(callback, ctypes.c_void_p).value for callback in self._callbacks]
+        torch._C._cuda_changeCurrentAllocator(torch._C._cuda_customAllocator(*addresses))
+
+    def faults(self) -> list[str]:
+        """Return what was written outside of tensors since the last call; waits for the GPU."""
+        self._call("cuCtxSynchronize")
+        for address, size in self._live.items():
+            self._faults += self._changed(address, size)
+        self._release()
+        found, self._faults = self._faults, []
+        return found
+
+    def _allocate(self, size: int, device: int, stream: int | None) -> int:
+        del device, stream
+        mode = ctypes.c_int(_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        address = ctypes.c_uint64()
+        failed = self._cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size + 2 * BAND))
+        if not failed:
+            filled = ctypes.c_uint64(address.value), ctypes.c_ubyte(FILL), ctypes.c_size_t(size + 2 * BAND)
+            self._call("cuMemsetD8Async", *filled, self._stream)
+            self._call("cuStreamSynchronize", self._stream)
+            self._live[address.value + BAND] = size
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        return 0 if failed else address.value + BAND
+
+    def _free(self, address: int | None, size: int, device: int, stream: int | None) -> None:
+        del size, device, stream
+        if not address or address not in self._live:
+            return
+        self._freed.append((address, self._live.pop(address)))
+        if sum(size for _, size in self._freed) > MOST_HELD and not self._cuda.cuCtxSynchronize():
+            self._release()
+
+    def _release(self) -> None:
+        """Look at the bands of what was freed, and give it back."""
+        for address, size in self._freed:
+            self._faults += self._changed(address, size)
+            self._call("cuMemFree_v2", ctypes.c_uint64(address - BAND))
+        self._freed.clear()
+
+    def _changed(self, address: int, size: int) -> Iterator[str]:
+        band = ctypes.create_string_buffer(BAND)
+        for where, start in (("before", address - BAND), ("behind", address + size)):
+            self._call("cuMemcpyDtoH_v2", band, ctypes.c_uint64(start), ctypes.c_size_t(BAND))
+            places = [place for place, byte in enumerate(band.raw) if byte != FILL] if band.raw.strip(b"\xff") else []
+            if places:
+                self._call("cuMemsetD8_v2", ctypes.c_uint64(start), ctypes.c_ubyte(FILL), ctypes.c_size_t(BAND))
+                yield f"wrote {len(places)} bytes {where} a tensor of {size} bytes, from {places[0]} of the band on"
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = getattr(self._cuda, name)(*arguments)
+        if result:
+            raise RuntimeError(f"{name} returned {result}")

@@ -58,5 +58,5 @@ class SpecError(CodegenError):
         return type(self), (self.field, self.reason, self.location)
 
     def at(self, location: str) -> SpecError:
-        """Return the same error with the file and line it belongs to."""
+        """Return the same error with the file and line it belongs to, such as ``"file.yaml:12"``."""
         return SpecError(self.field, self.reason, location)

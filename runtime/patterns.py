@@ -23,6 +23,18 @@ from codegen.patterns import PATTERNS, PatternBase
 from codegen.validation import first_error
 from runtime.errors import ArgumentError
 
+__all__ = [
+    "BlockLists",
+    "Causal",
+    "Dense",
+    "Pattern",
+    "PrefixLM",
+    "SinkWindow",
+    "SlidingWindow",
+    "Strided",
+    "TopK",
+]
+
 Indices = tuple[torch.Tensor | None, ...]
 """Index tensors in the order in which a kernel takes them."""
 

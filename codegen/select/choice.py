@@ -93,6 +93,9 @@ def choose(
         device: name of the GPU: of rows for the same problem its own are preferred.
         rows: the table; by default the committed one.
 
+    Returns:
+        The spec of the kernel, and by which rule and rows it was found.
+
     Raises:
         SpecError: for an illegal spec or problem, or two that contradict one another.
     """

@@ -190,6 +190,9 @@ class BsrProblem(_Problem):
                 product).
             fields: the other fields, with the size across those rows (``k``; ``n`` of a sampled product).
 
+        Returns:
+            The problem, with the size down those rows, in elements.
+
         Raises:
             SpecError: without rows, or without that size; for a field that is none.
         """
@@ -266,6 +269,12 @@ def _log(*factors: float | None) -> float | None:
 
 def parse_problem(data: Mapping[str, Any]) -> Problem:
     """Build a problem from plain data.
+
+    Args:
+        data: fields of ``AttentionProblem`` or ``BsrProblem`` by name, ``op`` among them; sizes in elements.
+
+    Returns:
+        The problem, with its defaults filled in.
 
     Raises:
         SpecError: names the first offending field, its value and what is allowed.

@@ -72,6 +72,9 @@ def to_csr(pattern: TopK | BlockLists) -> Csr:
     Args:
         pattern: ``TopK``, or ``BlockLists`` with ``mask="none"``.
 
+    Returns:
+        (indptr, indices), int32.
+
     Raises:
         ArgumentError: if the pattern hides some pairs of a block, or has no lists.
     """

@@ -72,6 +72,9 @@ def to_q2k(pattern: TopK | BlockLists) -> Q2K:
     Args:
         pattern: ``TopK``, or ``BlockLists`` with ``mask="none"``.
 
+    Returns:
+        (q2k_block_index, q2k_block_nums), int32.
+
     Raises:
         ArgumentError: if the pattern hides some pairs of a block, or has no lists.
     """

@@ -92,6 +92,9 @@ def to_block_mask(pattern: TopK | BlockLists, *, q_len: int, kv_len: int, heads:
         heads: query heads, if lists are of packs of them, which FlexAttention does not have; by default those that
             there are lists for.
 
+    Returns:
+        The mask, in blocks of the pattern's size.
+
     Raises:
         ArgumentError: naming the argument.
     """

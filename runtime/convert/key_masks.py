@@ -32,11 +32,14 @@ def kv_lengths_from_mask(mask: torch.Tensor) -> torch.Tensor:
 
 
 def mask_from_kv_lengths(kv_lengths: torch.Tensor, kv_len: int) -> torch.Tensor:
-    """Return the key padding mask of lengths: bool (batch, kv_len).
+    """Return the key padding mask of lengths.
 
     Args:
         kv_lengths: int32 or int64 (batch,).
         kv_len: keys of a head.
+
+    Returns:
+        bool (batch, kv_len), which keys are visible.
 
     Raises:
         ArgumentError: naming the argument.

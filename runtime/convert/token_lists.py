@@ -35,8 +35,8 @@ def from_token_lists(
     bits say which of them sees what.
 
     Args:
-        indices: int32 or int64 in the dimensions of ``layout``, the blocks that each query sees, each once and in any
-            order; negative entries name none.
+        indices: int32 or int64 (heads of K and V, queries, entries), or what else ``layout`` says: the blocks that each
+            query sees, each once and in any order; negative entries name none.
         block: queries of a block of the result, and keys of a block of the lists: (1, 64) takes the lists as they are.
         heads: query heads, a multiple of the heads of ``indices``.
         layout: order of the dimensions, a letter for each: b batch, h heads of K and V, t queries, k entries; without b

@@ -138,7 +138,7 @@ class AttentionKernel:
                 each query block once: those of a tile are neighbours in it. The result of a query block that it leaves
                 out is not written; an entry out of range names none. What :meth:`prepare` returns stands for kv_indices
                 and query_order. Whatever these tensors hold, nothing outside the arguments is read or written.
-            named_indices: index tensors by name.
+            named_indices: the same tensors by name.
             kv_lengths: (by name, or as the last of ``indices``) int32 (batch|1,), if the spec says ``kv_lengths:
                 true``: keys from that number on are hidden from all queries of the batch. The pattern stays aligned to
                 the last key of k. In the block of keys in which a length lies, V must be finite behind it too in
@@ -146,7 +146,7 @@ class AttentionKernel:
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(d).
             sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
                 each row of its head, as a key without a value would.
-            out: where to write the result: q's shape and dtype; allocated like q by default.
+            out: (batch, heads, q_len, d) to write into, same rules as q; allocated like q by default.
             validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
 
         Returns:

@@ -205,6 +205,9 @@ class BsrSpmmKernel:
                 each has 202 columns, not 211, and a call takes 185.9 us, not 190.8 (docs/ladder-bsr.md, step 58).
                 "fast" does without. Other kernels search nothing.
 
+        Returns:
+            What calls of this kernel take in place of ``a``.
+
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """

@@ -28,7 +28,7 @@ class PreparedBsr:
     matrix, and what it checked of them, as long as this object is there.
 
     Attributes:
-        matrix: the matrix itself, layout torch.sparse_bsr.
+        matrix: (M, K), the matrix itself, layout torch.sparse_bsr.
         row_order: in which order, parts or clusters the kernel takes its block rows; None if in their own.
         index: its blocks in the order of the block columns, for kernels that transpose it.
         packed: uint8 (bytes,): its values as a kernel reads them that gathers block rows, a copy.
@@ -62,6 +62,9 @@ class PreparedBsr:
         Args:
             values: (stored blocks, rows, cols), as those of the matrix.
 
+        Returns:
+            A new object, with what was prepared of the places of the blocks; this one stays as it is.
+
         Raises:
             ArgumentError: if they have another shape or are on another device.
         """
@@ -82,7 +85,7 @@ class PreparedLists:
     """Lists of key blocks that a kernel has prepared: calls of that kernel take them in place of ``kv_indices``.
 
     Attributes:
-        kv_indices: the lists.
+        kv_indices: int32 (batch, heads, query blocks, k), the lists.
         query_order: int32 (batch, heads, query blocks), the argument of that name: query blocks that form a tile follow
             each other; None for kernels that do not take it.
     """

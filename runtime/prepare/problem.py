@@ -31,12 +31,16 @@ def bsr_problem(
     --problem`` and ``codegen tune`` take.
 
     Args:
-        a: the matrix that is sparse, layout torch.sparse_bsr, on any device: A, or the pattern of ``bsr_sddmm``.
+        a: (M, K), or (M, N) as the pattern of ``bsr_sddmm``: the matrix that is sparse, layout torch.sparse_bsr, on any
+            device; fp16 or bf16, unless ``dtype`` is given.
         n: columns of B, if they are known.
         op: the product.
         fields: other fields of the problem, as ``k`` of ``bsr_sddmm``, ``transpose_a``, ``epilogue`` or ``prepared``.
             ``arch`` is by default that of the matrix' GPU; sm_90a for a matrix on the CPU. ``dtype`` is by default that
             of its values.
+
+    Returns:
+        The problem: sizes in elements, *density* from 0 to 1, *evenness* 1 or more.
 
     Raises:
         ArgumentError: for what is no such matrix; for a size that it says itself, or a type or GPU without kernels.

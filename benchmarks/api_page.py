@@ -1,0 +1,270 @@
+"""Writes docs/api.md from signatures and docstrings: every public name, by module.
+
+    python benchmarks/api_page.py            # rewrites what is between the markers
+    python benchmarks/api_page.py --check    # exits 1 if that would change the page
+
+Public is what ``__all__`` of a package in runtime/ or of a module in PUBLIC names. Sources are read, not imported (by
+griffe, an extra of dev), so that neither torch nor an optional package has to be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import griffe
+from pydantic import BaseModel
+from results_table import PAGE_WIDTH, update, wrapped
+from spec_page import FIELD_HEADINGS, field_rows, wrapped_table
+
+from codegen.library import ROOT
+
+PAGE = ROOT / "docs" / "api.md"
+STALE = "it is not what the docstrings say today; run: python benchmarks/api_page.py"
+PUBLIC = ("runtime.patterns", "codegen.select")
+"""Public modules beside the packages of runtime/."""
+ITEMS = {"parameters": "Arguments", "attributes": "Attributes", "raises": "Raises"}
+"""Sections of a docstring that have items, and what they are called on the page."""
+
+Entry = griffe.Function | griffe.Class | griffe.Attribute
+
+
+# What there is
+
+
+@cache
+def project() -> griffe.GriffeLoader:
+    """Return a loader that has read the project's packages."""
+    loader = griffe.GriffeLoader(search_paths=[str(ROOT)], allow_inspection=False)
+    for package in ("codegen", "runtime"):
+        loader.load(package)
+    return loader
+
+
+def found(path: str) -> Any:
+    """Return what is defined at a dotted path, or where an import at that path leads."""
+    there = project().modules_collection[path]
+    return there.final_target if there.is_alias else there
+
+
+def public_modules(root: Path = ROOT) -> list[str]:
+    """Return the public modules: those whose names users import."""
+    packages = sorted((root / "runtime").rglob("__init__.py"))
+    named = [path.parent.relative_to(root) for path in packages if "__all__" in path.read_text(encoding="utf-8")]
+    return [*(".".join(path.parts) for path in named), *PUBLIC]
+
+
+def public_names(module: str) -> list[str]:
+    """Return the names of a public module, in the order of ``__all__``; modules have sections of their own."""
+    exported = [str(name) for name in found(module).exports or ()]
+    return [name for name in exported if not found(f"{module}.{name}").is_module]
+
+
+def kind_of(entry: Entry) -> int:
+    """Return where an entry stands on the page: functions, then classes and types, then exceptions."""
+    return 0 if isinstance(entry, griffe.Function) else 2 if is_error(entry) else 1
+
+
+def entries(module: str) -> list[Entry]:
+    """Return what a module offers: its public names, then the classes of ours that these stand for or return."""
+    paths = {name: [f"{name}.{each}" for each in public_names(name)] for name in public_modules()}
+    listed: list[Entry] = [found(path) for path in paths[module]]
+    known = {found(path).canonical_path for every in paths.values() for path in every}
+    for entry in listed:  # grows
+        named = entry.value if entry.is_attribute else getattr(entry, "returns", None)
+        listed += [each for each in _classes(named) if each.canonical_path not in known]
+        known |= {each.canonical_path for each in listed}
+    return sorted(listed, key=kind_of)
+
+
+def _classes(expression: Any) -> list[griffe.Class]:
+    """Return the classes of ours in a type."""
+    names = expression.iterate() if isinstance(expression, griffe.Expr) else ()
+    paths = [name.canonical_path for name in names if isinstance(name, griffe.ExprName)]
+    ours = [found(path) for path in dict.fromkeys(paths) if path.partition(".")[0] in ("codegen", "runtime")]
+    return [each for each in ours if each.is_class]
+
+
+def members(entry: griffe.Class) -> list[griffe.Function | griffe.Attribute]:
+    """Return the public methods and properties of a class and of its private bases; public bases have theirs."""
+    private = [base for base in entry.mro() if base.name.startswith("_")]
+    inherited = {name for base in entry.mro() if base not in private for name in base.members}
+    every = {name: member for each in (*reversed(private), entry) for name, member in each.members.items()}
+    return [
+        member
+        for name, member in every.items()
+        if name == "__call__" or not (name.startswith("_") or name in inherited)
+        if isinstance(member, griffe.Function) or "property" in member.labels
+    ]
+
+
+# Text
+
+
+def plain(text: str) -> str:
+    """Return a docstring's text as Markdown: one kind of quotes, roles by their last name."""
+    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
+    return text.replace("``", "`")
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Return text in lines of the page's width, a paragraph at a time."""
+    for paragraph in re.split(r"\n\s*\n", plain(text).strip()):
+        yield wrapped(" ".join(paragraph.split()))
+
+
+def signature(entry: griffe.Function | griffe.Class, name: str) -> str:
+    """Return a signature as Python has it, one parameter a line where it is long."""
+    short = entry.signature(name=name)
+    if len(short) <= PAGE_WIDTH:
+        return short
+    inner, _, returns = short.removeprefix(f"{name}(").rpartition(")")
+    return "\n".join([f"{name}(", *(f"    {part}," for part in _split(inner)), f"){returns}"])
+
+
+def _split(parameters: str) -> list[str]:
+    """Return the parameters of a signature: parted by commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in parameters:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def returns_of(text: str) -> str:
+    """Return what a docstring says under Returns, as it is: griffe takes what stands before a colon for a type."""
+    section = re.search(r"^Returns:\n((?:[ ]{4}.*\n?|\n)+)", text, re.MULTILINE)
+    return textwrap.dedent(section.group(1)) if section else ""
+
+
+def documentation(entry: Entry) -> Iterator[str]:
+    """Return the docstring as Markdown, a block at a time."""
+    if entry.docstring is None:
+        return
+    sections = entry.docstring.parse("google", returns_multiple_items=False, warnings=False)
+    for section in sections:
+        kind = section.kind.value
+        if kind == "text":
+            yield from paragraphs(str(section.value))
+        elif kind in ITEMS:
+            yield "\n".join([f"{ITEMS[kind]}:", "", *(item(part) for part in section.value)])
+        elif kind == "returns":
+            first, *others = paragraphs(f"Returns: {returns_of(entry.docstring.value)}")
+            yield from (first, *others)
+
+
+def item(part: Any) -> str:
+    """Return an argument, an attribute or an exception, and what is said of it, as an item of a list."""
+    name = str(part.annotation).strip("()") if isinstance(part, griffe.DocstringRaise) else part.name
+    names = ", ".join(f"`{each.strip()}`" for each in name.split(","))
+    return wrapped(f"- {names}: {' '.join(plain(part.description).split())}")
+
+
+# Entries
+
+
+def is_pydantic(entry: Entry) -> bool:
+    """Return whether an entry is a model of pydantic's, whose fields are documented each by itself."""
+    return any(str(base) in ("SpecModel", "_Problem") for base in getattr(entry, "bases", ()))
+
+
+def model_table(entry: griffe.Class) -> str:
+    """Return the fields of a model. It is imported: codegen needs neither torch nor CUDA."""
+    module, _, name = entry.canonical_path.rpartition(".")
+    model: type[BaseModel] = getattr(importlib.import_module(module), name)
+    return wrapped_table(FIELD_HEADINGS, field_rows(model, {})).replace("](#", "](specs.md#")
+
+
+def is_error(entry: Entry) -> bool:
+    """Return whether a class is an exception, which users catch and do not make."""
+    return entry.name.endswith("Error")
+
+
+def is_made(entry: griffe.Class) -> bool:
+    """Return whether users make objects of a class by its constructor; models have a table of their fields."""
+    public = {found(f"{module}.{name}").canonical_path for module in public_modules() for name in public_names(module)}
+    return entry.canonical_path in public and not is_error(entry) and not is_pydantic(entry)
+
+
+def blocks(entry: Entry, name: str, level: int = 3) -> Iterator[str]:
+    """Return an entry as Markdown: heading, signature, docstring, methods."""
+    yield f"{'#' * level} {name}"
+    if isinstance(entry, griffe.Function):
+        yield f"```text\n{signature(entry, 'kernel' if entry.name == '__call__' else name)}\n```"
+    elif isinstance(entry, griffe.Class) and is_made(entry):
+        yield f"```text\n{signature(entry, name)}\n```"
+    elif "property" not in entry.labels and not isinstance(entry, griffe.Class):
+        yield f"```text\n{name} = {entry.value}\n```"
+    yield from documentation(entry)
+    if isinstance(entry, griffe.Class):
+        if is_pydantic(entry):
+            yield model_table(entry)
+        short, long = [], []
+        for member in members(entry):
+            (long if member.docstring and "\n\n" in member.docstring.value else short).append(member)
+        if short:
+            yield "\n".join(["Methods:", "", *(wrapped(f"- `{headline(m)}`: {summary(m)}") for m in short)])
+        for member in long:
+            yield from blocks(member, f"{name}.{member.name}", level + 1)
+
+
+def headline(member: griffe.Function | griffe.Attribute) -> str:
+    """Return a method with its arguments, or the name of a property."""
+    return str(member.signature(name=member.name)) if isinstance(member, griffe.Function) else member.name
+
+
+def summary(member: griffe.Function | griffe.Attribute) -> str:
+    """Return the docstring of a short method in one line."""
+    return " ".join(plain(member.docstring.value).split()) if member.docstring else ""
+
+
+def reference() -> str:
+    """Return the page: what there is, then each module."""
+    every = {module: entries(module) for module in public_modules()}
+    parts = ["\n".join(contents_line(module, listed) for module, listed in every.items())]
+    for module, listed in every.items():
+        parts += [f"## {module}", *paragraphs(_first(found(module)))]
+        parts += [block for entry in listed for block in blocks(entry, entry.name)]
+    return "\n\n".join(parts)
+
+
+def contents_line(module: str, listed: Sequence[Entry]) -> str:
+    """Return a module's line of contents."""
+    names = ", ".join(f"[{entry.name}](#{anchor(entry.name)})" for entry in listed)
+    return wrapped(f"- [{module}](#{anchor(module)}): {names}")
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _first(module: griffe.Module) -> str:
+    """Return a module's docstring."""
+    return inspect.cleandoc(module.docstring.value) if module.docstring else ""
+
+
+def texts() -> Mapping[str, str]:
+    """Return what is written, by the name of its markers."""
+    return {"api": reference()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not up to date")
+    check = parser.parse_args(arguments).check
+    return update(PAGE, texts(), check=check, stale=STALE)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""The tables of docs/tasks/verified.md: what receipts say, and nothing of a kernel that they do not vouch for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.receipts import Receipt
+from codegen.render import render
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGE = PROJECT / "docs" / "tasks" / "verified.md"
+Make = Callable[[NamedSpec, str], Receipt]
+
+
+def load_script() -> ModuleType:
+    path = PROJECT / "benchmarks" / "verified_page.py"
+    spec = importlib.util.spec_from_file_location("verified_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)  # as when it is run
+        spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+SPECS = [find_spec(name) for name in ("h100_topk32", "h100_causal", "l4_causal")]
+
+
+@pytest.fixture
+def receipts(receipt: Make) -> dict[str, Receipt]:
+    """Receipts of two of the three specs."""
+    return {named.stem: receipt(named, render(named)) for named in SPECS if named.stem != "h100_causal"}
+
+
+def test_the_page_is_what_the_receipts_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_page_that_is_not_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "verified.md"
+    page.write_text(PAGE.read_text(encoding="utf-8").replace("`h100_causal`, ", ""), encoding="utf-8")
+    monkeypatch.setattr(script, "PAGE", page)
+    assert script.main(["--check"]) == 1
+    assert script.STALE in capsys.readouterr().out
+
+
+def test_every_shipped_kernel_is_on_the_page_once() -> None:
+    (table,) = PAGE.read_text(encoding="utf-8").split("<!-- kernels:begin -->")[1:]
+    table = table.partition("<!-- kernels:end -->")[0]
+    assert all(table.count(f"`{named.stem}`") == 1 for named in shipped_specs())
+
+
+def test_kernels_are_told_by_what_ran_where(receipts: dict[str, Receipt]) -> None:
+    found = script.runs(SPECS, receipts)
+    assert {run: [named.stem for named in those] for run, those in found.items()} == {
+        ("sm_89", "sm_90a cubin", "a device"): ["l4_causal"],
+        ("sm_90a", "sm_90a cubin", "a device"): ["h100_topk32"],
+    }
+    rows = script.kernel_table(SPECS, found).splitlines()
+    assert rows[-1] == "| not verified | - | `h100_causal` |"
+    operators = script.operator_table(receipts, found).splitlines()[2:]
+    assert operators == ["| `attention` | sm_90a cubin | a device | 1 | 1 | fp16 5.0e-04 |"] * 2
+
+
+def test_compilations_are_counted_by_architecture(receipts: dict[str, Receipt]) -> None:
+    records = ["h100_topk32", "l4_causal", "attention_sm_80_fp16_d128_dense_a0561fd1", "bsr_spmm_sm_90a_fp16_b16_0a"]
+    assert script.compiled(SPECS, records) == {"sm_90a": 2, "sm_89": 1, "sm_80": 1}
+    table = script.architecture_table(SPECS, records, script.runs(SPECS, receipts))
+    assert "| `sm_80` | 0 | 1 | - |" in table
+    assert "| `sm_90a` | 2 | 2 | 1 on a device as sm_90a cubin |" in table
+
+
+def test_every_record_is_of_a_known_architecture() -> None:
+    records = json.loads(script.KNOWN.read_text(encoding="utf-8"))
+    assert set(script.compiled(shipped_specs(), records)) <= set(script.ARCHS)

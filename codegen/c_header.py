@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from codegen.descriptor import KernelFacts, LaunchRecord, TensorMapRecord
 from codegen.wording import in_comment
 
-_C_TYPES = {"tensor_map": "CUtensorMap", "pointer": "CUdeviceptr", "i64": "int64_t", "i32": "int32_t", "f32": "float"}
+_C_TYPES = {
+    "tensor_map": "{symbol}_tensor_map",
+    "pointer": "CUdeviceptr",
+    "i64": "int64_t",
+    "i32": "int32_t",
+    "f32": "float",
+}
 
 
 def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
@@ -23,7 +29,12 @@ def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
         "#include <stddef.h>",
         "#include <stdint.h>",
         "",
+        *_dialect(prefix),
+        "",
         *_defines(prefix, _macros(facts)),
+        "",
+        "/* Named values of the source, to which the comments below refer. */",
+        *_defines(prefix, ((name, _literal(value)) for name, value in facts.constants.items())),
         "",
         *(line for told in facts.tensor_maps for line in (*_tensor_map(prefix, told), "")),
         *_struct(facts),
@@ -79,8 +90,11 @@ def _tensor_map(prefix: str, told: TensorMapRecord) -> list[str]:
 def _struct(facts: KernelFacts) -> list[str]:
     """Return the parameter struct, and what its layout must be."""
     name = f"{facts.symbol}_params"
-    lines = [f"/* The kernel's only parameter, by value. */\nstruct {name} {{"]
-    lines += [f"  {_C_TYPES[param.type]} {param.name}; /* {_words(param.what)} */" for param in facts.params]
+    lines = _tensor_map_type(facts) if facts.tensor_maps else []
+    lines += ["/* The kernel's only parameter, by value. */", f"struct {name} {{"]
+    for param in facts.params:
+        kind = _C_TYPES[param.type].format(symbol=facts.symbol)
+        lines.append(f"  {kind} {param.name}; /* {_words(param.what)} */")
     checks = [(f"sizeof(struct {name}) == {facts.params_bytes}", "size")]
     checks += [(f"offsetof(struct {name}, {param.name}) == {param.offset}", param.name) for param in facts.params]
     prefix = facts.symbol.upper()
@@ -88,12 +102,32 @@ def _struct(facts: KernelFacts) -> list[str]:
         *lines,
         "};",
         "",
+        *(f'{prefix}_ASSERT({check}, "{what}");' for check, what in checks),
+    ]
+
+
+def _tensor_map_type(facts: KernelFacts) -> list[str]:
+    """Return the type of a tensor map as the kernel has it: cuda.h of CUDA 13 aligns CUtensorMap to 128 bytes."""
+    prefix = facts.symbol.upper()
+    return [
+        "/* The bytes of a CUtensorMap: encode one and copy them (in some versions its alignment is another one). */",
+        "typedef struct {",
+        f"  {prefix}_ALIGNAS(64) unsigned char bytes[128];",
+        f"}} {facts.symbol}_tensor_map;",
+        "",
+    ]
+
+
+def _dialect(prefix: str) -> list[str]:
+    """Return what C and C++ spell in different ways."""
+    return [
         "#ifdef __cplusplus",
         f"#define {prefix}_ASSERT static_assert",
+        f"#define {prefix}_ALIGNAS alignas",
         "#else",
         f"#define {prefix}_ASSERT _Static_assert",
+        f"#define {prefix}_ALIGNAS _Alignas",
         "#endif",
-        *(f'{prefix}_ASSERT({check}, "{what}");' for check, what in checks),
     ]
 
 
@@ -125,6 +159,11 @@ def _launch(prefix: str, launch: LaunchRecord) -> list[str]:
 
 def _defines(prefix: str, macros: Iterable[tuple[str, object]]) -> list[str]:
     return [f"#define {prefix}_{name} {value}" for name, value in macros]
+
+
+def _literal(value: float) -> str:
+    """Return a number as C spells it; true is 1."""
+    return f"{value!r}f" if isinstance(value, float) else str(int(value))
 
 
 def _braces(values: Iterable[int]) -> str:

@@ -135,7 +135,7 @@ def export_command(
                 "changed": done.changed,
                 "spec_hash": named.spec.hash,
                 "was_cached": done.compiled.was_cached,
-                "verified": done.receipt.verification is not None and not done.receipt.verification.failed,
+                "verified": done.is_verified,
             }
             state = "wrote" if done.changed else "up to date"
             told.row(fields, f"{state}  {one_line(str(done.folder), MOST_OF_PLACE)}: {done.standing}")

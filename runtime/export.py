@@ -11,12 +11,12 @@ from codegen.errors import SpecError
 from codegen.exports import RECORD, check_exportable, files_of, names_of
 from codegen.folders import check_folder, write_folder
 from codegen.library import NamedSpec
-from codegen.receipts import MissingReceipt, Receipt, source_sha256
+from codegen.receipts import MissingReceipt, Receipt
 from codegen.render import generate
 from codegen.sized_launch import SizedLaunch, sized_launch
-from codegen.wording import shown
+from codegen.wording import one_line, shown
 from runtime.compile.compiler import Compiled, compile_spec
-from runtime.verify.receipts import cubin_record, receipt
+from runtime.verify.receipts import cubin_record, unverified
 
 MOST_SMS = 4096
 
@@ -38,12 +38,19 @@ class Exported:
     receipt: Receipt
 
     @property
+    def is_verified(self) -> bool:
+        """Whether this cubin, not PTX of the same source, passed all cases on a GPU."""
+        found = self.receipt.verification
+        return found is not None and not found.failed and found.target.endswith(" cubin")
+
+    @property
     def standing(self) -> str:
-        """What a GPU made of the cubin, in words."""
+        """What a GPU made of the kernel, in words."""
         found = self.receipt.verification
         if found is None:
-            return "this cubin never ran in a verification"
-        return f"FAILED on {found.device}" if found.failed else f"{len(found.cases)} cases passed on {found.device}"
+            return "no receipt says that a GPU ran this cubin"
+        verdict = f"{len(found.failed)} of {len(found.cases)} cases FAILED" if found.failed else "all cases passed"
+        return one_line(f"{verdict} on {found.device} ({found.target})")
 
 
 def parse_sizes(text: str) -> dict[str, int]:
@@ -116,13 +123,16 @@ def export(named: NamedSpec, out: Path, sized: SizedLaunch | None = None) -> Exp
 def receipt_of(compiled: Compiled) -> Receipt:
     """Return the kernel's receipt if it is of this source and this cubin; else one that says nothing of a GPU.
 
+    That one has no hash of PTX either, of which none is exported.
+
     Raises:
         ReceiptError: for a receipt that cannot be read.
     """
     named = compiled.named
+    own = unverified(compiled, cubin_record(compiled, with_ptx=False))
     try:
         known = Receipt.read(place_of(named, ".json"))
     except MissingReceipt:
-        return receipt(named, None)
-    same_source = known.spec.hash == named.spec.hash and known.source.sha256 == source_sha256(compiled.source)
-    return known if same_source and known.cubin == cubin_record(compiled) else receipt(named, None)
+        return own
+    cubin = known.cubin.model_copy(update={"ptx_sha256": None})
+    return known if (known.spec, known.source, cubin) == (own.spec, own.source, own.cubin) else own

@@ -32,6 +32,9 @@ def missing(named: NamedSpec, what: str, looked: str) -> NoJitError:
         looked: where, and what was there.
     """
     spec = named.argument
+    if what.endswith(" ptx"):
+        remedy = f"`codegen compile --check {spec}` where compiling is allowed puts it into the cache"
+        return NoJitError(named.stem, named.spec.hash, f"its {what} is missing ({looked})", remedy)
     remedy = (
         f"`codegen compile {spec}` where compiling is allowed puts it into the cache, "
         f"`codegen export {spec} --out DIR` makes a folder that load_kernel(DIR/NAME) loads"

@@ -129,7 +129,7 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
     """
     if isinstance(source, NamedSpec):
         return source
-    if isinstance(source, str) and source.startswith("{"):
+    if isinstance(source, str) and source.startswith("{") and source.rstrip().endswith("}"):
         source = read_yaml(source, "spec").fields  # JSON is YAML, and this reader refuses a field that is named twice
     if isinstance(source, str | Path):
         path = Path(source)

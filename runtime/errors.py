@@ -42,7 +42,7 @@ class NoJitError(CodegenError):
         self.kernel, self.spec_hash, self.reason, self.remedy = kernel, spec_hash, reason, remedy
         of_spec = f" (spec hash {spec_hash})" if spec_hash else ""
         told = f"{kernel}{of_spec}: {reason}, and CODEGEN_NO_JIT=1 forbids to compile"
-        super().__init__(told + (f"; {remedy}" if remedy else ""))
+        super().__init__(one_line(told + (f"; {remedy}" if remedy else ""), MOST_OF_MESSAGE))
 
     def __reduce__(self) -> tuple[type[NoJitError], tuple[str, str, str, str]]:
         """Return how to make it anew, in another process."""

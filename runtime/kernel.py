@@ -100,7 +100,7 @@ def load_kernel(
 
 def _folder(spec: object) -> Path | None:
     """Return the folder of an exported kernel that is to be loaded; None for whatever names a spec."""
-    if not isinstance(spec, str | Path) or (isinstance(spec, str) and (spec[:1] == "{" or spec in shipped_files())):
+    if not isinstance(spec, str | Path) or (isinstance(spec, str) and spec in shipped_files()):
         return None
     try:
         return Path(spec) if Path(spec).is_dir() else None

@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 
 from codegen import exports
+from codegen.descriptor import (
+    GridRecord,
+    KernelFacts,
+    LaunchRecord,
+    ParamRecord,
+    PrologueRecord,
+    TensorMapRecord,
+    WorkspaceRecord,
+)
 from codegen.errors import CodegenError, ExportError, FileError, SpecError
-from codegen.exports import RECORD, KernelRecord, check_exportable, files_of, names_of, read_export
+from codegen.exports import RECORD, FileRecord, KernelRecord, check_exportable, files_of, names_of, read_export
 from codegen.folders import check_folder, write_folder
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import Receipt
@@ -214,3 +223,14 @@ def test_json_names_a_spec_on_the_command_line() -> None:
     for wrong in ("{", '{"op": 1}', '{"op": "attention", "op": "attention"}'):
         with pytest.raises(SpecError):
             find_spec(wrong)
+
+
+def test_the_page_has_every_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    models = (
+        *(KernelRecord, FileRecord, KernelFacts, LaunchRecord),
+        *(GridRecord, PrologueRecord, ParamRecord, TensorMapRecord, WorkspaceRecord),
+    )
+    assert not [
+        f"{model.__name__}.{name}" for model in models for name in model.model_fields if f"`{name}`" not in page
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -139,6 +140,43 @@ def test_it_encodes_tensor_maps_as_the_runtime_does(
 def test_a_wrong_result_is_found(program: Path, folder: Path) -> None:
     done, _ = run(program, folder)  # its launches write nothing, and the output begins as NaN
     assert done.returncode == 1 and done.stdout.startswith("WRONG: 200 rows, max difference of out nan"), done
+
+
+def attention_of(memory: Path) -> tuple[Any, Any]:
+    """Return out and LSE of the q, k and v that the program made: its first three allocations."""
+    sizes = driver_api.SIZES
+    batch, heads, kv_heads, q_len, kv_len = (sizes[n] for n in ("batch", "heads", "kv_heads", "q_len", "kv_len"))
+
+    def tensor(number: int, *shape: int) -> Any:
+        data = bytearray((memory / str(number)).read_bytes())
+        return torch.frombuffer(data, dtype=torch.float16).view(*shape, 128).double()
+
+    q = tensor(0, batch, heads, q_len)
+    k, v = (tensor(number, batch, kv_heads, kv_len).repeat_interleave(heads // kv_heads, 1) for number in (1, 2))
+    assert q.abs().max() == k.abs().max() == v.abs().max() == 1 and q.std() > 0.4 and not torch.equal(k, v)
+    logits = q @ k.mT / math.sqrt(128)
+    hidden = torch.ones(q_len, kv_len, dtype=torch.bool).triu(kv_len - q_len + 1)
+    logits.masked_fill_(hidden, -math.inf)
+    return logits.softmax(-1) @ v, logits.logsumexp(-1)
+
+
+@pytest.mark.parametrize("wrong", ["", "out", "lse", "zeros"])
+def test_its_reference_is_causal_attention(
+    program: Path, folder: Path, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MEMORY", str(tmp_path))
+    run(program, folder)
+    out, lse = attention_of(tmp_path)
+    if wrong == "out":
+        out[-1, -1, -1, 3] += 0.01  # of the last row, which is a sample
+    if wrong == "lse":
+        lse[0, 0, 0] += 0.01
+    if wrong == "zeros":
+        out[:] = 0
+    for number, tensor in ((3, out.half()), (4, lse.float())):
+        (tmp_path / str(number)).write_bytes(bytes(tensor.contiguous().flatten().view(torch.uint8).tolist()))
+    done, _ = run(program, folder)
+    assert (done.returncode, done.stdout.split(":")[0]) == ((1, "WRONG") if wrong else (0, "ok")), done
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from codegen.dtypes import DTYPES
 from codegen.encode_tiled import STRIDE_BYTES, encode_tiled
 from codegen.patterns.base import SpecModel
 from codegen.plan import PARAM_ABI, Param, ParamType, Plan, param_offsets, params_alignment, params_size
@@ -24,7 +25,8 @@ WORKSPACE_ALIGNMENT = 256
 """Bytes: what cuMemAlloc promises, and more than any kernel asks for."""
 # Type that a pointer parameter points to -> bytes that its address is a multiple of. Elements of matrices are loaded 16
 # bytes at a time.
-_POINTEES = {"int": 4, "float": 4, "int2": 8, "int4": 16, "uint4": 16, "uint32": 16, "unsigned short": 16, "__half": 16}
+_POINTEES = {"int": 4, "float": 4, "int2": 8, "int4": 16, "uint4": 16, "uint32": 16, "unsigned short": 16}
+_POINTEES |= {dtype.cuda: 16 for dtype in DTYPES.values()}
 
 
 class ParamRecord(SpecModel):

@@ -129,6 +129,8 @@ def _check_lists(plan: Plan, sizes: Mapping[str, int]) -> None:
         wanted = ("list_batches", "list_heads")
     if isinstance(spec, BsrSpmmSpec):
         wanted = (*(("chunk_blocks",) if plan.row_cutting else ()), *(("groups", "rounds") if plan.gathered else ()))
+    if isinstance(spec, BsrSpgemmSpec) and spec.output == "bsr":
+        wanted = ("blocks",)
     for name in wanted:
         if sizes.get(name, 0) < 1:
             raise SpecError(f"shape.{name}", f"is {sizes.get(name, 0)}, {plan.stem} needs 1 or more")
@@ -142,6 +144,8 @@ def smallest_shape(plan: Plan) -> Shape:
     shape = kind(**sizes)
     if isinstance(shape, AttentionShape):
         return replace(shape, list_batches=1, list_heads=1, list_length=1)
+    if isinstance(shape, SpgemmShape):
+        return replace(shape, blocks=1)
     if isinstance(shape, SpmmShape):
         assert isinstance(spec, BsrSpmmSpec)
         chunk = None if plan.row_cutting is None else plan.row_cutting.step

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from codegen.alternatives import suggest_for
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_files
 from codegen.render import generate
@@ -62,9 +63,9 @@ def load_kernel(
         problem: beside such a mapping, its problem, or sizes of it (``{"heads": 16, "q_len": 4096}``), by which the
             choice is made. Beside a whole spec nothing depends on it, but it must not contradict it.
         forward_compatible: allow a kernel of an older architecture to run on a newer device, through PTX that the
-            driver compiles. Kernels of ``a`` architectures (sm_90a) cannot.
+            driver compiles. Kernels of ``a`` architectures (sm_90a) cannot, nor can exported ones.
         device: CUDA device the architecture is checked against; by default torch's current one.
-        cache: kernel cache; by default the user's.
+        cache: kernel cache; by default the user's. An exported folder needs none.
 
     Returns:
         A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
@@ -84,7 +85,7 @@ def load_kernel(
     process.claim(torch_forked=torch.cuda._is_in_bad_fork())
     folder = _folder(spec)
     if folder is not None:
-        return _load_exported(folder, problem, device)
+        return _load_exported(folder, problem, device, forward_compatible)
     where = _device(device) if torch.cuda.is_available() else None
     device_name = None if where is None else torch.cuda.get_device_name(where)
     named = choose(spec, problem, device=device_name).named
@@ -108,15 +109,24 @@ def _folder(spec: object) -> Path | None:
         return None
 
 
-def _load_exported(folder: Path, problem: object, device: torch.device | str | int | None) -> Kernel:
+def _load_exported(
+    folder: Path, problem: object, device: torch.device | str | int | None, forward_compatible: bool
+) -> Kernel:
     """Load an exported kernel."""
     if problem is not None:
         raise SpecError("problem", f"is given beside {folder}, where nothing is chosen: leave it out")
+    if forward_compatible:
+        raise ArgumentError("forward_compatible", f"is True, but {folder} has no PTX, only a cubin: leave it out")
     compiled = read_compiled(folder)
+    named, arch = compiled.named, compiled.plan.arch
     if not torch.cuda.is_available():
-        raise DeviceError(f"{compiled.named.stem} cannot be loaded: torch sees no CUDA device")
+        raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device")
     where = _device(device)
-    check_device(compiled.named, where, forward_compatible=False)  # a cubin runs on its own architecture
+    have = torch.cuda.get_device_capability(where)
+    if have != arch.compute_capability:
+        here = f"{torch.cuda.get_device_name(where)} is sm_{have[0]}{have[1]}"
+        what = f"{named.stem} was exported for {arch.name}, and {here}: export a kernel of its architecture"
+        raise DeviceError(f"{what}; {suggest_for(named.spec, have)}")
     return _loaded(compiled, where)
 
 

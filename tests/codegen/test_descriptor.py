@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import drawn_specs
 import pytest
 
 from codegen.descriptor import KernelFacts, facts_of, launch_record
@@ -234,6 +237,26 @@ def test_what_is_no_shape_is_refused(name: str, changes: dict[str, int | None], 
     sizes = {"batch": 2, "heads": 8, "kv_heads": 4, "q_len": 100, "kv_len": 100} | changes
     with pytest.raises(SpecError, match=f"^{message}"):
         sized_launch(plan_for(find_spec(name)), {k: v for k, v in sizes.items() if v is not None}, SMS)
+
+
+def test_blocks_of_a_listed_result_are_asked_for() -> None:
+    plan, sizes = plan_for(find_spec("h100_bsr_spgemm_b128_bsr")), {"rows": 256, "depth": 256, "columns": 256}
+    with pytest.raises(SpecError, match=r"^shape.blocks: is 0, h100_bsr_spgemm_b128_bsr needs 1 or more"):
+        sized_launch(plan, sizes, SMS)
+    assert sized_launch(plan, {**sizes, "blocks": 3}, SMS).grid == 3
+
+
+def test_kernels_that_are_not_shipped_have_facts_and_launches(request: pytest.FixtureRequest) -> None:
+    """Those that only tests have, and drawn ones, other ones each day."""
+    files = sorted(Path(__file__).parents[1].glob("unshipped_*.json"))
+    unshipped = [find_spec(fields) for file in files for fields in json.loads(file.read_text(encoding="utf-8"))]
+    drawn = drawn_specs.draw(100, request.config.getoption("--kernel-seed")).specs
+    for named in (*unshipped, *drawn):
+        plan = plan_for(named)
+        facts = facts_of(plan)
+        assert KernelFacts.model_validate_json(facts.model_dump_json()) == facts, named.spec.canonical_json()
+        sizes = {name: value for name, value in vars(smallest_shape(plan)).items() if value is not None}
+        assert launch_record(sized_launch(plan, sizes, SMS)).grid >= facts.cluster, named.spec.canonical_json()
 
 
 def test_every_operator_has_a_shape() -> None:

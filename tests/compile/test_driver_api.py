@@ -14,11 +14,13 @@ from typing import Any
 import driver_api
 import pytest
 
-from codegen.descriptor import facts_of
+from codegen.c_header import c_header
+from codegen.descriptor import facts_of, launch_record
 from codegen.exports import read_export
-from codegen.library import find_spec
+from codegen.library import find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
+from codegen.sized_launch import sized_launch, smallest_shape
 from runtime.driver.api import driver
 
 torch = pytest.importorskip("torch")
@@ -84,6 +86,24 @@ def signature(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:
         for heads, length in (("heads", "q_len"), ("kv_heads", "kv_len"))
     )
     return kernel._check(q, k, k, indices=(), scale=None, out=None, sink=None)
+
+
+def test_the_headers_of_all_kernels_compile_side_by_side(tmp_path: Path) -> None:
+    """With the offsets that they assert, which the compiler works out by itself."""
+    lines = ["int main(void) {"]
+    for named in shipped_specs():
+        plan = plan_for(named)
+        sizes = {name: value for name, value in vars(smallest_shape(plan)).items() if value is not None}
+        header = c_header(facts_of(plan), launch_record(sized_launch(plan, sizes, SMS)))
+        (tmp_path / f"{named.stem}.h").write_text(header)
+        lines.insert(0, f'#include "{named.stem}.h"')
+        numbers = f"struct {named.stem}_params p; {named.stem.upper()}_SET_NUMBERS(&p);"
+        boxes = [f"{named.stem.upper()}_{name.upper()}" for name in plan.tensor_maps]
+        used = [f"const cuuint32_t b{i}[{box}_RANK] = {box}_BOX_DIM; (void)b{i};" for i, box in enumerate(boxes)]
+        lines.append("{ " + " ".join([numbers, "(void)p;", *used]) + " }")
+    program = tmp_path / "all.c"
+    program.write_text("\n".join([*lines, "return 0; }"]) + "\n")
+    driver_api.compiled([f"-I{tmp_path}", str(program)], tmp_path / "all")
 
 
 def test_it_launches_as_the_runtime_does(program: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from runtime.compile import compiler, toolchain
 from runtime.compile.compiler import compile_spec, run_nvrtc
 from runtime.compile.inspection import usage
 from runtime.doctor import look
-from runtime.errors import DeviceError, NoJitError, ToolchainError
+from runtime.errors import ArgumentError, DeviceError, NoJitError, ToolchainError
 from runtime.verify.receipts import cubin_record
 
 run = CliRunner()
@@ -181,8 +181,10 @@ def test_a_word_is_a_shipped_spec_before_it_is_a_folder(
 
 def test_what_does_not_fit_a_folder_is_refused(tmp_path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exported(tmp_path, KERNEL, "h100_tile_copy_tma")
-    with pytest.raises(DeviceError, match=r"written for sm_90a, and NVIDIA L4 is sm_89"):
+    with pytest.raises(DeviceError, match=r"exported for sm_90a, and NVIDIA L4 is sm_89: export a kernel of its arch"):
         gpu(tmp_path / "h100_tile_copy_tma")
+    with pytest.raises(ArgumentError, match=r"forward_compatible: is True, but .* has no PTX"):
+        gpu(tmp_path / KERNEL, forward_compatible=True)
     with pytest.raises(SpecError, match="problem: is given beside"):
         gpu(tmp_path / KERNEL, {"rows": 1})
     path = tmp_path / KERNEL / f"{KERNEL}.cubin"
@@ -217,6 +219,20 @@ def test_commands_do_not_compile(
         assert f"`codegen compile --check {KERNEL}` where compiling is allowed" in done.stderr  # the PTX of the receipt
     else:
         assert done.exit_code == 0, done.output
+
+
+@pytest.mark.usefixtures("no_jit")
+def test_tuning_begins_no_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is known to compile, and is not in the cache, is no candidate that failed."""
+    monkeypatch.chdir(tmp_path)
+    command = ["tune", "op=bsr_sddmm,block=32,m=4096,n=4096,k=4096,density=0.1", "--compile-only", "--most", "0"]
+    monkeypatch.delenv("CODEGEN_NO_JIT")
+    assert run.invoke(app, command).exit_code == 0
+    monkeypatch.setenv("CODEGEN_NO_JIT", "1")
+    assert run.invoke(app, command).exit_code == 0
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path / "another"))
+    done = run.invoke(app, command)
+    assert done.exit_code == 2 and FORBIDDEN in done.stderr and not (tmp_path / "another").exists()
 
 
 @pytest.mark.usefixtures("no_jit")

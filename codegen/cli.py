@@ -87,7 +87,7 @@ def codegen_command(
     """Take the options that belong to no command."""
 
 
-SPEC_HELP = "A YAML file, or the name of a shipped spec."
+SPEC_HELP = "A YAML file, the name of a shipped spec, or the fields of a spec as JSON: {...}."
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=_complete)]
 SpecsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SPEC...", help=SPEC_HELP, autocompletion=_complete, show_default=False)

@@ -60,3 +60,7 @@ class SpecError(CodegenError):
     def at(self, location: str) -> SpecError:
         """Return the same error with the file and line it belongs to, such as ``"file.yaml:12"``."""
         return SpecError(self.field, self.reason, location)
+
+
+class ExportError(FileError):
+    """A folder that is no exported kernel, is not as it was exported, or is of another version of the package."""

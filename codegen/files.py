@@ -36,7 +36,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     Raises:
         MissingFileError, FileError: as ``read_text`` does.
     """
-    with _errors_of(path, "cannot be read: "):
+    with errors_of(path, "cannot be read: "):
         # Before it is opened too: a device may act on that. Opened so, a fifo in its place does not wait for a writer.
         _check_regular(path, path.stat())
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -61,7 +61,7 @@ def check_replaceable(path: Path) -> None:
     Raises:
         FileError: for such a place.
     """
-    with _errors_of(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):  # of a folder its maker tells
+    with errors_of(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):  # of a folder its maker tells
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise FileError(path, os.strerror(errno.EISDIR))
@@ -96,7 +96,7 @@ def holds(path: Path, text: str) -> bool:
 
 
 def _size(path: Path) -> int:
-    with _errors_of(path, "cannot be read: "):
+    with errors_of(path, "cannot be read: "):
         return path.stat().st_size
 
 
@@ -124,7 +124,7 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
     staged: dict[Path, Path] = {}
     try:
         for path, text in texts.items():
-            with _errors_of(path):  # it names the file that was asked for, of whose stand-in nobody knows
+            with errors_of(path):  # it names the file that was asked for, of whose stand-in nobody knows
                 check_replaceable(path)
                 changed[path] = not holds(path, text)
                 if changed[path]:
@@ -134,7 +134,7 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
                         staged[path] = temporary
                         file.write(text.encode("utf-8"))
         for path, temporary in staged.items():
-            with _errors_of(path):
+            with errors_of(path):
                 temporary.replace(path)
     finally:
         for temporary in staged.values():
@@ -144,12 +144,12 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
 
 
 def _make_folder(folder: Path) -> None:
-    with _errors_of(folder):
+    with errors_of(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
-def _errors_of(path: Path, doing: str = "") -> Iterator[None]:
+def errors_of(path: Path, doing: str = "") -> Iterator[None]:
     """Turn what the file system says of a path into one error; the boundary to it."""
     try:
         yield

@@ -74,8 +74,13 @@ class NamedSpec:
 
     @property
     def argument(self) -> str:
-        """How a command line names it: a shipped spec by its name, which an installed package knows too."""
-        return self.stem if self.path is None or self.is_shipped else in_shell(str(self.path))
+        """How a command line names it: a shipped spec by its name, which an installed package knows too.
+
+        A spec without a file is named by its canonical JSON, of which a command makes the same kernel.
+        """
+        if self.path is None:
+            return in_shell(self.spec.canonical_json())
+        return self.stem if self.is_shipped else in_shell(str(self.path))
 
     def located(self, error: SpecError) -> SpecError:
         """Return ``error`` with the file and line of its field."""
@@ -116,13 +121,16 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
     """Turn whatever a user may call a spec into a named spec.
 
     Args:
-        source: a path of a YAML file, the name of a shipped spec, a mapping of fields or a spec model.
+        source: a path of a YAML file, the name of a shipped spec, the fields as JSON (``{...}``) or as a mapping, or a
+            spec model.
 
     Raises:
         SpecError: for an unknown name (with near matches), an unreadable file or an illegal spec.
     """
     if isinstance(source, NamedSpec):
         return source
+    if isinstance(source, str) and source.startswith("{") and source.rstrip().endswith("}"):
+        source = read_yaml(source, "spec").fields  # JSON is YAML, and this reader refuses a field that is named twice
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix in (".yaml", ".yml") or is_file(path):

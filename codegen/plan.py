@@ -67,6 +67,18 @@ def param_offsets(params: Iterable[Param]) -> tuple[int, ...]:
     return tuple(offsets)
 
 
+def params_size(params: Sequence[Param]) -> int:
+    """Return the bytes of a parameter struct, a multiple of its strictest alignment."""
+    placed = zip(param_offsets(params), params, strict=True)
+    end = max((offset + PARAM_ABI[param.type][0] for offset, param in placed), default=0)
+    return aligned(end, params_alignment(params))
+
+
+def params_alignment(params: Iterable[Param]) -> int:
+    """Return the alignment of a parameter struct."""
+    return max((PARAM_ABI[param.type][1] for param in params), default=1)
+
+
 def tensor_map(name: str, doc: str) -> Param:
     """Return a TMA descriptor parameter."""
     return Param(name, "tensor_map", "TensorMap", doc)
@@ -348,6 +360,13 @@ class Plan:
         args = self.arguments(self, shape, slots)
         return replace(args, numbers=self.own(args.numbers))
 
+    @property
+    def has_even_rounds(self) -> bool:
+        """Return whether a persistent grid is no larger than the rounds that its largest number of tiles takes."""
+        # A dynamic scheduler and stream-K balance by themselves; and two thread blocks of an SM overlap.
+        by_number = self.stream_k is None and not self.dynamic_scheduler
+        return self.persistent and by_number and self.ctas_per_sm == 1
+
     def thread_blocks(self, tiles: int, slots: int) -> int:
         """Return how many thread blocks a launch has.
 
@@ -361,9 +380,7 @@ class Plan:
         if not self.persistent:
             return tiles
         clusters, most = tiles // self.cluster, slots // self.cluster
-        # A dynamic scheduler and stream-K balance by themselves; and two thread blocks of an SM overlap.
-        by_number = self.stream_k is None and not self.dynamic_scheduler
-        if by_number and self.ctas_per_sm == 1 and clusters > most:
+        if self.has_even_rounds and clusters > most:
             most = -(-clusters // -(-clusters // most))
         return min(clusters, most) * self.cluster
 

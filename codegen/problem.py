@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SCHEDULER_COUNTERS = 2  # tiles taken, thread blocks that ended
+COUNTER_BYTES = 4  # of each counter in device memory
 
 
 @dataclass(frozen=True)

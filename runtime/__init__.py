@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from codegen.errors import CodegenError, SpecError
-from runtime.errors import ArgumentError, CacheError, CompileError, DeviceError, ToolchainError
+from codegen.errors import CodegenError, ExportError, SpecError
+from runtime.errors import ArgumentError, CacheError, CompileError, DeviceError, NoJitError, ToolchainError
 
 if TYPE_CHECKING:
     from runtime import patterns
@@ -41,7 +41,9 @@ __all__ = [
     "CodegenError",
     "CompileError",
     "DeviceError",
+    "ExportError",
     "Kernel",
+    "NoJitError",
     "PreparedBsr",
     "PreparedLists",
     "SpecError",

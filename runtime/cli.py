@@ -88,6 +88,59 @@ def compile_command(
             _conclude(told, comparisons)
 
 
+@app.command("export")
+def export_command(
+    specs: SpecsArgument = None,
+    every: AllOption = False,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where to write: a folder for each kernel, by its name.")
+    ],
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            "--shape",
+            metavar="FIELD=NUMBER,...",
+            help="Also tell the launch of a problem of this shape: grid, numbers, memory (docs/export.md).",
+            show_default=False,
+        ),
+    ] = None,
+    sm_count: Annotated[
+        int | None,
+        typer.Option("--sm-count", metavar="N", help="Multiprocessors of the device it is for.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write kernels for hosts without a compiler: source, cubin, receipt, kernel.json, C header. Needs no GPU.
+
+    load_kernel("DIR/NAME") loads one and never compiles. A folder is whole or not there; one that holds anything else
+    is not written over.
+
+    [bold]Examples[/bold]
+      codegen export h100_topk32 h100_dense --out exported
+      codegen export h100_causal --out exported --shape batch=1,heads=8,kv_heads=8,q_len=1024,kv_len=1024 --sm-count 132
+    """
+    from runtime.export import check_places, export, launches_of, parse_sizes  # noqa: PLC0415 - not for other commands
+
+    named_specs = chosen(specs, every)
+    check_places(named_specs, out)
+    launches = launches_of(named_specs, None if shape is None else parse_sizes(shape), sm_count)
+    with report(as_json=as_json) as told:
+        pairs = list(zip(named_specs, launches, strict=True))
+        for named, sized in told.steps("exporting", pairs, lambda pair: pair[0].stem):
+            done = export(named, out, sized)
+            fields = {
+                "kernel": named.stem,
+                "folder": str(done.folder),
+                "changed": done.changed,
+                "spec_hash": named.spec.hash,
+                "was_cached": done.compiled.was_cached,
+                "verified": done.is_verified,
+            }
+            state = "wrote" if done.changed else "up to date"
+            told.row(fields, f"{state}  {one_line(str(done.folder), MOST_OF_PLACE)}: {done.standing}")
+
+
 def _compared(compiled: Compiled) -> Comparison:
     """Compare a cubin with its receipt, and tell what differs."""
     from runtime.verify.receipts import compared  # noqa: PLC0415 - not for those who only compile

@@ -19,6 +19,7 @@ from runtime.compile import inspection, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import run_nvrtc
 from runtime.driver.api import call, driver
+from runtime.errors import NoJitError
 
 HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "mma.h")
 PACKAGE = "sparse-kernel-codegen"
@@ -194,6 +195,9 @@ def look(name: str) -> Finding:
     """Return what a look finds: whatever goes wrong in it is a finding too."""
     try:
         return LOOKS[name]()
+    except NoJitError:
+        told = "not tried: CODEGEN_NO_JIT=1 forbids to compile"
+        return Finding("note", told, "unset CODEGEN_NO_JIT to try; exported and cached kernels load all the same")
     except CodegenError as error:
         told, _, remedy = str(error).partition(": pip install ")
         return Finding("wrong", told, f"pip install {remedy}" if remedy else "see the message")

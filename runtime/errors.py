@@ -28,6 +28,27 @@ class CompileError(CodegenError):
         return type(self), (self.name, self.log)
 
 
+class NoJitError(CodegenError):
+    """Something would have to be compiled, and CODEGEN_NO_JIT=1 forbids it; nothing was.
+
+    Attributes:
+        kernel: its name.
+        spec_hash: SHA-256 of its spec's canonical JSON; "" for what has no spec.
+        reason: what is missing, and where it was looked for.
+        remedy: what makes it; "" for nothing.
+    """
+
+    def __init__(self, kernel: str, spec_hash: str, reason: str, remedy: str = "") -> None:
+        self.kernel, self.spec_hash, self.reason, self.remedy = kernel, spec_hash, reason, remedy
+        of_spec = f" (spec hash {spec_hash})" if spec_hash else ""
+        told = f"{kernel}{of_spec}: {reason}, and CODEGEN_NO_JIT=1 forbids to compile"
+        super().__init__(one_line(told + (f"; {remedy}" if remedy else ""), MOST_OF_MESSAGE))
+
+    def __reduce__(self) -> tuple[type[NoJitError], tuple[str, str, str, str]]:
+        """Return how to make it anew, in another process."""
+        return type(self), (self.kernel, self.spec_hash, self.reason, self.remedy)
+
+
 class CacheError(CodegenError):
     """The kernel cache cannot be used, is not to be trusted, or is held by another process for too long.
 

@@ -8,16 +8,20 @@ from typing import Any
 
 import torch
 
-from codegen.library import NamedSpec
+from codegen.alternatives import suggest_for
+from codegen.errors import SpecError
+from codegen.library import NamedSpec, shipped_files
 from codegen.render import generate
 from codegen.select import Problem, choose
 from codegen.spec import Spec
+from runtime.compile import jit
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled, compile_generated
+from runtime.compile.exported import read_compiled
 from runtime.driver import process
 from runtime.driver.context import entered
 from runtime.driver.launch import LoadedKernel
-from runtime.errors import ArgumentError, DeviceError
+from runtime.errors import ArgumentError, DeviceError, NoJitError
 from runtime.kernels.arguments import check_device
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
@@ -28,6 +32,7 @@ from runtime.kernels.tile_copy import TileCopyKernel
 
 Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel | SelectTopkKernel | TileCopyKernel
 
+_NATIVE = "name a spec of the device's own architecture"
 KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
     "attention": AttentionKernel,
     "bsr_spmm": BsrSpmmKernel,
@@ -51,14 +56,16 @@ def load_kernel(
 
     Args:
         spec: path of a YAML spec, name of a shipped spec, mapping of fields, spec model, or a problem
-            (``codegen.select``). Of a mapping without ``tile`` or ``stages``, and of a problem, what is left out is
-            chosen by the table of measurements (docs/select.md); what a spec says is never changed.
+            (``codegen.select``); or a kernel's folder that ``codegen export`` wrote (docs/export.md), of which nothing
+            is compiled. A word that names both a shipped spec and a folder is the spec. Of a mapping without ``tile``
+            or ``stages``, and of a problem, what is left out is chosen by the table of measurements (docs/select.md);
+            what a spec says is never changed.
         problem: beside such a mapping, its problem, or sizes of it (``{"heads": 16, "q_len": 4096}``), by which the
             choice is made. Beside a whole spec nothing depends on it, but it must not contradict it.
         forward_compatible: allow a kernel of an older architecture to run on a newer device, through PTX that the
-            driver compiles. Kernels of ``a`` architectures (sm_90a) cannot.
+            driver compiles. Kernels of ``a`` architectures (sm_90a) cannot, nor can exported ones.
         device: CUDA device the architecture is checked against; by default torch's current one.
-        cache: kernel cache; by default the user's.
+        cache: kernel cache; by default the user's. An exported folder needs none.
 
     Returns:
         A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
@@ -72,8 +79,13 @@ def load_kernel(
         DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there. In a
             process that was forked after the first use of CUDA.
         ToolchainError, CompileError, CacheError: when the kernel cannot be built.
+        NoJitError: when it would have to be, and CODEGEN_NO_JIT=1 forbids that.
+        ExportError, FileError: for a folder that is no exported kernel, or is not as it was exported.
     """
     process.claim(torch_forked=torch.cuda._is_in_bad_fork())
+    folder = _folder(spec)
+    if folder is not None:
+        return _load_exported(folder, problem, device, forward_compatible)
     where = _device(device) if torch.cuda.is_available() else None
     device_name = None if where is None else torch.cuda.get_device_name(where)
     named = choose(spec, problem, device=device_name).named
@@ -82,10 +94,46 @@ def load_kernel(
         raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device (`codegen compile` needs none)")
     check_device(named, where, forward_compatible)
     native = torch.cuda.get_device_capability(where) == generated.plan.arch.compute_capability
-    compiled = compile_generated(generated, "cubin" if native else "ptx", cache)
+    if not native and jit.is_forbidden():
+        raise NoJitError(named.stem, named.spec.hash, "the driver would compile its PTX for this device", _NATIVE)
+    return _loaded(compile_generated(generated, "cubin" if native else "ptx", cache), where)
+
+
+def _folder(spec: object) -> Path | None:
+    """Return the folder of an exported kernel that is to be loaded; None for whatever names a spec."""
+    if not isinstance(spec, str | Path) or (isinstance(spec, str) and spec in shipped_files()):
+        return None
+    try:
+        return Path(spec) if Path(spec).is_dir() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _load_exported(
+    folder: Path, problem: object, device: torch.device | str | int | None, forward_compatible: bool
+) -> Kernel:
+    """Load an exported kernel."""
+    if problem is not None:
+        raise SpecError("problem", f"is given beside {folder}, where nothing is chosen: leave it out")
+    if forward_compatible:
+        raise ArgumentError("forward_compatible", f"is True, but {folder} has no PTX, only a cubin: leave it out")
+    compiled = read_compiled(folder)
+    named, arch = compiled.named, compiled.plan.arch
+    if not torch.cuda.is_available():
+        raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device")
+    where = _device(device)
+    have = torch.cuda.get_device_capability(where)
+    if have != arch.compute_capability:
+        here = f"{torch.cuda.get_device_name(where)} is sm_{have[0]}{have[1]}"
+        what = f"{named.stem} was exported for {arch.name}, and {here}: export a kernel of its architecture"
+        raise DeviceError(f"{what}; {suggest_for(named.spec, have)}")
+    return _loaded(compiled, where)
+
+
+def _loaded(compiled: Compiled, where: torch.device) -> Kernel:
     with entered(where.index):
         loaded = LoadedKernel(compiled)
-    return KERNELS[named.spec.op](compiled, loaded)
+    return KERNELS[compiled.named.spec.op](compiled, loaded)
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

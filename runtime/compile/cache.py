@@ -75,6 +75,14 @@ class KernelCache:
             self._publish(entry)
             return entry, False
 
+    def find(self, identity: Identity) -> Entry | None:
+        """Return the entry of a kernel, or None if it is not there.
+
+        Raises:
+            CacheError: when the folder cannot be read, or others could write there.
+        """
+        return self._load(identity)
+
     def keep_findings(self, identity: Identity, findings: str) -> None:
         """Put what was found out about a kernel's code into its entry, if that is still there.
 

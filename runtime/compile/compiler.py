@@ -8,10 +8,10 @@ from typing import Literal
 from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import Generated, generate
-from runtime.compile import child, nvrtc_child, toolchain
+from runtime.compile import child, jit, nvrtc_child, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.cache_entry import Identity, cache_key
-from runtime.errors import CompileError, ToolchainError
+from runtime.errors import CompileError, NoJitError, ToolchainError
 
 Target = Literal["cubin", "ptx"]
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
@@ -79,8 +79,11 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
         ToolchainError: when NVRTC or a header is missing.
         CompileError: when NVRTC refuses the source, with its log.
         CacheError: when the cache cannot be written.
+        NoJitError: when it is not in the cache, and CODEGEN_NO_JIT=1 forbids to compile it.
     """
     named, plan = generated.named, generated.plan
+    if jit.is_forbidden():
+        return _cached(generated, target, cache or KernelCache())
     options, key = _options(plan, target), _key(generated, target)
 
     def build() -> tuple[bytes, str]:
@@ -90,6 +93,27 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
     identity = Identity(key, named.stem, _arch(plan, target), target)
     entry, was_cached = (cache or KernelCache()).get_or_build(identity, build)
     return Compiled(generated, target, entry.code, entry.log, options, key, was_cached, entry.findings)
+
+
+def _cached(generated: Generated, target: Target, cache: KernelCache) -> Compiled:
+    """Return a kernel that is in the cache; nothing is written.
+
+    Raises:
+        NoJitError: if it is not there, or nobody can tell, as entries are known by the compiler that made them.
+        CacheError: when the cache cannot be read.
+    """
+    named, plan = generated.named, generated.plan
+    what = f"{_arch(plan, target)} {target}"
+    try:
+        key = _key(generated, target)
+    except ToolchainError as error:
+        reason = f"the cache {cache.folder} names its entries by their compiler, which is not found: {error}"
+        raise jit.missing(named, what, reason) from None
+    entry = cache.find(Identity(key, named.stem, _arch(plan, target), target))
+    if entry is None:
+        compiler = toolchain.compiler_version()[1]
+        raise jit.missing(named, what, f"the cache {cache.folder} has no entry {key}, which is of {compiler}")
+    return Compiled(generated, target, entry.code, entry.log, _options(plan, target), key, True, entry.findings)
 
 
 def key_of(named: NamedSpec, target: Target = "cubin") -> str:
@@ -140,7 +164,10 @@ def run_nvrtc(
     Raises:
         ToolchainError: when NVRTC or a header is missing or not what it was, or the process did not end by itself.
         CompileError: with the whole log.
+        NoJitError: when CODEGEN_NO_JIT=1 forbids it.
     """
+    if jit.is_forbidden():
+        raise NoJitError(name, "", "it is a source that NVRTC would be given")
     request = {
         "library": child.text_of(toolchain.nvrtc().library),
         "folders": toolchain.folders_of_request(headers),

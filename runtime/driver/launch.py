@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.plan import PARAM_ABI, Param, Plan, Prologue, aligned, param_offsets
+from codegen.plan import Param, Plan, Prologue, param_offsets, params_size
 from codegen.problem import BlockSize
 from runtime.compile.compiler import Compiled
 from runtime.driver import process
@@ -34,9 +34,7 @@ class ParameterLayout:
     def of(cls, params: tuple[Param, ...]) -> ParameterLayout:
         """Lay out a struct as C++ does."""
         offsets = {param.name: offset for param, offset in zip(params, param_offsets(params), strict=True)}
-        end = max((offsets[param.name] + PARAM_ABI[param.type][0] for param in params), default=0)
-        strictest = max((PARAM_ABI[param.type][1] for param in params), default=1)
-        return cls(offsets, {param.name: param.type for param in params}, aligned(end, strictest))
+        return cls(offsets, {param.name: param.type for param in params}, params_size(params))
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
         """Return the struct with its numbers filled in; addresses and tensor maps stay zero."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, field
 
+from codegen.encode_tiled import STRIDE_BYTES, encode_tiled
 from codegen.plan import TensorMap
 from runtime.driver.api import call, driver
 
@@ -32,35 +33,25 @@ class MapEncoder:
 
     def _encode(self, address: int) -> bytes:
         cuda = driver()
-        rank = len(self.dims)
         element = 2
         # The stride of a dimension of size 1 is never used, but it is checked.
-        row = -(-self.dims[0] * element // 16) * 16
+        row = -(-self.dims[0] * element // STRIDE_BYTES) * STRIDE_BYTES
         strides = [
             row if size == 1 else stride * element for size, stride in zip(self.dims[1:], self.strides, strict=True)
         ]
-        swizzle = {
-            0: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
-            32: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
-            64: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
-            128: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        }[self.how.swizzle]
-        types = cuda.CUtensorMapDataType
+        told = encode_tiled(self.how, self.dtype)
         tensor_map = call(
             cuda.cuTensorMapEncodeTiled,
-            {"fp16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16}[self.dtype],
-            rank,
+            getattr(cuda.CUtensorMapDataType, told.data_type),
+            told.rank,
             address,
             [cuda.cuuint64_t(size) for size in self.dims],
             [cuda.cuuint64_t(stride) for stride in strides],
-            [cuda.cuuint32_t(size) for size in self.how.box],
-            [cuda.cuuint32_t(1)] * rank,
-            cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            {
-                128: cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                256: cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            }[self.how.promotion],
-            cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            [cuda.cuuint32_t(size) for size in told.box_dim],
+            [cuda.cuuint32_t(stride) for stride in told.element_strides],
+            getattr(cuda.CUtensorMapInterleave, told.interleave),
+            getattr(cuda.CUtensorMapSwizzle, told.swizzle),
+            getattr(cuda.CUtensorMapL2promotion, told.l2_promotion),
+            getattr(cuda.CUtensorMapFloatOOBfill, told.oob_fill),
         )
         return ctypes.string_at(int(tensor_map.getPtr()), 128)

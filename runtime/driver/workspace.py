@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.problem import LaunchArgs
+from codegen.problem import COUNTER_BYTES, LaunchArgs
 
-COUNTER_BYTES = 4
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, which is a stream of its own in each thread
 
 _counters: dict[tuple[int, int, int], torch.Tensor] = {}

@@ -9,11 +9,12 @@ import torch
 
 from codegen.alternatives import suggest_for
 from codegen.arch import ARCHS
+from codegen.encode_tiled import STRIDE_BYTES
 from codegen.library import NamedSpec
 from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-TMA_ALIGNMENT = 16  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
+TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
 HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two

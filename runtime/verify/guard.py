@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from codegen.problem import COUNTER_BYTES
 from runtime.driver import workspace
-from runtime.driver.workspace import COUNTER_BYTES
 from runtime.kernels.attention import AttentionResult
 from runtime.prepare.prepared import PreparedBsr
 

@@ -23,11 +23,12 @@ from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import usage
 
 
-def cubin_record(compiled: Compiled) -> CubinRecord:
-    """Return what a receipt says about a cubin."""
+def cubin_record(compiled: Compiled, *, with_ptx: bool = True) -> CubinRecord:
+    """Return what a receipt says about a cubin, and about the PTX for newer GPUs unless that is not asked for."""
     used = usage(compiled)
     compiler, package = toolchain.compiler_version()
-    ptx = compile_spec(compiled.named, "ptx").code if compiled.plan.arch.forward_compatible else None
+    has_ptx = with_ptx and compiled.plan.arch.forward_compatible
+    ptx = compile_spec(compiled.named, "ptx").code if has_ptx else None
     return CubinRecord(
         sha256=hashlib.sha256(compiled.code).hexdigest(),
         ptx_sha256=None if ptx is None else hashlib.sha256(ptx).hexdigest(),
@@ -50,12 +51,18 @@ def receipt(
 ) -> Receipt:
     """Return the receipt of a spec: compiled now, verified as given."""
     compiled = compile_spec(named)
+    return unverified(compiled, cubin_record(compiled)).model_copy(
+        update={"verification": verification, "measurement": measurement}
+    )
+
+
+def unverified(compiled: Compiled, cubin: CubinRecord) -> Receipt:
+    """Return a receipt that says nothing of a GPU."""
+    named = compiled.named
     return Receipt(
         spec=SpecRecord(file=named.origin, hash=named.spec.hash),
         source=SourceRecord(file=named.source_file, sha256=source_sha256(compiled.source)),
-        cubin=cubin_record(compiled),
-        verification=verification,
-        measurement=measurement,
+        cubin=cubin,
     )
 
 

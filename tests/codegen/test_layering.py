@@ -41,8 +41,9 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"errors", "prepare", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
+    "export": {"errors", "compile", "verify"},
     "doctor": {"errors", "compile", "driver"},
-    "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "doctor"},
+    "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "export", "doctor"},
     "__init__": {"errors", "kernel", "kernels", "ops", "patterns", "prepare"},
 }
 

@@ -1,0 +1,51 @@
+"""The arguments of cuTensorMapEncodeTiled that a plan decides; the others are a call's: address, sizes and strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.plan import TensorMap
+
+STRIDE_BYTES = 16
+"""Of the driver API: what ``globalAddress`` and each of ``globalStrides``, in bytes, are multiples of."""
+_DATA_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+
+
+@dataclass(frozen=True)
+class EncodeTiled:
+    """Arguments of cuTensorMapEncodeTiled, in its order, with the driver API's names of their values.
+
+    Attributes:
+        data_type: ``tensorDataType``.
+        rank: ``tensorRank``.
+        box_dim: ``boxDim``, elements of one copy, innermost dimension first.
+        element_strides: ``elementStrides``.
+        interleave: ``interleave``.
+        swizzle: ``swizzle``.
+        l2_promotion: ``l2Promotion``.
+        oob_fill: ``oobFill``.
+    """
+
+    data_type: str
+    rank: int
+    box_dim: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    interleave: str
+    swizzle: str
+    l2_promotion: str
+    oob_fill: str
+
+
+def encode_tiled(how: TensorMap, dtype: str) -> EncodeTiled:
+    """Return how the driver is to encode a tensor map of a tensor of ``dtype``."""
+    rank = len(how.box)
+    return EncodeTiled(
+        data_type=f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[dtype]}",
+        rank=rank,
+        box_dim=how.box,
+        element_strides=(1,) * rank,
+        interleave="CU_TENSOR_MAP_INTERLEAVE_NONE",
+        swizzle=f"CU_TENSOR_MAP_SWIZZLE_{f'{how.swizzle}B' if how.swizzle else 'NONE'}",
+        l2_promotion=f"CU_TENSOR_MAP_L2_PROMOTION_L2_{how.promotion}B",
+        oob_fill="CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
+    )

@@ -1,0 +1,92 @@
+"""Folders that a command writes: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from codegen.errors import FileError
+from codegen.files import errors_of, is_file, read_bytes
+
+
+def check_folder(folder: Path, mark: str, owned: Collection[str]) -> None:
+    """Refuse to write a folder in a place that has something else.
+
+    Args:
+        folder: what will be written.
+        mark: the file by which one is known that was written before; it may be replaced.
+        owned: the files that such a folder may have.
+
+    Raises:
+        FileError: for a place that is no folder, or a folder that holds anything else.
+    """
+    with errors_of(folder):
+        if not (os.path.lexists(folder)):
+            return
+        if folder.is_symlink() or not folder.is_dir():
+            raise FileError(folder, "is there, and no folder: name another one")
+        held = sorted(each.name for each in folder.iterdir())
+    foreign = [name for name in held if name not in owned or not is_file(folder / name)]
+    if held and (foreign or mark not in held):
+        holds = (foreign or held)[0]
+        raise FileError(folder, f"holds {holds}: no export wrote this folder, and it is left as it is; name another")
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> bool:
+    """Make a folder hold these files and nothing else; return whether it had to be written.
+
+    The files are written beside it, and take its place when all are there. Where an older one is replaced there is a
+    moment without any: never one with a part of the files.
+
+    Args:
+        folder: what to write.
+        files: what it holds.
+        mark: as ``check_folder`` has it.
+
+    Raises:
+        FileError: as ``check_folder`` does, or when it cannot be written; it is then as it was.
+    """
+    check_folder(folder, mark, files)
+    if _holds(folder, files):
+        return False
+    with errors_of(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
+        fresh, old = beside.with_suffix(".tmp"), beside.with_suffix(".old")
+        try:
+            fresh.mkdir()
+            for name, data in files.items():
+                with (fresh / name).open("xb") as file:
+                    file.write(data)
+            _swap(fresh, folder, old)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+    return True
+
+
+def _swap(fresh: Path, folder: Path, old: Path) -> None:
+    """Put ``fresh`` in the place of ``folder``, which goes to ``old``, and comes back if that fails."""
+    if not folder.exists():
+        fresh.rename(folder)
+        return
+    folder.rename(old)
+    try:
+        fresh.rename(folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            old.rename(folder)
+        raise
+
+
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Return whether a folder, which may have no other files, has all of these."""
+    return all(_is_file_of(folder / name, data) for name, data in files.items())
+
+
+def _is_file_of(path: Path, data: bytes) -> bool:
+    return is_file(path) and path.stat().st_size == len(data) and read_bytes(path, len(data)) == data

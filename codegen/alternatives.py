@@ -10,7 +10,7 @@ from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.select.choice import choose
 from codegen.select.problem import parse_problem, said_by
-from codegen.spec import Spec, UnchosenSpec
+from codegen.spec import AttentionBackwardSpec, Spec, UnchosenSpec
 
 
 def suggest(spec: Spec, arch: str) -> str:
@@ -47,6 +47,8 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 
 def problem_of(spec: Spec) -> dict[str, object]:
     """Return the fields that say what a spec computes; options that are off are left out."""
+    if isinstance(spec, AttentionBackwardSpec):
+        return spec.model_dump(include={"op", "dtype", "gradients", "head_dim", "pattern"})
     if isinstance(spec, UnchosenSpec):
         return {"op": spec.op, "dtype": spec.dtype}
     return {name: value for name, value in said_by(spec).items() if name != "arch"}

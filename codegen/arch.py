@@ -119,6 +119,7 @@ ARCHS = {
             combinations=(
                 Combination("attention", "wgmma", "tma", "ping_pong"),
                 Combination("attention", "wgmma", "tma", "cooperative"),
+                Combination("attention_backward", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spmm", "mma", "tma", "cooperative"),

@@ -560,6 +560,29 @@ class SpmmWmmaFlags(Flags):
 
 
 @dataclass(frozen=True)
+class AttentionBackwardFlags(AttentionFlags):
+    """What the templates of attention_backward/ ask.
+
+    Attributes:
+        queries_piece: how dK and dV walk over the queries that see their keys.
+        masks_pairs: whether the pattern hides some pairs of blocks that it shows.
+        tile_number: number of a thread block's tile of a head, in C++ (dQ).
+        keys_of_pattern: which keys attention is over.
+        consumer_warpgroups: numbers of the warpgroups that compute.
+        consumers_own: what each of them has.
+        other_workers: what computes while one of them waits.
+    """
+
+    queries_piece: str
+    masks_pairs: bool
+    tile_number: str
+    keys_of_pattern: str
+    consumer_warpgroups: str
+    consumers_own: str
+    other_workers: str
+
+
+@dataclass(frozen=True)
 class SelectTopkFlags(Flags):
     """What select_topk/select_topk.cu.j2 asks beside the plan: nothing."""
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from codegen.library import NamedSpec
 from codegen.receipts import ReceiptState, ReceiptStatus
-from codegen.spec import AttentionSpec, Epilogue, Spec, UnchosenSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec, Epilogue, Spec, UnchosenSpec
 
 WIDE = 120
 """Columns that all of a table fits into; in fewer, what follows the name is one column."""
@@ -56,6 +56,8 @@ def what(spec: Spec) -> str:
     """Return what a kernel computes, and the options that it has."""
     if isinstance(spec, AttentionSpec):
         told = [f"{spec.pattern.stem()}, d {spec.head_dim}"]
+    elif isinstance(spec, AttentionBackwardSpec):
+        told = [f"{spec.gradients} of {spec.pattern.stem()}, d {spec.head_dim}"]
     else:
         told = [spec.op] if isinstance(spec, UnchosenSpec) else [f"blocks {spec.block.rows} x {spec.block.cols}"]
     for name in spec.options:

@@ -18,11 +18,12 @@ from codegen.problem import (
     SpgemmShape,
     SpmmShape,
 )
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec
 from codegen.wording import alternatives, shown
 
 SHAPES: dict[str, type[Shape]] = {
     "attention": AttentionShape,
+    "attention_backward": AttentionShape,
     "bsr_spmm": SpmmShape,
     "bsr_sddmm": SddmmShape,
     "bsr_spgemm": SpgemmShape,
@@ -103,8 +104,9 @@ def _units(plan: Plan, sizes: Mapping[str, int]) -> list[tuple[str, int, str]]:
     spec = plan.spec
     if isinstance(spec, AttentionSpec):
         return [("heads", sizes["kv_heads"] * spec.pack_gqa, "the heads of K times those that are packed")]
-    if isinstance(spec, SelectTopkSpec):
-        return [("heads", sizes["kv_heads"], "the heads of K"), ("head_dim", 8, "the elements of a load")]
+    if isinstance(spec, AttentionBackwardSpec | SelectTopkSpec):
+        columns = [("head_dim", 8, "the elements of a load")] if isinstance(spec, SelectTopkSpec) else []
+        return [("heads", sizes["kv_heads"], "the heads of K"), *columns]
     if isinstance(spec, BsrSddmmSpec):
         return [("rows", spec.block.rows, "the rows of a block"), ("columns", spec.block.cols, "its columns")]
     if isinstance(spec, BsrSpgemmSpec):

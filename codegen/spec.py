@@ -199,6 +199,39 @@ class AttentionSpec(SpecBase):
         return super()._unused() - used
 
 
+class AttentionBackwardTile(SpecModel):
+    """Tile of a gradient of attention."""
+
+    m: int = Field(description="query rows: of a tile (dq), or of one step (dkdv)")
+    n: int = Field(description="keys: of one step (dq), or of a tile (dkdv)")
+
+
+class AttentionBackwardSpec(SpecBase):
+    """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects; deterministic."""
+
+    op: Literal["attention_backward"] = Field(description="operator")
+    gradients: Literal["dq", "dkdv"] = Field(description="what the kernel computes: dQ, or dK and dV")
+    head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements of a head, at most")
+    pattern: AnyPattern = Field(description="keys that a query sees")
+    tile: AttentionBackwardTile = Field(description="tile of one thread block, and what a step adds to it")
+
+    @property
+    def forward(self) -> AttentionSpec:
+        """A forward kernel of the same problem: the text of its pattern is the same."""
+        return AttentionSpec(
+            op="attention",
+            arch=self.arch,
+            dtype=self.dtype,
+            head_dim=self.head_dim,
+            pattern=self.pattern,
+            tile=AttentionTile(m=self.tile.m, n=self.tile.n),
+            mma=self.mma,
+            copy="tma",
+            schedule="cooperative",
+            stages=self.stages,
+        )
+
+
 class BsrSpmmSpec(SpecBase):
     """C = A @ B with A in block-sparse rows (BSR) and B dense."""
 
@@ -294,11 +327,13 @@ class SelectTopkSpec(SpecBase):
     tile: SelectTile = Field(description="blocks that a thread block works on at a time")
 
 
-MODELS = (AttentionSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, SelectTopkSpec, TileCopySpec)
-OPS = ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "select_topk", "tile_copy")
-Spec = AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | SelectTopkSpec | TileCopySpec
-UnchosenSpec = SelectTopkSpec | TileCopySpec
-"""Operators with one kernel for all problems: nothing is chosen."""
+MODELS = (AttentionSpec, AttentionBackwardSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, SelectTopkSpec, TileCopySpec)
+OPS = ("attention", "attention_backward", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "select_topk", "tile_copy")
+Spec = (
+    AttentionSpec | AttentionBackwardSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | SelectTopkSpec | TileCopySpec
+)
+UnchosenSpec = AttentionBackwardSpec | SelectTopkSpec | TileCopySpec
+"""Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
 """Fields a spec file may leave out although the model always has them."""
@@ -310,7 +345,7 @@ def json_schema() -> dict[str, Any]:
     for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
-    for tile in (AttentionTile, GemmTile, CopyTile, SelectTile):
+    for tile in (AttentionTile, AttentionBackwardTile, GemmTile, CopyTile, SelectTile):
         schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
@@ -318,6 +353,8 @@ def json_schema() -> dict[str, Any]:
 __all__ = [
     "MODELS",
     "SPEC_ADAPTER",
+    "AttentionBackwardSpec",
+    "AttentionBackwardTile",
     "AttentionSpec",
     "AttentionTile",
     "BlockShape",

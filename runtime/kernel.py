@@ -24,17 +24,27 @@ from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError, DeviceError, NoJitError
 from runtime.kernels.arguments import check_device
 from runtime.kernels.attention import AttentionKernel
+from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 
-Kernel = AttentionKernel | BsrSpmmKernel | BsrSddmmKernel | BsrSpgemmKernel | SelectTopkKernel | TileCopyKernel
+Kernel = (
+    AttentionKernel
+    | AttentionBackwardKernel
+    | BsrSpmmKernel
+    | BsrSddmmKernel
+    | BsrSpgemmKernel
+    | SelectTopkKernel
+    | TileCopyKernel
+)
 
 _NATIVE = "name a spec of the device's own architecture"
 KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
     "attention": AttentionKernel,
+    "attention_backward": AttentionBackwardKernel,
     "bsr_spmm": BsrSpmmKernel,
     "bsr_sddmm": BsrSddmmKernel,
     "bsr_spgemm": BsrSpgemmKernel,
@@ -70,6 +80,7 @@ def load_kernel(
     Returns:
         A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
+        :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.select_topk.SelectTopkKernel`
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 

@@ -92,6 +92,9 @@ class PatternBase(SpecModel):
     serpentine: ClassVar[bool] = False
     """Whether every other tile walks its lists from the end, on sm_90a: ``KvBlockIterator`` then has ``backwards``."""
 
+    queries: ClassVar[str | None] = None
+    """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
+
     @property
     def fixed_block(self) -> Block | None:
         """Block shape of the index lists; None where the tile decides."""

@@ -14,6 +14,7 @@ class Causal(PatternBase):
     """Query i sees key j if j <= i + shift; shift is kv_len - q_len (bottom_right) or 0 (top_left)."""
 
     supports_kv_splits: ClassVar[bool] = True
+    queries: ClassVar[str | None] = "causal"
     kind: Literal["causal"]
     align: Literal["bottom_right", "top_left"] = Field(
         default="bottom_right",

@@ -16,6 +16,7 @@ class TopK(PatternBase):
     supports_stream_k: ClassVar[bool] = True
     supports_kv_splits: ClassVar[bool] = True
     serpentine: ClassVar[bool] = True
+    queries: ClassVar[str | None] = "listed"
     kind: Literal["topk"]
     k: int | None = Field(
         default=None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from codegen.errors import SpecError
 from codegen.plan import Plan, require
 from codegen.plans import (
+    attention_backward,
     attention_mma_sync,
     attention_sm90a,
     attention_wmma,
@@ -28,7 +29,16 @@ from codegen.plans import (
     select_topk,
     tile_copy,
 )
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec, Spec, UnchosenSpec
+from codegen.spec import (
+    AttentionBackwardSpec,
+    AttentionSpec,
+    BsrSddmmSpec,
+    BsrSpgemmSpec,
+    BsrSpmmSpec,
+    SelectTopkSpec,
+    Spec,
+    UnchosenSpec,
+)
 
 if TYPE_CHECKING:
     from codegen.library import NamedSpec
@@ -61,9 +71,15 @@ def plan_of(spec: Spec, stem: str) -> Plan:
     if isinstance(spec, BsrSpgemmSpec):
         spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
         return spgemm(spec, stem)
-    if isinstance(spec, UnchosenSpec):
-        return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
-    return _spmm(spec, stem)
+    if isinstance(spec, BsrSpmmSpec):
+        return _spmm(spec, stem)
+    return _unchosen(spec, stem)
+
+
+def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
+    if isinstance(spec, AttentionBackwardSpec):
+        return attention_backward.plan(spec, stem)
+    return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
 
 
 def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:

@@ -61,6 +61,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({"tall": True}, ("m", "n"), (2,), {"warp_rows": 32}),
         Row({}, ("m", "n"), (2,)),
     ),
+    "attention_backward": (
+        Row({"gradients": "dq"}, ("rows", "keys"), (2, 1)),
+        Row({"keys": 64, "head_dim": 128}, ("step", "keys"), (2, 1)),  # two thread blocks fit an SM
+        Row({}, ("step", "keys"), (3, 2, 1)),
+    ),
     "bsr_spmm": (
         Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
         Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B

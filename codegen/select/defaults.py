@@ -14,7 +14,15 @@ from codegen.errors import SpecError
 from codegen.select.default_tables import GATHERED_ROWS, TABLES
 
 if TYPE_CHECKING:
-    from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, UnchosenSpec
+    from codegen.spec import (
+        AttentionBackwardSpec,
+        AttentionSpec,
+        BsrSddmmSpec,
+        BsrSpgemmSpec,
+        BsrSpmmSpec,
+        Spec,
+        UnchosenSpec,
+    )
 
 Fields = dict[str, Any]
 Choice = tuple[str, str, str]  # mma, copy, schedule
@@ -48,7 +56,7 @@ def _size(given: Spec, name: str, default: int) -> int:
     return default if size is None else size
 
 
-def _block(given: AttentionSpec, side: str, default: int) -> int:
+def _block(given: AttentionSpec | AttentionBackwardSpec, side: str, default: int) -> int:
     """Return a side of the blocks of the pattern's lists, or the default where it has none."""
     block = given.pattern.fixed_block
     return default if block is None else int(getattr(block, side))
@@ -129,6 +137,15 @@ def _bsr_spgemm(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
     return ("mma", "cp_async", "multistage") if small else None, {"rows": given.block.rows}
 
 
+def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fields]:
+    rows, keys = _block(given, "q", 128), _block(given, "kv", 128)
+    # A consumer has dK and dV of 64 keys in registers. Beside heads of 128 there is room for 80 queries of a step, and
+    # two thread blocks of one consumer have less.
+    wide, listed = given.head_dim == 64 and keys == 128, given.pattern.fixed_block is not None
+    most = 128 if wide else 64 if listed else 80
+    return COOPERATIVE, {"rows": min(rows, 128), "keys": keys, "step": min(rows, most)}
+
+
 def _unchosen(given: UnchosenSpec) -> tuple[Choice | None, Fields]:
     del given
     return None, {}
@@ -136,6 +153,7 @@ def _unchosen(given: UnchosenSpec) -> tuple[Choice | None, Fields]:
 
 FEATURES: dict[str, Callable[[Any], tuple[Choice | None, Fields]]] = {
     "attention": _attention,
+    "attention_backward": _attention_backward,
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,

@@ -9,6 +9,7 @@ its time says how fast it is.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,14 @@ from runtime.bench.timing import Call, single_calls
 from runtime.kernel import Kernel
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
+from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.prepare.mask_bits import pack_mask_bits
+from runtime.prepare.transpose_lists import transpose_lists
 
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
 EVERY_KEY = "SDPA, every key"
@@ -60,6 +63,8 @@ def workload(kernel: Kernel) -> Workload:
         return copy_workload(kernel)
     if isinstance(kernel, SelectTopkKernel):
         return select_workload(kernel)
+    if isinstance(kernel, AttentionBackwardKernel):
+        return backward_workload(kernel)
     return bsr_workload(kernel)
 
 
@@ -357,6 +362,38 @@ def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 
         flops=0.0,
         call=lambda: kernel(q, k, (128, 128), topk, causal=True),
         peers={"torch: mean, matmul, topk, sort": by_torch},
+        peer_flops={},
+    )
+
+
+def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads: int = 16, topk: int = 32) -> Workload:
+    """Return the reference workload of a gradient: the kernel alone, beside torch's whole backward of a dense matrix."""
+    spec = kernel.spec
+    shape, dtype = (1, heads, length, spec.head_dim), TORCH_DTYPES[spec.dtype]
+    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
+    block = spec.pattern.fixed_block
+    lists: tuple[Any, ...] = ()
+    pairs = float(length * length)
+    if block is None:
+        seen = spec.pattern.visible(
+            torch.arange(length, device="cuda")[:, None], torch.arange(length, device="cuda"), length, length
+        )
+        pairs = float(seen.sum())
+    else:
+        rows, blocks = length // block.q, length // block.kv
+        entries = min(topk, blocks)
+        kv_indices = torch.rand((1, heads, rows, blocks), device="cuda").argsort(-1)[..., :entries].int().contiguous()
+        counts = torch.full((1, heads, rows), entries, dtype=torch.int32, device="cuda")
+        pairs = float(rows * entries * block.q * block.kv)
+        forward = (counts, kv_indices) if spec.pattern.lists > 1 else (kv_indices,)
+        lists = forward if spec.gradients == "dq" else transpose_lists(blocks, *reversed(forward))
+    out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
+    products = 3 if spec.gradients == "dq" else 4
+    return Workload(
+        shape=f"H{heads} S{length} d{spec.head_dim}, {spec.pattern.describe()}",
+        flops=2.0 * products * heads * pairs * spec.head_dim,
+        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse),
+        peers={},
         peer_flops={},
     )
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.patterns import IndexTensor
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
@@ -32,10 +31,9 @@ from runtime.kernels.arguments import (
     check_sink_values,
     check_strides,
     check_tensor,
-    shape_words,
     used_strides,
 )
-from runtime.kernels.index_values import check_index_values
+from runtime.kernels.attention_indices import IndexArguments
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
@@ -74,6 +72,14 @@ class _Outputs(NamedTuple):
     memory: Memory
 
 
+def layout_like(tensor: torch.Tensor) -> Layout:
+    """Return the layout of a new tensor like one: the same, where TMA can write it, else contiguous."""
+    like = torch.empty_like(tensor, device="meta")
+    if like.stride() != tensor.stride():
+        like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return tuple(like.shape), like.stride(), like.dtype
+
+
 class AttentionKernel:
     """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
 
@@ -95,7 +101,9 @@ class AttentionKernel:
         self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
-        self._index_names = tuple(tensor.name for tensor in self._indices)
+        others = ("scale", "out", "sink", "validate")
+        self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
+        self._index_names = self._arguments.names
         self._signatures = Signatures()
 
     def __repr__(self) -> str:
@@ -160,7 +168,7 @@ class AttentionKernel:
         if is_elsewhere(q):
             with entered(q.device.index):
                 return self(q, k, v, *indices, scale=scale, out=out, sink=sink, validate=validate, **named_indices)
-        given = self._gather(indices, named_indices) if named_indices else indices
+        given = self._arguments.gather(indices, named_indices) if named_indices else indices
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
@@ -172,7 +180,7 @@ class AttentionKernel:
             checked = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
             signature = self._signatures.keep(key, checked)
         if validate:
-            self._check_values(q, k, tensors)
+            self._arguments.check_values(q, k, tensors)
             check_sink_values(sink)
         outputs: _Outputs = signature.extra
         if out is None:
@@ -241,17 +249,6 @@ class AttentionKernel:
             raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
         return (lists.kv_indices, lists.query_order, *rest[1:])
 
-    def _gather(self, indices: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the index tensors in their order, whichever way they were passed."""
-        names = self._index_names
-        for name in named:
-            if name not in names:
-                allowed = ", ".join([*names, "scale", "out", "sink", "validate"])
-                raise ArgumentError(name, f"is not an argument of {self.compiled.named.stem}; allowed: {allowed}")
-            if name in names[: len(indices)]:
-                raise ArgumentError(name, "is given twice")
-        return (*indices, *(named.get(name) for name in names[len(indices) :]))
-
     def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any, sink: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("q", q, self._dtype, 4)
@@ -272,7 +269,8 @@ class AttentionKernel:
                 "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
             )
         self._check_addressing(q, k, v)
-        written = self._like(q)
+        like, strides, dtype = layout_like(q)
+        written = torch.empty_strided(like, strides, dtype=dtype, device="meta")
         if out is not None:
             check_tensor("out", out, self._dtype, 4, q.device)
             names = ("batch", "heads", "q_len", "head_dim")
@@ -284,7 +282,7 @@ class AttentionKernel:
             check_sink(sink, heads, q.device)
         elif sink is not None:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
-        index_values = self._check_indices(q, indices)
+        index_values = self._arguments.check(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else indices[0].shape[:2]
         slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)
@@ -311,19 +309,13 @@ class AttentionKernel:
             prologue_grid=args.prologue_grid,
         )
 
-    @staticmethod
-    def _like(q: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of no memory with the layout of a new ``out``: that of q, where TMA can write it."""
-        like = torch.empty_like(q, device="meta")
-        return like if like.stride() == q.stride() else torch.empty(q.shape, dtype=q.dtype, device="meta")
-
     def _outputs(self, q: torch.Tensor, indices: tuple[Any, ...], sink: Any, memory: Memory) -> _Outputs:
         """Return what calls of a checked signature do beside the launch."""
         batch, heads, q_len, _ = q.shape
         given = dict(zip(self._index_names, indices, strict=False)) | {"sink": sink}
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
         return _Outputs(
-            (tuple(q.shape), self._like(q).stride(), self._dtype),
+            layout_like(q),
             lse_layout if self.spec.lse else None,
             allocator(q.device),
             dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),
@@ -346,80 +338,3 @@ class AttentionKernel:
             check_strides(name, tensor)
             if self._plan.kv_bytes is not None and name != "q":
                 check_extent(name, tensor, self._plan.kv_bytes)
-
-    def _check_indices(self, q: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
-        """Check the index tensors' types and shapes; return the kernel parameters that describe them."""
-        if len(indices) > len(self._indices):
-            names = ", ".join(t.name for t in self._indices) or "none"
-            raise ArgumentError("indices", f"{len(indices)} index tensors were given; this kernel takes: {names}")
-        given = dict(zip((t.name for t in self._indices), indices, strict=False))
-        optional = [t.name for t in self._indices if t.optional]
-        if len({given.get(name) is None for name in optional}) > 1:
-            raise ArgumentError(" and ".join(optional), "belong together: pass both or neither")
-        values: dict[str, int | float] = {}
-        for spec in self._indices:
-            tensor = given.get(spec.name)
-            if tensor is None and not spec.optional:
-                how = "; prepare(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
-                raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q))}){how}")
-            values |= self._describe(spec, tensor, q)
-        return values
-
-    def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor) -> dict[str, int | float]:
-        names = [f"{spec.name}_{axis}_stride" for axis in spec.strided_axes]
-        length = {f"{spec.name}_length": 0} if "any" in spec.dims else {}
-        if tensor is None:
-            return {**dict.fromkeys(names, 0), **length}
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(spec.name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-        if tensor.device != q.device:
-            raise ArgumentError(spec.name, f"is on {tensor.device}, q is on {q.device}")
-        if tensor.dtype != torch.int32:
-            raise ArgumentError(spec.name, f"is {tensor.dtype}, expected torch.int32")
-        check_shape(spec.name, tensor.shape, self._expected(spec, q))
-        if len(spec.dims) >= 4:
-            if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-                raise ArgumentError(spec.name, f"has stride {tensor.stride(-1)} in its last dimension, expected 1")
-            if length:
-                length = {f"{spec.name}_length": tensor.shape[3]}
-        strides = [
-            0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
-        ]
-        return {**dict(zip(names, (*strides, *tensor.stride()[2 : len(names)]), strict=True)), **length}
-
-    def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
-        sizes: dict[str | int, tuple[int, ...] | None] = {
-            "batch": tuple(sorted({1, q.shape[0]})),
-            "heads": tuple(sorted({1, q.shape[1] // self.spec.pack_gqa})),
-            "query_blocks": (self._query_blocks(q),),
-            "any": None,
-        }
-        labels: dict[str | int, str] = {"heads": f"heads / {self.spec.pack_gqa}"} if self.spec.pack_gqa > 1 else {}
-        if spec.of_entries:
-            labels["any"] = f"entries of {spec.of_entries}"
-        fixed = "words" if spec.of_entries else "k"
-        return [(fixed, (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
-
-    def _query_blocks(self, q: torch.Tensor) -> int:
-        block = self.spec.pattern.fixed_block
-        return 0 if block is None else -(-q.shape[2] // block.q)
-
-    def _limit(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
-        """Return what the values of an index tensor, one of those ``given``, are less than."""
-        if spec.upper == "kv_len":
-            return int(k.shape[2]) + 1
-        if spec.upper == "query_blocks":
-            return self._query_blocks(q)
-        if spec.upper == "key_blocks":
-            block = self.spec.pattern.fixed_block
-            assert block is not None
-            return -(-int(k.shape[2]) // block.kv)
-        counted = (each.name for each in self._indices if spec.upper in (each.name, each.of_entries))
-        return min(int(given[name].shape[3]) for name in counted) + 1
-
-    def _check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
-        """Check the values of the index tensors (synchronises)."""
-        given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
-        checked = [spec for spec in self._indices if spec.name in given and spec.upper]
-        limits = {spec.name: self._limit(spec, q, k, given) for spec in checked}
-        check_index_values(self._indices, given, limits)

@@ -18,6 +18,7 @@ import torch
 from codegen.problem import COUNTER_BYTES
 from runtime.driver import workspace
 from runtime.kernels.attention import AttentionResult
+from runtime.kernels.attention_backward import AttentionGradients
 from runtime.prepare.prepared import PreparedBsr
 
 BAND = 1 << 16  # bytes: a tile of 128 rows of 256 elements
@@ -131,6 +132,8 @@ class _Call:
             _span(tensor).copy_(inside)
         if isinstance(result, AttentionResult):
             return AttentionResult(self._callers(result.out), result.lse)
+        if isinstance(result, AttentionGradients):
+            return result
         if result.layout == torch.sparse_bsr:
             crow, col, values = result.crow_indices(), result.col_indices(), self._callers(result.values())
             return torch.sparse_bsr_tensor(crow, col, values, size=result.shape, check_invariants=False)

@@ -15,15 +15,17 @@ from codegen.receipts import CaseRecord, VerificationRecord
 from runtime.driver.api import call, driver
 from runtime.kernel import Kernel, load_kernel
 from runtime.kernels.attention import AttentionKernel
+from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
-from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, select_topk, tile_copy
+from runtime.verify import attention, attention_backward, bsr_sddmm, bsr_spgemm, bsr_spmm, select_topk, tile_copy
 from runtime.verify.common import Outcome, summary, worst
 from runtime.verify.guard import Guarded
 
 # Of each operator: CASES, and run_case(kernel, case, device).
 MODULES: dict[str, ModuleType] = {
     "attention": attention,
+    "attention_backward": attention_backward,
     "bsr_spmm": bsr_spmm,
     "bsr_sddmm": bsr_sddmm,
     "bsr_spgemm": bsr_spgemm,
@@ -31,6 +33,7 @@ MODULES: dict[str, ModuleType] = {
     "tile_copy": tile_copy,
 }
 ORACLE = {
+    "attention_backward": "float64 gradients over the same pairs, on the GPU",
     "attention": "float64 softmax over the same pairs, on the GPU",
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
     "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
@@ -44,6 +47,8 @@ def cases_of(kernel: Kernel) -> tuple[Any, ...]:
     """Return the cases of a kernel, without the random shapes of attention."""
     if isinstance(kernel, AttentionKernel):
         return attention.cases_of(kernel.spec)
+    if isinstance(kernel, AttentionBackwardKernel):
+        return attention_backward.cases_of(kernel.spec)
     if isinstance(kernel, BsrSpgemmKernel):
         return bsr_spgemm.cases_of(kernel.spec)
     if isinstance(kernel, BsrSpmmKernel):
@@ -64,8 +69,9 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     device = torch.device("cuda", torch.cuda.current_device())
     for case in cases_of(kernel):
         yield run_case(kernel, case, device)
-    if isinstance(kernel, AttentionKernel):
-        shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
+    if isinstance(kernel, AttentionKernel | AttentionBackwardKernel):
+        forward = kernel.spec if isinstance(kernel, AttentionKernel) else kernel.spec.forward
+        shapes = [attention.fitted(case, forward) for case in attention.random_cases()]
         yield summary("random_shapes", [run_case(kernel, case, device) for case in shapes])
 
 

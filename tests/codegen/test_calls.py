@@ -478,7 +478,7 @@ def test_bits_lie_anywhere_and_are_described(kernel: Any) -> None:
         assert field(call, driver.launches[-1][2], "mask_bits") == (given.data_ptr(),)
         assert field(call, driver.launches[-1][2], "full_kv_indices") == (0,)
     huge = torch.empty_strided((1, 2, 2, 2, 512), (0, 1 << 40, 1 << 35, 1 << 33, 1), dtype=torch.int32, device="meta")
-    assert call._describe(call._indices[-1], huge, q.to("meta"))["mask_bits_head_stride"] == 1 << 40
+    assert call._arguments._describe(call._indices[-1], huge, q.to("meta"))["mask_bits_head_stride"] == 1 << 40
 
 
 @pytest.mark.parametrize(

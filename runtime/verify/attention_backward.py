@@ -1,0 +1,130 @@
+"""Gradients of attention: the cases of the forward, the oracle, and how one case is run."""
+
+from __future__ import annotations
+
+import torch
+
+from codegen.spec import AttentionBackwardSpec
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
+from runtime.prepare.transpose_lists import TransposedLists, transpose_lists
+from runtime.verify import attention
+from runtime.verify.attention import Case, Inputs
+from runtime.verify.common import RELATIVE_TO_TORCH, ROUNDOFF, Outcome, generator, max_error, poisoned_memory
+
+Gradients = dict[str, torch.Tensor]
+LARGEST_PAIRS = 2 * 4096 * 4096  # of a case, all heads counted: the oracle keeps several matrices of them in float64
+# Roundings of half a unit that meet in the largest element of a gradient: of dS or P, of O in delta, of the gradient.
+ROUNDINGS = 3
+
+
+def cases_of(spec: AttentionBackwardSpec) -> tuple[Case, ...]:
+    """Return the cases of a kernel: those of the forward that the oracle has room for."""
+    cases = (*attention.cases_of(spec.forward), *attention.head_size_cases(spec.forward))
+    return tuple(case for case in cases if case.heads * case.batch * case.q_len * case.kv_len <= LARGEST_PAIRS)
+
+
+def lists_of(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> TransposedLists | None:
+    """Return the transposed lists of a case; None where the pattern has none."""
+    block = spec.pattern.fixed_block
+    if block is None:
+        return None
+    given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))
+    kv_indices = given.pop("kv_indices")
+    assert kv_indices is not None
+    return transpose_lists(-(-case.kv_len // block.kv), kv_indices, **given)
+
+
+def oracle(
+    spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Gradients]:
+    """Return out, lse, multiplicity and the gradients in float64, by the formulas rather than by autograd."""
+    out, lse, weight = attention.oracle(spec.forward, case, inputs)
+    group = case.heads // case.kv_heads
+    q, k, v, do = (t.double() for t in (inputs.q, inputs.k, inputs.v, dout))
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scale = attention.softmax_scale(spec.forward, case)
+    scores = (q @ k.mT) * scale
+    p = torch.where(weight > 0, weight * (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp(), 0.0)
+    ds = p * (do @ v.mT - (do * out).sum(-1, keepdim=True))
+    of_heads = {"dk": scale * (ds.mT @ q), "dv": p.mT @ do}
+    grads = {name: g.unflatten(1, (case.kv_heads, group)).sum(2) for name, g in of_heads.items()}
+    return out, lse, weight, {"dq": scale * (ds @ k), **grads}
+
+
+def cancelled(exact: torch.Tensor, inputs: Inputs, dout: torch.Tensor) -> float:
+    """Return the size of the terms of a gradient where they cancel to nothing, as those of a single key do; else 0."""
+    if float(exact.abs().max()) > 0:
+        return 0.0
+    return float(inputs.q.double().abs().max() * inputs.v.double().abs().max() * dout.double().abs().max())
+
+
+def by_torch(case: Case, inputs: Inputs, dout: torch.Tensor, weight: torch.Tensor) -> Gradients | None:
+    """Return the gradients of torch's own attention in the kernel's type; None for what torch cannot say."""
+    if bool((weight > 1).any()):
+        return None
+    group = case.heads // case.kv_heads
+    q, k, v = (t.detach().clone().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    seen = weight > 0
+    any_key = seen.any(-1, keepdim=True)
+    # A row without keys is NaN in some of torch's kernels: it sees all keys there, and its dO is 0.
+    out = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen | ~any_key, scale=case.scale)
+    grads = torch.autograd.grad(out, (q, k, v), torch.where(any_key, dout, 0.0).to(out.dtype))
+    return dict(zip(("dq", "dk", "dv"), grads, strict=True))
+
+
+def run(
+    kernel: AttentionBackwardKernel, case: Case, inputs: Inputs, made: tuple[torch.Tensor, ...]
+) -> AttentionGradients:
+    """Call a kernel with the tensors of a case; ``made`` are out, dout and lse."""
+    lists = lists_of(kernel.spec, case, inputs)
+    indices = inputs.indices if kernel.spec.gradients == "dq" else () if lists is None else lists
+    out, dout, lse = made
+    return kernel(inputs.q, inputs.k, inputs.v, *indices, out=out, dout=dout, lse=lse, scale=case.scale)
+
+
+def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) -> Outcome:
+    """Run one case twice in poisoned memory and compare it with the oracle and with torch.
+
+    Errors are told in units of what each gradient is held to, as their sizes differ by orders.
+    """
+    spec = kernel.spec
+    dtype = TORCH_DTYPES[spec.dtype]
+    inputs = attention.make_inputs(spec.forward, case, device)
+    drawn = torch.randn(inputs.q.shape, generator=generator("dout " + case.name, device), device=device).to(dtype)
+    dout = torch.empty_like(inputs.q).copy_(drawn)
+    out, lse, weight, reference = oracle(spec, case, inputs, dout)
+    theirs = by_torch(case, inputs, dout, weight)
+    given = torch.empty_like(inputs.q).copy_(out.to(dtype)), dout, lse.float().contiguous()
+    with poisoned_memory():
+        first, again = (run(kernel, case, inputs, given)._asdict() for _ in range(2))
+    problems, used, torch_used = [], [0.0], [0.0]
+    for name in ("dq",) if spec.gradients == "dq" else ("dk", "dv"):
+        found, exact = first[name], reference[name]
+        if not torch.equal(found, again[name]):
+            problems.append(f"two runs of {name} differ")
+        unseen = weight.sum(-1) == 0 if name == "dq" else weight.unflatten(1, (case.kv_heads, -1)).sum((2, 3)) == 0
+        if bool((found[unseen] != 0).any()):
+            problems.append(f"{name} is not 0 where no pair is seen")
+        rounding = ROUNDINGS * ROUNDOFF[spec.dtype] / 2 * float(exact.abs().max())
+        allowed = max(rounding, ROUNDOFF[spec.dtype] * cancelled(exact, inputs, dout), 1e-30)
+        if theirs is not None:
+            torch_error = max_error(theirs[name], exact)
+            allowed = max(allowed, RELATIVE_TO_TORCH * torch_error)
+            torch_used.append(torch_error / allowed)
+            used.append(_rms(found, exact) / max(RELATIVE_TO_TORCH * _rms(theirs[name], exact), allowed / 16))
+        used.append(max_error(found, exact) / allowed)
+    return Outcome(
+        name=case.name,
+        description=f"{case.describe()}; errors as shares of what is allowed",
+        max_error=max(used),
+        torch_error=None if theirs is None else max(torch_used),
+        tolerance=1.0,
+        problem="; ".join(problems),
+    )
+
+
+def _rms(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the root mean square of the differences."""
+    return float((result.double() - reference).pow(2).mean().sqrt())

@@ -1,0 +1,11 @@
+"""This package's attention where its users are: transformers, diffusers, vLLM-Omni.
+
+Each library is an extra of this package, imported where it is registered.
+"""
+
+from __future__ import annotations
+
+from runtime.integrations.choosers import Chooser, TopKSelection, chooser_of
+from runtime.integrations.transformers_attention import register_transformers
+
+__all__ = ["Chooser", "TopKSelection", "chooser_of", "register_transformers"]

@@ -25,7 +25,7 @@ def from_causal_lists(kv_indices: torch.Tensor, *, q_len: int, kv_len: int, bloc
 
     Returns:
         Lists with ``mask="causal"``: those of full blocks share the memory of ``kv_indices``, and blocks that the
-        diagonal cuts are in new lists of ceil(block[0] / block[1]) + 1 entries. Blocks behind the diagonal are left out.
+        diagonal cuts are in new lists of ceil(block[0] / block[1]) + 1 entries. Blocks behind it are left out.
 
     Raises:
         ArgumentError: naming the argument.

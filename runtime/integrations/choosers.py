@@ -19,9 +19,7 @@ Chooser = Callable[[Any, torch.Tensor, torch.Tensor, Pattern], Any]
 Its arguments are the attention module (None where the library tells none), q (batch, heads, q_len, head_dim), k
 (batch, kv_heads, kv_len, head_dim), and the pattern of the model's own mask; returning that leaves the model as it is.
 """
-OF_NUMBERS: dict[str, type[Pattern]] = {
-    kind.kind: kind for kind in (Dense, Causal, SlidingWindow, SinkWindow, Strided)
-}
+OF_NUMBERS: dict[str, type[Pattern]] = {kind.kind: kind for kind in (Dense, Causal, SlidingWindow, SinkWindow, Strided)}
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def chooser_of(fields: Mapping[str, Any], name: str = "block_sparse") -> Chooser
         raise ArgumentError(name, f"is {type(fields).__name__}, expected a mapping such as {{'kind': 'topk', ...}}")
     numbers = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     kind = numbers.pop("kind", None)
-    made = TopKSelection if kind == "topk" else OF_NUMBERS.get(kind) if isinstance(kind, str) else None
+    made: Any = TopKSelection if kind == "topk" else OF_NUMBERS.get(kind) if isinstance(kind, str) else None
     if made is None:
         raise ArgumentError(f"{name}.kind", f"is {kind!r}, expected one of {', '.join(('topk', *OF_NUMBERS))}")
     try:

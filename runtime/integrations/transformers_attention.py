@@ -82,6 +82,7 @@ class TransformersAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: Any,
+        *,
         dropout: float = 0.0,
         scaling: float | None = None,
         is_causal: bool | None = None,
@@ -171,7 +172,9 @@ def _pattern(
             allowed = "bool (batch or 1, heads or 1, q_len, kv_len): no kernel adds a bias"
             raise ArgumentError("attention_mask", f"is {what}, expected {allowed}")
         if mask.shape[2:] != (q_len, kv_len):
-            raise ArgumentError("attention_mask", f"is {tuple(mask.shape)}, the call has {q_len} queries, {kv_len} keys")
+            raise ArgumentError(
+                "attention_mask", f"is {tuple(mask.shape)}, the call has q_len {q_len}, kv_len {kv_len}"
+            )
         return from_token_mask(mask), None, True
     if not is_causal:
         if window is not None:

@@ -49,6 +49,7 @@ class AttentionMask:
 
 
 def attention_mask(
+    *,
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -121,17 +122,15 @@ def _of_numbers(
         return None
     q_len, kv_len = lengths
     at_end = q_offset - kv_offset == kv_len - q_len
+    if function is masks.causal_mask_function and not at_end:
+        return Causal(align="top_left") if q_offset == kv_offset else None
     parts = _parts(function)
     causal = masks.causal_mask_function in parts
-    if parts == [masks.causal_mask_function]:
-        if at_end:
-            return Causal()
-        return Causal(align="top_left") if q_offset == kv_offset else None
-    windows = [window for part in parts if (window := _window(masks, part)) is not None]
-    known = {masks.causal_mask_function, masks.bidirectional_mask_function}
-    if not at_end or len(windows) != 1 or not all(part in known or _window(masks, part) for part in parts):
+    overlays = [part for part in parts if part not in (masks.causal_mask_function, masks.bidirectional_mask_function)]
+    windows = [_window(part) for part in overlays]
+    if not at_end or len(windows) > 1 or None in windows:
         return None
-    left, right = windows[0]
+    left, right = (windows and windows[0]) or (kv_len, None)
     if causal:
         return Causal() if kv_len <= left + 1 else SlidingWindow(left)
     return SlidingWindow(left, right) if right is not None else None
@@ -143,7 +142,7 @@ def _parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     return [function] if inner is None else [part for each in inner for part in _parts(each)]
 
 
-def _window(masks: Any, function: Callable[..., Any]) -> tuple[int, int | None] | None:
+def _window(function: Callable[..., Any]) -> tuple[int, int | None] | None:
     """Return the keys before and after a query's own that an overlay of a window lets it see; None for no bound."""
     keys = _enclosed(function, "sliding_window_overlay").get("sliding_window")
     if isinstance(keys, int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.convert.blocks import ceil_div
+from runtime.convert.blocks import ceil_div, is_listed
 from runtime.convert.checks import Shape, check_block, check_count, check_shape, check_tensor
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists
@@ -24,8 +24,8 @@ def from_causal_lists(kv_indices: torch.Tensor, *, q_len: int, kv_len: int, bloc
         block: queries and keys of a block.
 
     Returns:
-        Lists with ``mask="causal"``: those of full blocks share the memory of ``kv_indices``, and blocks that the
-        diagonal cuts are in new lists of ceil(block[0] / block[1]) + 1 entries. Blocks behind it are left out.
+        Lists with ``mask="causal"``: full blocks in lists of k entries, those that the diagonal cuts in partial lists
+        of ceil(block[0] / block[1]) + 1. Blocks behind the diagonal are left out.
 
     Raises:
         ArgumentError: naming the argument.
@@ -51,4 +51,5 @@ def from_causal_lists(kv_indices: torch.Tensor, *, q_len: int, kv_len: int, bloc
     place = full[..., None].long() + torch.arange(width, device=kv_indices.device)
     on_diagonal = kv_indices.gather(3, place.clamp(max=kv_indices.shape[3] - 1))
     on_diagonal = torch.where(place < (full + partial)[..., None], on_diagonal, -1)
-    return BlockLists(partial, on_diagonal, full, kv_indices, block=(queries, keys), mask="causal")
+    before = torch.where(is_listed(full, kv_indices), kv_indices, -1)
+    return BlockLists(partial, on_diagonal, full, before, block=(queries, keys), mask="causal")

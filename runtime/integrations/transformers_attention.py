@@ -13,7 +13,7 @@ from runtime.convert import from_token_mask
 from runtime.errors import ArgumentError
 from runtime.integrations.choosers import Chooser, chooser_of
 from runtime.integrations.packages import optional
-from runtime.integrations.transformers_masks import MASKS, AttentionMask, attention_mask
+from runtime.integrations.transformers_masks import AttentionMask, MaskInterface
 from runtime.ops.attention import block_sparse_attention
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
@@ -32,7 +32,7 @@ def register_transformers(
     """Make ``attn_implementation=name`` of transformers' models compute with this package's kernels.
 
     Each call is what the model's mask says: full, causal, sliding windows, padding, packed sequences; see
-    ``runtime.integrations.transformers_masks.attention_mask``. Grouped K/V heads are not repeated. Softcaps and sink
+    ``runtime.integrations.transformers_masks.MaskInterface``. Grouped K/V heads are not repeated. Softcaps and sink
     logits of a model are kept. Models have weights in float16 or bfloat16 and run under ``torch.no_grad()``, on a GPU.
     Queries stand at the end of the keys (``bottom_right``), so prompts in parts and steps of decoding with a cache are
     right; a step with a single query takes a kernel whose tile is made for 64 or more.
@@ -52,7 +52,7 @@ def register_transformers(
         ToolchainError: if transformers is not installed, naming the extra.
         ArgumentError: naming the argument.
     """
-    functions, masks = optional(FUNCTIONS, "transformers"), optional(MASKS, "transformers")
+    functions, interface = optional(FUNCTIONS, "transformers"), MaskInterface.of_package()
     registered = functions.ALL_ATTENTION_FUNCTIONS
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or any(no in name for no in NO_NAMES):
         allowed = f"a lower-case identifier without any of {', '.join(NO_NAMES)} inside"
@@ -64,16 +64,38 @@ def register_transformers(
         raise ArgumentError("decode", f"is {decode!r}, expected one of {names}")
     if pattern_for is not None and not callable(pattern_for):
         raise ArgumentError("pattern_for", f"is {type(pattern_for).__name__}, expected a function or None")
-    functions.AttentionInterface.register(name, TransformersAttention(pattern_for, decode))
-    masks.AttentionMaskInterface.register(name, attention_mask)
+    delegate = None if decode is None else _Delegate(decode, functions.ALL_ATTENTION_FUNCTIONS, interface.masks)
+    functions.AttentionInterface.register(name, TransformersAttention(pattern_for, delegate))
+    interface.masks.AttentionMaskInterface.register(name, interface)
+
+
+@dataclass(frozen=True)
+class _Delegate:
+    """Another implementation, which the user has named."""
+
+    name: str
+    functions: Mapping[str, Any]
+    masks: Any
+
+    def __call__(self, module: Any, tensors: tuple[torch.Tensor, ...], mask: Any, options: dict[str, Any]) -> Any:
+        """Return its result, of a mask that is ours or its own."""
+        if isinstance(mask, AttentionMask):
+            mask = mask.of_implementation(self.name, self.masks)
+        given = {key: value for key, value in options.items() if value is not None}
+        return self.functions[self.name](module, *tensors, mask, **given)[0]
 
 
 @dataclass(frozen=True)
 class TransformersAttention:
-    """An attention function of transformers; the arguments are those of :func:`register_transformers`."""
+    """An attention function of transformers.
+
+    Attributes:
+        pattern_for: as :func:`register_transformers` has it.
+        decode: computes calls with a single query; None if this function does.
+    """
 
     pattern_for: Chooser | None = None
-    decode: str | None = None
+    decode: _Delegate | None = None
 
     def __call__(
         self,
@@ -113,14 +135,16 @@ class TransformersAttention:
             ArgumentError: naming the argument, before anything is launched.
         """
         if self.decode is not None and query.shape[2] == 1:
-            compute = optional(FUNCTIONS, "transformers").ALL_ATTENTION_FUNCTIONS[self.decode]
-            mask = attention_mask
-            if isinstance(mask, AttentionMask):
-                mask = mask.of_implementation(self.decode)
-            options = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux, "is_causal": is_causal}
-            given = {key: value for key, value in options.items() if value is not None}
-            out = compute(module, query, key, value, mask, dropout=dropout, scaling=scaling, **given, **others)
-            return out[0], None
+            options = {
+                "dropout": dropout,
+                "scaling": scaling,
+                "is_causal": is_causal,
+                "sliding_window": sliding_window,
+                "softcap": softcap,
+                "s_aux": s_aux,
+                **others,
+            }
+            return self.decode(module, (query, key, value), attention_mask, options), None
         for argument, passed in {"dropout": dropout, **{each: others.get(each) for each in REFUSED}}.items():
             if passed is not None and passed is not False and not (argument == "dropout" and passed == 0.0):
                 shown = type(passed).__name__ if isinstance(passed, torch.Tensor) else repr(passed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,62 +41,85 @@ class AttentionMask:
         """Whether the pattern holds all of the mask in lists, so that no other pattern may take its place."""
         return not isinstance(self.pattern, Dense | Causal | SlidingWindow)
 
-    def of_implementation(self, name: str) -> Any:
-        """Return the mask in the form of another implementation, made once for all layers."""
+    def of_implementation(self, name: str, masks: Any) -> Any:
+        """Return the mask in the form of another implementation, made once for all layers.
+
+        Args:
+            name: of the implementation.
+            masks: ``transformers.masking_utils``.
+        """
         if name not in self.others:
-            make = optional(MASKS, "transformers").ALL_MASK_ATTENTION_FUNCTIONS[name]
-            self.others[name] = make(**self.arguments)
+            self.others[name] = masks.ALL_MASK_ATTENTION_FUNCTIONS[name](**self.arguments)
         return self.others[name]
 
 
-def attention_mask(
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: torch.Tensor | None = None,
-    **others: Any,
-) -> AttentionMask:
-    """Make the mask of a forward pass: a function of transformers' ``AttentionMaskInterface``.
+@dataclass(frozen=True)
+class MaskInterface:
+    """Makes the mask of a forward pass: a function of transformers' ``AttentionMaskInterface``.
 
     Full, causal and sliding-window masks become patterns of numbers, and padding on the right lengths of the keys; to
-    see that it is on the right, the call waits for the GPU once in a forward pass. All else becomes lists with a bit
-    for each pair of a partial block, exactly: padding on the left, holes, packed sequences, chunks, masks of one's own,
+    see that it is on the right, a call waits for the GPU once in a forward pass. All else becomes lists with a bit for
+    each pair of a partial block, exactly: padding on the left, holes, packed sequences, chunks, masks of one's own,
     static caches while they fill. They are made of transformers' own boolean mask (batch, 1, q_length, kv_length).
 
-    Args:
-        batch_size: sequences.
-        q_length: queries of a sequence.
-        kv_length: keys of a sequence, those of a cache among them.
-        q_offset: position of the first query; an int, or int64 (1,) or () with static caches.
-        kv_offset: position of the first key.
-        mask_function: which pairs of positions see each other; by default causal.
-        attention_mask: bool (batch, positions), which keys exist; None if all do.
-        others: what else transformers passes on (device, use_vmap, ...).
+    Attributes:
+        masks: ``transformers.masking_utils``.
     """
-    masks = optional(MASKS, "transformers")
-    function = mask_function or masks.causal_mask_function
-    arguments = {
-        **others,
-        "batch_size": batch_size,
-        "q_length": q_length,
-        "kv_length": kv_length,
-        "q_offset": q_offset,
-        "kv_offset": kv_offset,
-        "mask_function": function,
-        "attention_mask": attention_mask,
-    }
-    pattern = _of_numbers(masks, function, (q_length, kv_length), q_offset, kv_offset)
-    lengths = None
-    if pattern is not None and attention_mask is not None:
-        pattern, lengths = _padded(pattern, attention_mask, kv_offset, kv_length)
-    if pattern is None:
-        skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        pattern = from_token_mask(masks.sdpa_mask(**{**arguments, **skips}))
-    return AttentionMask(pattern, lengths, q_length, kv_length, arguments)
+
+    masks: ModuleType
+
+    @classmethod
+    def of_package(cls) -> MaskInterface:
+        """Import transformers.
+
+        Raises:
+            ToolchainError: if it is not installed.
+        """
+        return cls(optional(MASKS, "transformers"))
+
+    def __call__(
+        self,
+        *,
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: Any = 0,
+        kv_offset: int = 0,
+        mask_function: Callable[..., Any] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **others: Any,
+    ) -> AttentionMask:
+        """Return the mask of a forward pass.
+
+        Args:
+            batch_size: sequences.
+            q_length: queries of a sequence.
+            kv_length: keys of a sequence, those of a cache among them.
+            q_offset: position of the first query; an int, or int64 (1,) or () with static caches.
+            kv_offset: position of the first key.
+            mask_function: which pairs of positions see each other; by default causal.
+            attention_mask: bool (batch, positions), which keys exist; None if all do.
+            others: what else transformers passes on (device, use_vmap, ...).
+        """
+        function = mask_function or self.masks.causal_mask_function
+        arguments = {
+            **others,
+            "batch_size": batch_size,
+            "q_length": q_length,
+            "kv_length": kv_length,
+            "q_offset": q_offset,
+            "kv_offset": kv_offset,
+            "mask_function": function,
+            "attention_mask": attention_mask,
+        }
+        pattern = _of_numbers(self.masks, function, (q_length, kv_length), q_offset, kv_offset)
+        lengths = None
+        if pattern is not None and attention_mask is not None:
+            pattern, lengths = _padded(pattern, attention_mask, kv_offset, kv_length)
+        if pattern is None:
+            skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            pattern = from_token_mask(self.masks.sdpa_mask(**{**arguments, **skips}))
+        return AttentionMask(pattern, lengths, q_length, kv_length, arguments)
 
 
 def _padded(
@@ -113,7 +137,7 @@ def _padded(
 
 
 def _of_numbers(
-    masks: Any, function: Callable[..., Any], lengths: tuple[int, int], q_offset: Any, kv_offset: int
+    masks: ModuleType, function: Callable[..., Any], lengths: tuple[int, int], q_offset: Any, kv_offset: int
 ) -> Pattern | None:
     """Return the pattern of a mask that transformers itself describes by numbers; None for any other mask."""
     if function is masks.bidirectional_mask_function:

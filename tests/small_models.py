@@ -68,13 +68,13 @@ def gemma2(implementation: str) -> Any:
     config = transformers.Gemma2Config(
         **{**GROUPED, "query_pre_attn_scalar": 64}, sliding_window=24, attn_logit_softcapping=5.0
     )
-    return built(transformers.Gemma2ForCausalLM, config, implementation)
+    return built(transformers.Gemma2ForCausalLM, config, implementation, dtype=torch.float16)
 
 
 def gpt_oss(implementation: str) -> Any:
     """Return a model with sink logits, which SDPA has not: its peer is eager attention. No expert is left out."""
     config = transformers.GptOssConfig(**GROUPED, sliding_window=24, num_local_experts=2, num_experts_per_tok=2)
-    return built(transformers.GptOssForCausalLM, config, implementation)
+    return built(transformers.GptOssForCausalLM, config, implementation, dtype=torch.float16)
 
 
 BESIDE_EAGER: dict[str, Callable[[str], Any]] = {"gemma2": gemma2, "gpt-oss": gpt_oss}

@@ -29,7 +29,7 @@ from runtime.patterns import BlockLists  # noqa: E402
 LENGTH = 300
 # Of logits of about 1.3 through two layers. One key too few a query is 0.05 to 1.2 off (at 60 tokens, on a CPU).
 CLOSE = {torch.bfloat16: 0.03, torch.float16: 0.006}
-CLOSE_TO_EAGER = 0.08  # in bf16, to which eager attention rounds its weights; without softcap or sinks it is 0.8 off
+CLOSE_TO_EAGER = 0.02  # in fp16, to which eager attention rounds its weights; without softcap or sinks it is 0.8 off
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_embeddings_of_a_trained_encoder(dtype: torch.dtype) -> None:
 
     ours, sdpa, exact = embedded(NAME, dtype), embedded("sdpa", dtype), embedded("sdpa", torch.float32)
     to_sdpa, to_exact, of_sdpa = (float((a - b).abs().max()) for a, b in ((ours, sdpa), (ours, exact), (sdpa, exact)))
-    print(f"\n{dtype}: ours and SDPA {to_sdpa:.1e}; to float32: ours {to_exact:.1e}, SDPA {of_sdpa:.1e}")
+    print(f"\n{dtype}: ours and SDPA {to_sdpa:.1e}; to float32: {to_exact:.1e}, {of_sdpa:.1e}")  # noqa: T201
     # Elements are up to 0.2, and 0.18 off without the mask. bf16 alone loses more than 1e-3, whoever computes.
     limit = 1e-3 if dtype == torch.float16 else max(1e-3, 2 * of_sdpa)
     assert to_sdpa <= limit and to_exact <= limit

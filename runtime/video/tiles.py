@@ -161,7 +161,9 @@ class VideoTiles:
             ArgumentError: naming the argument.
         """
         tiles = math.prod(self.counts)
-        check_tensor("visible", visible, (torch.bool,), (2,), torch.device("cpu"))
+        check_tensor("visible", visible, (torch.bool,), (2,))
+        if visible.device.type != "cpu":
+            raise ArgumentError("visible", f"is on {visible.device}, expected the CPU: pass visible.cpu()")
         check_shape("visible", visible, ("query tiles", tiles), ("key tiles", tiles))
         blocks = visible.repeat_interleave(self.blocks_of_tile, 0).repeat_interleave(self.blocks_of_tile, 1)
         ends = (0, self.text_blocks, 0, self.text_blocks)
@@ -182,7 +184,7 @@ class VideoTiles:
             max_partial_blocks=int(partial.sum(-1).max()),
         )
         tensors = [self._moved(tensor) for tensor in lists.index_tensors()]
-        return BlockLists(*tensors[:4], block=lists.block, mask="bits", mask_bits=tensors[4])  # type: ignore[arg-type]
+        return BlockLists(*tensors[:4], block=lists.block, mask="bits", mask_bits=tensors[4])
 
     def _whole(self, seen: torch.Tensor, most: int) -> Pattern:
         """Return the pattern of blocks that are visible as a whole."""
@@ -194,5 +196,5 @@ class VideoTiles:
             return TopK(lists, block=block)
         return BlockLists(counts.to(lists.device), lists, block=block)
 
-    def _moved(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def _moved(self, tensor: torch.Tensor | None) -> Any:
         return None if tensor is None else tensor.to(self.to_tiles.device)

@@ -146,5 +146,7 @@ def test_other_lengths_and_maps_are_refused() -> None:
         tiles.untile(torch.zeros(1, 1, 127, 8))
     with pytest.raises(ArgumentError, match=r"visible: has shape \(3, 3\)"):
         tiles.pattern(torch.ones(3, 3, dtype=torch.bool))
+    with pytest.raises(ArgumentError, match=r"visible: is on meta, expected the CPU"):
+        tiles.pattern(torch.ones(2, 2, dtype=torch.bool, device="meta"))
     with pytest.raises(ArgumentError, match="window"):
         tile_window(tiles, (1, 1))  # type: ignore[arg-type]

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import oracle_kernel
 import pytest
-import selection_oracle
 
 torch = pytest.importorskip("torch")
+
+import oracle_kernel  # noqa: E402
+import selection_oracle  # noqa: E402
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "transformers_prefill.py"
 
 

@@ -118,6 +118,24 @@ def in_document(boundaries: list[int], b: int, h: int, q: int, k: int, causal: b
     return of_query == of_key and 0 <= of_query < len(boundaries) - 1 and (k <= q or not causal)
 
 
+def ascending_lists(*shape: int, blocks: int) -> torch.Tensor:
+    """Return ascending lists of different blocks, some of them shorter, with -1 at their ends."""
+    indices = lists(*shape, blocks=blocks)
+    left_out = torch.rand(indices.shape) < 0.3
+    ordered = torch.where(left_out, blocks, indices).sort(-1).values
+    return torch.where(ordered == blocks, -1, ordered).int()
+
+
+def causal_case(name: str, block: tuple[int, int], width: int) -> Case:
+    rows, columns = -(-Q_LEN // block[0]), -(-KV_LEN // block[1])
+    return Case(
+        name,
+        lambda: (ascending_lists(BATCH, HEADS, rows, width, blocks=columns),),
+        partial(convert.from_causal_lists, q_len=Q_LEN, kv_len=KV_LEN, block=block),
+        lambda indices, b, h, q, k: k // block[1] in indices[b][h][q // block[0]] and k <= q + KV_LEN - Q_LEN,
+    )
+
+
 def boundaries() -> tuple[torch.Tensor, ...]:
     return (torch.tensor([3, 40, 40, 128, 180], dtype=torch.int32),)
 
@@ -179,6 +197,9 @@ CASES = (
     token_case("token_lists_packed_causal", (1, 64), heads=16, kv_heads=1, causal=True),
     token_case("token_lists_merged", (32, 64), heads=4, kv_heads=2, causal=False),
     token_case("token_lists_merged_causal", (64, 64), heads=3, kv_heads=1, causal=True, max_partial_blocks=5),
+    causal_case("causal_lists", (64, 64), 4),
+    causal_case("causal_lists_of_short_blocks", (128, 32), 5),
+    causal_case("causal_lists_of_long_blocks", (16, 128), 2),
     Case(
         "csr",
         csr_inputs,

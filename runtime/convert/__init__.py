@@ -6,6 +6,7 @@ CUDA graph can capture it. Lists are ascending, with -1 behind their last block.
 
 from __future__ import annotations
 
+from runtime.convert.causal import from_causal_lists
 from runtime.convert.csr import Csr, from_csr, to_csr
 from runtime.convert.cudnn import Q2K, from_q2k, to_q2k
 from runtime.convert.flex import from_block_mask, to_block_mask
@@ -20,6 +21,7 @@ __all__ = [
     "Csr",
     "from_block_mask",
     "from_bool_blocks",
+    "from_causal_lists",
     "from_csr",
     "from_cu_seqlens",
     "from_key_mask",

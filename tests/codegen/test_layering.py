@@ -38,6 +38,8 @@ ROOMS: dict[str, set[str]] = {
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
     "ops": {"errors", "kernels", "kernel", "patterns", "convert"},
+    "video": {"errors", "patterns", "convert", "ops"},
+    "integrations": {"errors", "patterns", "convert", "ops", "video"},
     "bench": {"errors", "prepare", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},

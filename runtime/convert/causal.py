@@ -1,0 +1,55 @@
+"""Lists of selected blocks under a causal mask: whole blocks apart from those that the diagonal cuts."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.convert.blocks import ceil_div, is_listed
+from runtime.convert.checks import Shape, check_block, check_count, check_shape, check_tensor
+from runtime.errors import ArgumentError
+from runtime.patterns import BlockLists
+
+
+def from_causal_lists(kv_indices: torch.Tensor, *, q_len: int, kv_len: int, block: Shape = (128, 128)) -> BlockLists:
+    """Return ascending lists of key blocks, of which a query sees the keys up to its own position.
+
+    They are what ``runtime.select_topk_blocks(..., causal=True)`` returns. Positions are aligned at the end, as those
+    of ``Causal`` are.
+
+    Args:
+        kv_indices: int32 (batch or 1, list heads, ceil(q_len / block[0]), k), each list ascending, -1 behind its last
+            block. Lists in another order lose blocks.
+        q_len: queries of a head.
+        kv_len: keys of a head, q_len at least.
+        block: queries and keys of a block.
+
+    Returns:
+        Lists with ``mask="causal"``: full blocks in lists of k entries, those that the diagonal cuts in partial lists
+        of ceil(block[0] / block[1]) + 1. Blocks behind the diagonal are left out.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    check_tensor("kv_indices", kv_indices, (torch.int32,), (4,))
+    check_block("block", block)
+    check_count("q_len", q_len)
+    check_count("kv_len", kv_len)
+    if kv_len < q_len:
+        raise ArgumentError("kv_len", f"is {kv_len}, and q_len is {q_len}: the first queries would see no key")
+    queries, keys = block
+    rows = ceil_div(q_len, queries)
+    check_shape("kv_indices", kv_indices, ("batch", None), ("heads", None), ("query_blocks", rows), ("k", None))
+    first = torch.arange(rows, device=kv_indices.device) * queries + (kv_len - q_len)
+    last = (first + queries - 1).clamp(max=kv_len - 1)
+    begins = kv_indices.long() * keys
+    ends = (begins + keys).clamp(max=kv_len)
+    seen = (kv_indices >= 0) & (begins <= last[:, None])
+    full = (seen & (ends - 1 <= first[:, None])).sum(-1, dtype=torch.int32)
+    partial = seen.sum(-1, dtype=torch.int32) - full
+    # Ascending: the full blocks come first, then those on the diagonal, at most as many as a query block is long.
+    width = min(ceil_div(queries, keys) + 1, kv_indices.shape[3])
+    place = full[..., None].long() + torch.arange(width, device=kv_indices.device)
+    on_diagonal = kv_indices.gather(3, place.clamp(max=kv_indices.shape[3] - 1))
+    on_diagonal = torch.where(place < (full + partial)[..., None], on_diagonal, -1)
+    before = torch.where(is_listed(full, kv_indices), kv_indices, -1)
+    return BlockLists(partial, on_diagonal, full, before, block=(queries, keys), mask="causal")

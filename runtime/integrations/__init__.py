@@ -1,0 +1,19 @@
+"""This package's attention where its users are: transformers, diffusers, vLLM-Omni.
+
+Each library is an extra of this package, imported where it is registered.
+"""
+
+from __future__ import annotations
+
+from runtime.integrations.choosers import Chooser, TopKSelection, chooser_of
+from runtime.integrations.diffusers_attention import diffusers_attention, register_diffusers
+from runtime.integrations.transformers_attention import register_transformers
+
+__all__ = [
+    "Chooser",
+    "TopKSelection",
+    "chooser_of",
+    "diffusers_attention",
+    "register_diffusers",
+    "register_transformers",
+]

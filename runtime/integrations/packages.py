@@ -1,0 +1,27 @@
+"""Optional packages: imported when an integration is registered, never before."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from runtime.errors import ToolchainError
+
+
+def optional(module: str, extra: str) -> ModuleType:
+    """Import a module of an optional package.
+
+    Args:
+        module: its full name, such as ``transformers.masking_utils``.
+        extra: the extra of this package's pyproject.toml that installs it.
+
+    Raises:
+        ToolchainError: naming the extra, where the package is missing or has no such module.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package, install = module.partition(".")[0], f"pip install 'sparse-kernel-codegen[{extra}]'"
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        what = "which is not installed" if missing else f"and the installed one does not import ({error})"
+        raise ToolchainError(f"runtime.integrations needs {package}, {what}: {install}") from None

@@ -1,0 +1,184 @@
+"""Masks of Hugging Face transformers: what its mask interface describes becomes a pattern, once for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from runtime.convert import from_token_mask, kv_lengths_from_mask
+from runtime.integrations.packages import optional
+from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
+
+MASKS = "transformers.masking_utils"
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """What a layer gets as ``attention_mask``.
+
+    Attributes:
+        pattern: which keys each query sees.
+        kv_lengths: int32 (batch,), keys of each batch that exist; None if all do.
+        q_len: queries that it is about.
+        kv_len: keys that it is about.
+        arguments: what transformers asked for, of which masks of its other implementations are made.
+    """
+
+    pattern: Pattern
+    kv_lengths: torch.Tensor | None
+    q_len: int
+    kv_len: int
+    arguments: dict[str, Any]
+    others: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the pattern holds all of the mask in lists, so that no other pattern may take its place."""
+        return not isinstance(self.pattern, Dense | Causal | SlidingWindow)
+
+    def of_implementation(self, name: str, masks: Any) -> Any:
+        """Return the mask in the form of another implementation, made once for all layers.
+
+        Args:
+            name: of the implementation.
+            masks: ``transformers.masking_utils``.
+        """
+        if name not in self.others:
+            self.others[name] = masks.ALL_MASK_ATTENTION_FUNCTIONS[name](**self.arguments)
+        return self.others[name]
+
+
+@dataclass(frozen=True)
+class MaskInterface:
+    """Makes the mask of a forward pass: a function of transformers' ``AttentionMaskInterface``.
+
+    Full, causal and sliding-window masks become patterns of numbers, and padding on the right lengths of the keys; to
+    see that it is on the right, a call waits for the GPU once in a forward pass. All else becomes lists with a bit for
+    each pair of a partial block, exactly: padding on the left, holes, packed sequences, chunks, masks of one's own,
+    static caches while they fill. They are made of transformers' own boolean mask (batch, 1, q_length, kv_length).
+
+    Attributes:
+        masks: ``transformers.masking_utils``.
+    """
+
+    masks: ModuleType
+
+    @classmethod
+    def of_package(cls) -> MaskInterface:
+        """Import transformers.
+
+        Raises:
+            ToolchainError: if it is not installed.
+        """
+        return cls(optional(MASKS, "transformers"))
+
+    def __call__(
+        self,
+        *,
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: Any = 0,
+        kv_offset: int = 0,
+        mask_function: Callable[..., Any] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **others: Any,
+    ) -> AttentionMask:
+        """Return the mask of a forward pass.
+
+        Args:
+            batch_size: sequences.
+            q_length: queries of a sequence.
+            kv_length: keys of a sequence, those of a cache among them.
+            q_offset: position of the first query; an int, or int64 (1,) or () with static caches.
+            kv_offset: position of the first key.
+            mask_function: which pairs of positions see each other; by default causal.
+            attention_mask: bool (batch, positions), which keys exist; None if all do.
+            others: what else transformers passes on (device, use_vmap, ...).
+        """
+        function = mask_function or self.masks.causal_mask_function
+        arguments = {
+            **others,
+            "batch_size": batch_size,
+            "q_length": q_length,
+            "kv_length": kv_length,
+            "q_offset": q_offset,
+            "kv_offset": kv_offset,
+            "mask_function": function,
+            "attention_mask": attention_mask,
+        }
+        pattern = _of_numbers(self.masks, function, (q_length, kv_length), q_offset, kv_offset)
+        lengths = None
+        if pattern is not None and attention_mask is not None:
+            pattern, lengths = _padded(pattern, attention_mask, kv_offset, kv_length)
+        if pattern is None:
+            skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            pattern = from_token_mask(self.masks.sdpa_mask(**{**arguments, **skips}))
+        return AttentionMask(pattern, lengths, q_length, kv_length, arguments)
+
+
+def _padded(
+    pattern: Pattern, mask: torch.Tensor, kv_offset: int, kv_length: int
+) -> tuple[Pattern | None, torch.Tensor | None]:
+    """Return a pattern with the lengths of the keys; no pattern if padding is not on the right."""
+    if torch.compiler.is_compiling():  # what is traced cannot depend on what a mask holds
+        return None, None
+    keys = F.pad(mask, (0, max(0, kv_offset + kv_length - mask.shape[1])))[:, kv_offset : kv_offset + kv_length]
+    lengths = kv_lengths_from_mask(keys)
+    elsewhere, any_padding = torch.stack([(lengths < 0).any(), (lengths < kv_length).any()]).tolist()
+    if elsewhere:
+        return None, None
+    return pattern, lengths if any_padding else None
+
+
+def _of_numbers(
+    masks: ModuleType, function: Callable[..., Any], lengths: tuple[int, int], q_offset: Any, kv_offset: int
+) -> Pattern | None:
+    """Return the pattern of a mask that transformers itself describes by numbers; None for any other mask."""
+    if function is masks.bidirectional_mask_function:
+        return Dense()
+    if not isinstance(q_offset, int):
+        return None
+    q_len, kv_len = lengths
+    at_end = q_offset - kv_offset == kv_len - q_len
+    if function is masks.causal_mask_function and not at_end:
+        return Causal(align="top_left") if q_offset == kv_offset else None
+    parts = _parts(function)
+    causal = masks.causal_mask_function in parts
+    overlays = [part for part in parts if part not in (masks.causal_mask_function, masks.bidirectional_mask_function)]
+    windows = [_window(part) for part in overlays]
+    if not at_end or len(windows) > 1 or None in windows:
+        return None
+    left, right = (windows and windows[0]) or (kv_len, None)
+    if causal:
+        return Causal() if kv_len <= left + 1 else SlidingWindow(left)
+    return SlidingWindow(left, right) if right is not None else None
+
+
+def _parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return the mask functions that all have to hold for a pair to be visible."""
+    inner = _enclosed(function, "and_masks").get("mask_functions")
+    return [function] if inner is None else [part for each in inner for part in _parts(each)]
+
+
+def _window(function: Callable[..., Any]) -> tuple[int, int | None] | None:
+    """Return the keys before and after a query's own that an overlay of a window lets it see; None for no bound."""
+    keys = _enclosed(function, "sliding_window_overlay").get("sliding_window")
+    if isinstance(keys, int):
+        return keys - 1, None
+    around = _enclosed(function, "sliding_window_bidirectional_overlay").get("sliding_window")
+    return (around, around) if isinstance(around, int) else None
+
+
+def _enclosed(function: Callable[..., Any], maker: str) -> dict[str, Any]:
+    """Return the values that a mask function encloses, if a function of transformers' masks of that name made it."""
+    name = f"{maker}.<locals>."
+    if getattr(function, "__module__", "") != MASKS or not getattr(function, "__qualname__", "").startswith(name):
+        return {}
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}

@@ -1,0 +1,89 @@
+"""Attention of tokens in a video's own order, computed in tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from runtime.errors import ArgumentError
+from runtime.ops.attention import block_sparse_attention
+from runtime.patterns import Pattern
+from runtime.video.tiles import Sizes, VideoTiles
+from runtime.video.windows import tile_window
+
+
+def tiled_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: VideoTiles, pattern: Pattern, **options: Any
+) -> Any:
+    """Compute attention with a pattern of tiles, of tokens that are not in tiles.
+
+    q, k and v are copied into tiles, and the result back: four copies of its size. Where a model's tokens stay in tiles
+    from its first layer to its last, ``block_sparse_attention`` with the same pattern needs none.
+
+    Args:
+        q: (batch, heads, tokens, head_dim), float16 or bfloat16, on the device of ``tiles``.
+        k, v: (batch, kv_heads, tokens, head_dim).
+        tiles: the permutation.
+        pattern: what it made, or ``tile_window``.
+        options: ``scale``, ``softcap``, ``sink``, ``return_lse``, ``validate`` of ``block_sparse_attention``.
+
+    Returns:
+        (batch, heads, tokens, head_dim), or with ``return_lse`` an ``AttentionResult``, lse float32 (batch, heads,
+        tokens): both in the order of q.
+
+    Raises:
+        ArgumentError: naming the argument; x stands for q, k or v of another length than the video's.
+    """
+    result = block_sparse_attention(tiles.tile(q), tiles.tile(k), tiles.tile(v), pattern, **options)
+    if isinstance(result, torch.Tensor):
+        return tiles.untile(result)
+    return type(result)(*(tiles.untile(x) for x in result))
+
+
+@dataclass(frozen=True)
+class VideoWindow:
+    """A chooser: self-attention over a video's tokens sees a window of tiles; cross-attention stays as it is.
+
+    Self-attention over another number of tokens than ``grid`` and ``text`` say is refused. A model that has some (over
+    its text alone) wants a chooser of its own around this one.
+
+    Attributes:
+        grid: frames, rows and columns of tokens.
+        window: tiles that a tile sees along them.
+        tile: frames, rows and columns of a tile.
+        text: tokens of text in the same sequence.
+        text_first: whether they come before the video's.
+    """
+
+    grid: Sizes
+    window: Sizes
+    tile: Sizes = (2, 8, 8)
+    text: int = 0
+    text_first: bool = False
+    _made: dict[torch.device, tuple[VideoTiles, Pattern]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __call__(self, module: Any, q: torch.Tensor, k: torch.Tensor, exact: Pattern) -> Any:
+        """Return the tiles and the pattern of a call, or ``exact`` where q and k are not of the same length.
+
+        Raises:
+            ArgumentError: naming what is wrong with the sizes.
+        """
+        if q.shape[2] != k.shape[2]:
+            return exact
+        tiles, pattern = self.made(q.device)
+        if tiles.tokens != q.shape[2]:
+            grid = " x ".join(map(str, self.grid))
+            reason = f"is {grid} and text is {self.text}: {tiles.tokens} tokens, the call has {q.shape[2]}"
+            raise ArgumentError("grid", reason)
+        return tiles, pattern
+
+    def made(self, device: torch.device) -> tuple[VideoTiles, Pattern]:
+        """Return the tiles and the pattern for tensors of a device, made at the first call."""
+        if device not in self._made:
+            tiles = VideoTiles(self.grid, self.tile, text=self.text, text_first=self.text_first, device=device)
+            self._made[device] = tiles, tile_window(tiles, self.window)
+        return self._made[device]

@@ -1,0 +1,45 @@
+"""The snippets of docs/integrations.md run as they are, on the CPU, with kernels that compute by the definition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import oracle_kernel  # noqa: E402
+import selection_oracle  # noqa: E402
+
+from runtime.integrations import choosers  # noqa: E402
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+NEEDED = {"transformers": "transformers", "diffusers": "diffusers"}
+
+
+def snippet(section: str) -> str:
+    """Return the indented lines of a section, on the CPU."""
+    lines = [line[4:] for line in SECTIONS[section].splitlines() if line.startswith("    ") or not line]
+    return "\n".join(lines).replace('"cuda"', '"cpu"')
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(choosers, "select_topk_blocks", selection_oracle.select)
+    yield oracle_kernel.install(monkeypatch)
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if snippet(name).strip()])
+def test_a_section_runs(section: str, loaded: Any) -> None:
+    if section in NEEDED:
+        pytest.importorskip(NEEDED[section])
+    names: dict[str, Any] = {}
+    exec(compile(snippet(section), section, "exec"), names)
+    assert sum(kernel.calls for kernel in loaded.values()) > 0
+    assert names.keys() & {"logits", "out", "noise"}
+    if section == "diffusers":
+        names["model"].set_attention_backend("native")

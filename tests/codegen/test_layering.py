@@ -37,13 +37,14 @@ ROOMS: dict[str, set[str]] = {
     "convert": {"errors", "patterns", "prepare"},
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
-    "ops": {"errors", "kernels", "kernel", "patterns", "convert"},
+    "ops": {"errors", "kernels", "kernel", "patterns", "convert", "prepare"},
+    "nn": {"errors", "ops", "prepare"},
     "bench": {"errors", "prepare", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "doctor": {"errors", "compile", "driver"},
     "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "doctor"},
-    "__init__": {"errors", "kernel", "kernels", "ops", "patterns", "prepare"},
+    "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 
 every_template = pytest.mark.parametrize(

@@ -50,9 +50,7 @@ def largest_blocks(weight: torch.Tensor, block: tuple[int, int], density: Any) -
     return mask.view(norms.shape)
 
 
-def mask_indices(
-    mask: Any, shape: tuple[int, int] | None, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def mask_indices(mask: Any, shape: tuple[int, int] | None, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return row pointers and block columns, int32, of the blocks that a mask says.
 
     Args:

@@ -14,7 +14,7 @@ from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
 from runtime.prepare.matrix import check_layout
 
 
-class BlockSparseLinear(nn.Module):
+class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
     """y = x W^T + bias, of whose W (out_features, in_features) some blocks are stored; the others are 0 and stay so.
 
     Kernels compute y^T = W x^T: the columns of x^T are the rows of x, which are read where they are, and y is the
@@ -53,7 +53,7 @@ class BlockSparseLinear(nn.Module):
         with torch.no_grad():
             prepared = prepare_bsr(weight.detach())
         self.out_features, self.in_features = prepared.shape
-        self.block: tuple[int, int] = tuple(weight.values().shape[1:])
+        self.block = (prepared.values.shape[1], prepared.values.shape[2])
         self._check_bias(bias, weight)
         self.values = nn.Parameter(prepared.values.clone())
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
@@ -177,7 +177,15 @@ class BlockSparseLinear(nn.Module):
         return f"{sizes}, {density}, bias={self.bias is not None}"
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
-        """Load a state, whose blocks may lie elsewhere if they are as many."""
+        """Load a state, whose blocks may lie elsewhere if they are as many; of one with others load nothing."""
+        errors = arguments[-1]
+        for name in ("values", "crow_indices", "col_indices"):
+            own, given = getattr(self, name), state_dict.get(prefix + name, None)
+            if given is not None and given.shape != own.shape:
+                errors.append(
+                    f"size mismatch for {prefix}{name}: {tuple(given.shape)}, the layer has {tuple(own.shape)}"
+                )
+                return
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         if self.crow_indices.is_meta:
             return  # there is nothing to prepare yet

@@ -149,10 +149,13 @@ def _is_direct(tensors: tuple[Any, ...], others: tuple[Any, ...], names: str) ->
         names: of the arguments.
 
     Raises:
-        ArgumentError: for a tensor under ``torch.vmap``, and for a DTensor.
+        ArgumentError: for a tensor under ``torch.vmap`` or ``torch.func.grad``, and for a DTensor.
     """
     if is_watched() or not PLAIN.issuperset(map(type, (*tensors, *others))):
         refuse_transformed((*tensors, *others), names, _MAPPED)
+        if any(isinstance(t, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(t) for t in tensors):
+            reason = "one of them is differentiated by torch.func: call backward, or torch.autograd.grad"
+            raise ArgumentError(names, reason)
         # What is no tensor at all the checks of a call name.
         return any(t is not None and not hasattr(type(t), "__torch_function__") for t in tensors)
     return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))

@@ -12,18 +12,17 @@ import torch
 from codegen.library import find_spec
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import HEAD_STEP, Signatures
+from runtime.kernels.arguments import Signatures
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.ops.attention_calls import KERNELS_KEPT
 from runtime.ops.attention_choice import DTYPES, arch_of, rounded
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
+from runtime.ops.bsr_layout import by_rows, is_by_columns, readable
 from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index
-
-ALIGNED = HEAD_STEP  # elements that rows begin at a multiple of
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,8 @@ def multiply(
         check_operand(a, b, transpose_a=transpose_a)
         check_added(a, b, bias, c, transpose_a=transpose_a)
         check_place("b", b)
-        route = _routes.keep(key, _route(product_of(a, b, bias, c, activation, transpose_a), a, b.device))
+        product = product_of(a, b, bias=bias, c=c, activation=activation, transpose_a=transpose_a)
+        route = _routes.keep(key, _route(product, a, b.device))
     with torch.no_grad():
         operand = _operand(a, route, given)
         if route.fused:
@@ -152,7 +152,14 @@ _samplers = Signatures()
 
 
 def product_of(
-    a: BsrMatrix, b: torch.Tensor, bias: Any, c: Any, activation: str, transpose_a: bool, *, arch: str | None = None
+    a: BsrMatrix,
+    b: torch.Tensor,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    activation: str = "",
+    transpose_a: bool = False,
+    arch: str | None = None,
 ) -> Product:
     """Return the class of a product.
 
@@ -241,35 +248,6 @@ def _finished(product: torch.Tensor, bias: Any, c: Any, beta: float, activation:
     if bias is not None:
         total += bias.float()[:, None]
     return product.copy_(ACTIVATIONS[activation or "none"](total))
-
-
-def is_by_columns(b: torch.Tensor) -> bool:
-    """Return whether a kernel is to read the columns of a dense operand, as its rows are not contiguous and aligned."""
-    rows, columns = b.shape[-2:]
-    row, column = b.stride()[-2:]
-    by_rows_too = (column == 1 or columns == 1) and (row % ALIGNED == 0 or rows == 1)
-    return not by_rows_too and (row == 1 or rows == 1) and (column % ALIGNED == 0 or columns == 1)
-
-
-def is_by_rows(t: torch.Tensor) -> bool:
-    """Return whether the rows of a matrix, or of a batch, are contiguous and aligned, so that kernels read them."""
-    starts = all(stride % ALIGNED == 0 or size == 1 for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True))
-    return starts and (t.stride(-1) == 1 or t.shape[-1] == 1)
-
-
-def by_rows(t: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose rows kernels can read: itself, or a copy with padded rows."""
-    if is_by_rows(t):
-        return t
-    columns = t.shape[-1]
-    padded = t.new_empty((*t.shape[:-1], -(-columns // ALIGNED) * ALIGNED))
-    return padded[..., :columns].copy_(t)
-
-
-def readable(b: torch.Tensor) -> torch.Tensor:
-    """Return a dense operand that kernels can read by rows or by columns: itself, or a copy with padded rows."""
-    aligned = b.dim() == 2 or b.stride(0) % ALIGNED == 0 or b.shape[0] == 1
-    return b if aligned and is_by_columns(b) else by_rows(b)
 
 
 @lru_cache(maxsize=KERNELS_KEPT)

@@ -122,7 +122,7 @@ def resolve(product: Product) -> Resolution:
     """Choose the kernel of a product.
 
     Raises:
-        ArgumentError: naming ``a``, if no kernel takes its blocks, or if the one that prepared it does not compute this.
+        ArgumentError: naming ``a``, if no kernel takes its blocks, or the one that prepared it does not compute this.
     """
     first: SpecError | None = None
     for computed, fused, copied in _ways(product):
@@ -139,7 +139,7 @@ def resolve(product: Product) -> Resolution:
 
 
 def _ways(product: Product) -> Iterator[tuple[Product, bool, bool]]:
-    """Yield what a kernel may compute for a product, with ``fused`` and ``copied`` of its resolution, the best first."""
+    """Yield what a kernel may compute for a product, with ``fused`` and ``copied``, the best first."""
     bare = replace(product, activation="", bias=False, accumulate=False)
     yield product, True, False
     if product.kernel:  # what is prepared for a kernel is for no other
@@ -147,8 +147,8 @@ def _ways(product: Product) -> Iterator[tuple[Product, bool, bool]]:
     if bare != product:
         yield bare, False, False
     if product.transposed:
-        stored = {"block": product.block[::-1], "rows": product.columns, "columns": product.rows}
-        plain = {**stored, "transposed": False, "ordered": False, "evenness": None}
+        plain: dict[str, Any] = {"block": product.block[::-1], "rows": product.columns, "columns": product.rows}
+        plain |= {"transposed": False, "ordered": False, "evenness": None}
         yield replace(product, **plain), True, True
         if bare != product:
             yield replace(bare, **plain), False, True

@@ -79,10 +79,10 @@ def explain_matmul(
     _, name = check_options(c, None, activation)
     if arch is None and not b.is_cuda:
         raise ArgumentError("arch", f"is missing: b is on {b.device}, and kernels are chosen for an architecture")
-    product = product_of(matrix, b, bias, c, name, transpose_a, arch=arch)
+    product = product_of(matrix, b, bias=bias, c=c, activation=name, transpose_a=transpose_a, arch=arch)
     found = {"C": resolve(product)}
     if gradients:
-        own = product_of(matrix, b, None, None, "", not transpose_a, arch=arch)
+        own = product_of(matrix, b, transpose_a=not transpose_a, arch=arch)
         found["dB"] = resolve(replace(own, by_columns=False))
         depth = b.shape[-1] * (b.shape[0] if b.dim() == 3 else 1)
         found["dA"] = resolve(replace(sampled_product(matrix, b, arch=arch), width=rounded(depth)))

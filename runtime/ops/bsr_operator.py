@@ -13,8 +13,9 @@ import torch
 
 from runtime.errors import ArgumentError
 from runtime.ops.attention_operator import NAMESPACE
-from runtime.ops.bsr_calls import ALIGNED, multiply, sample
+from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
+from runtime.ops.bsr_layout import ALIGNED
 from runtime.prepare.bsr_matrix import BsrMatrix
 
 _MATMUL = (
@@ -30,13 +31,15 @@ _SDDMM = (
 _MATMUL_NAMES = ("values", "crow", "col", "b", "bias", "c", "order", "index", "columns", "how")
 
 
-def _matrix(values: Any, crow: Any, col: Any, order: Any, index: Any, columns: Any, how: Any) -> BsrMatrix:
+def _matrix(values: Any, *parts: Any) -> BsrMatrix:
+    crow, col, order, index, columns, how = parts
     return BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how)
 
 
-def _pattern(a: Any, crow: Any, col: Any, order: Any, index: Any, columns: Any, block: tuple[Any, Any], how: Any) -> Any:
+def _pattern(arguments: tuple[Any, ...]) -> BsrMatrix:
     """Return the matrix of a sampled product, whose values have no memory: an expanded element."""
-    values = a.new_empty((1,)).expand(col.shape[0], *block)
+    a, _, crow, col, order, index, columns, rows, cols, how = arguments
+    values = a.new_empty((1,)).expand(col.shape[0], rows, cols)
     return _matrix(values, crow, col, order, index, columns, how)
 
 
@@ -49,8 +52,8 @@ def _run_matmul(*arguments: Any, **options: Any) -> torch.Tensor:
 
 def _run_sddmm(*arguments: Any, **options: Any) -> torch.Tensor:
     """Compute the operator."""
-    a, b, crow, col, order, index, columns, rows, cols, how = arguments
-    return sample(a, b, _pattern(a, crow, col, order, index, columns, (rows, cols), how), **options)
+    a, b, *_ = arguments
+    return sample(a, b, _pattern(arguments), **options)
 
 
 def _fake_matmul(*arguments: Any, transpose_a: bool = False, **_: Any) -> torch.Tensor:
@@ -63,17 +66,17 @@ def _fake_matmul(*arguments: Any, transpose_a: bool = False, **_: Any) -> torch.
     rows, width = (columns if transpose_a else matrix.shape[0]), b.shape[-1]
     stride = (width + ALIGNED - 1) // ALIGNED * ALIGNED
     shape = (*b.shape[:-2], rows, width)
-    return b.new_empty_strided(shape, (rows * stride, stride, 1)[-len(shape) :])
+    found: torch.Tensor = b.new_empty_strided(shape, (rows * stride, stride, 1)[-len(shape) :])
+    return found
 
 
 def _fake_sddmm(*arguments: Any, **_: Any) -> torch.Tensor:
     """Return a tensor like the result, without values."""
-    a, b, crow, col, order, index, columns, rows, cols, how = arguments
-    pattern = _pattern(a, crow, col, order, index, columns, (rows, cols), how)
+    pattern = _pattern(arguments)
     check_matrix("pattern", pattern)
-    for name, tensor in (("a", a), ("b", b)):
+    for name, tensor in zip("ab", arguments, strict=False):
         check_operand(pattern, tensor, depth=False, name=name, matrix="pattern")
-    return a.new_empty((col.shape[0], rows, cols))
+    return torch.empty_like(pattern.values, memory_format=torch.contiguous_format)
 
 
 def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:

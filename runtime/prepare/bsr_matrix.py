@@ -150,7 +150,10 @@ def prepare_bsr(a: torch.Tensor) -> BsrMatrix:
     if a.dim() != 2:
         raise ArgumentError("a", f"has {a.dim()} dimensions {tuple(a.shape)}, expected 2")
     check_row_pointers("a", a)
-    parts = parts_of(a)
+    own = parts_of(a)
+    # Views of a sparse tensor are nothing that torch.compile takes, and .data is none.
+    values = own.values if own.values.requires_grad else own.values.data
+    parts = replace(own, values=values, crow_indices=own.crow_indices.data, col_indices=own.col_indices.data)
     lengths = parts.crow_indices.diff()
     stored, rows = parts.values.shape[0], max(1, lengths.shape[0])
     evenness = round(int(lengths.max()) * rows / stored, 2) if stored else 1.0

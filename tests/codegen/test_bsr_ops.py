@@ -56,7 +56,7 @@ def assert_close(found: Any, right: Any) -> None:
 def test_products(block: tuple[int, int], transposed: bool) -> None:
     a = drawn((3, 4), block)
     w = whole(a).mT if transposed else whole(a)
-    for width in (1, 8, 77):
+    for width in (1, 77):
         b = normal(w.shape[1], width)
         for given in (a, prepare_bsr(a)):
             assert_close(bsr_matmul(given, b, transpose_a=transposed), w @ b.double())
@@ -88,7 +88,9 @@ def test_a_matrix_without_blocks_and_one_of_one_block() -> None:
     one = drawn((1, 1), (64, 64))
     b = normal(64, 16)
     assert_close(bsr_matmul(one, b), whole(one) @ b.double())
-    empty = torch.sparse_bsr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.zeros(0, 64, 64).bfloat16(), size=(64, 64))
+    empty = torch.sparse_bsr_tensor(
+        torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.zeros(0, 64, 64).bfloat16(), size=(64, 64)
+    )
     assert not bsr_matmul(empty, b).any()
 
 

@@ -18,9 +18,10 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
     """y = x W^T + bias, of whose W (out_features, in_features) some blocks are stored; the others are 0 and stay so.
 
     Kernels compute y^T = W x^T: the columns of x^T are the rows of x, which are read where they are, and y is the
-    transpose of what is written, so that its features are not contiguous (``y.contiguous()`` copies it); a
-    ``BlockSparseLinear`` behind it reads that without a copy. The gradient of x takes dy by rows or by columns alike;
-    that of W copies x and dy, transposed.
+    transpose of what is written, so that its features are not contiguous (``y.contiguous()`` copies it). The next
+    ``BlockSparseLinear`` reads that without a copy, and what an activation makes of it if tokens are a multiple of 8; x
+    of other strides is copied. The gradient of x takes dy by rows or by columns alike; that of W copies x and dy,
+    transposed.
 
     Optimisers work on ``values``. Places of the blocks are buffers, saved in the state, and do not change in training.
 
@@ -165,7 +166,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         if x.shape[-1] != self.in_features:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (..., in_features {self.in_features})")
         tokens = x.reshape(-1, self.in_features)
-        y = bsr_matmul(self.weight, tokens.mT, bias=self.bias).mT
+        y = bsr_matmul(self.weight, tokens.mT, bias=self.bias, arrange=True).mT
         return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

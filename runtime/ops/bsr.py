@@ -28,6 +28,7 @@ def bsr_matmul(
     c: torch.Tensor | None = None,
     beta: float | None = None,
     transpose_a: bool = False,
+    arrange: bool = False,
     validate: bool = False,
 ) -> torch.Tensor:
     """Compute activation(A @ B + beta c + bias), A block-sparse, in float32, rounded once where a kernel has all of it.
@@ -48,12 +49,13 @@ def bsr_matmul(
             ``runtime.prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
             computes the product.
         b: (K, N), or (batch, K, N), a's type. Its rows or its columns are contiguous, other strides multiples of 8
-            elements; it is not copied, except by columns for blocks of 16 and 32 rows.
+            elements. Columns are copied by rows where blocks have 16 or 32 rows; nothing else is copied.
         bias: (M,), contiguous, one element for each row of C.
         activation: of each element: ``relu``, ``gelu`` (by erf) or ``silu``.
         c: as the result, what is added; its rows are contiguous, other strides multiples of 8 elements.
         beta: what c is multiplied with, 1 by default; with 0 c is not read. It has no gradient.
         transpose_a: compute with A^T: b is then (M, N), the result (K, N), bias (K,).
+        arrange: copy b and c where kernels cannot read them as they are stored, in place of an error.
         validate: also check the values of indices, and that what was prepared is still of ``a``. Synchronises.
 
     Returns:
@@ -67,7 +69,7 @@ def bsr_matmul(
     matrix, given = matrix_of("a", a)
     number, name = check_options(c, beta, activation)
     options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": bool(transpose_a)}
-    options["validate"] = bool(validate)
+    options |= {"arrange": bool(arrange), "validate": bool(validate)}
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         values, b, bias, c = autocast(matrix.values, b, bias, c)

@@ -90,6 +90,8 @@ def multiply(
             len(a.order),
             a.values.shape,
             a.crow_indices.shape,
+            a.crow_indices.device,
+            a.col_indices.device,
             a.values.dtype,
             b.shape[-1],
             b.dtype,

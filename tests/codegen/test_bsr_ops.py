@@ -84,6 +84,16 @@ def test_what_is_added(arch: str, activation: Any, transposed: bool, monkeypatch
     assert bool(loaded.of(accumulate=True)) == (arch == "sm_90a" and not transposed), "only there kernels add c"
 
 
+def test_operands_that_no_kernel_reads_are_copied_if_that_is_asked_for() -> None:
+    a, b, c = drawn((3, 2), (64, 64)), normal(128, 77).contiguous(), normal(192, 77).contiguous()
+    right = whole(a) @ b.double() + c.double()
+    for strides in ((77, 1), (160, 2), (1, 129)):
+        given = torch.empty(21000).bfloat16().as_strided((128, 77), strides).copy_(b)
+        with pytest.raises(ArgumentError, match="b: has stri"):
+            bsr_matmul(a, given, c=normal(192, 77))
+        assert_close(bsr_matmul(a, given, c=c, arrange=True), right)
+
+
 def test_a_matrix_without_blocks_and_one_of_one_block() -> None:
     one = drawn((1, 1), (64, 64))
     b = normal(64, 16)
@@ -92,6 +102,9 @@ def test_a_matrix_without_blocks_and_one_of_one_block() -> None:
         torch.tensor([0, 0]), torch.tensor([], dtype=torch.long), torch.zeros(0, 64, 64).bfloat16(), size=(64, 64)
     )
     assert not bsr_matmul(empty, b).any()
+    leaf, values = b.clone().requires_grad_(), torch.zeros(0, 64, 64).bfloat16().requires_grad_()
+    bsr_matmul(prepare_bsr(empty).with_values(values), leaf).sum().backward()
+    assert leaf.grad is not None and not leaf.grad.any() and values.grad.shape == (0, 64, 64)
 
 
 def test_the_order_of_uneven_rows_goes_to_the_kernel(loaded: Any) -> None:
@@ -249,6 +262,17 @@ def test_a_kernel_that_prepared_the_matrix_and_does_not_compute_this_is_named() 
     gathered = bsr_oracle.find_spec("h100_bsr_spmm_b16_gathered").spec.canonical_json().replace("fp16", "bf16")
     with pytest.raises(ArgumentError, match=r"a: is prepared for .*, which does not compute this: "):
         bsr_matmul(PreparedBsr(a, kernel=gathered), b, bias=normal(32))
+
+
+@pytest.mark.parametrize("which", ["b16_gathered", "b16_balanced", "b128_transposed", "b64_balanced"])
+def test_what_a_kernel_prepared_is_for_that_kernel(which: str) -> None:
+    spec = bsr_oracle.find_spec(f"h100_bsr_spmm_{which}").spec
+    a = drawn((2, 2), (spec.block.rows, spec.block.cols), dtype=torch.float16)
+    prepared, b = PreparedBsr(a, kernel=spec.canonical_json()), normal(a.shape[0], 24).half()
+    found = explain_matmul(prepared, b, transpose_a=spec.transpose_a, arch="sm_90a").choice
+    assert found.spec == spec and found.reason == "the matrix is prepared for it"
+    other = explain_matmul(prepared, b, transpose_a=not spec.transpose_a, arch="sm_90a").choice
+    assert other.reason != found.reason
 
 
 def test_without_a_gpu_a_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

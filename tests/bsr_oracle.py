@@ -38,6 +38,16 @@ def by_definition(
     return ACTIVATIONS[activation or "none"](found)
 
 
+def assert_near(found: Any, right: Any, share: float = 2e-2) -> None:
+    """Assert that no element is off by more than a share of the largest one."""
+    assert found.shape == right.shape
+    largest, off = (
+        float(right.detach().abs().max()),
+        float((found.detach().double() - right.detach().double()).abs().max()),
+    )
+    assert off <= share * largest, f"off by {off}, the largest element is {largest}"
+
+
 class SpmmOracle:
     """Stands for a BsrSpmmKernel: checks what a kernel would be given, and computes by the definition."""
 

@@ -97,10 +97,10 @@ def train(module: Any, optimiser: Any, batches: Any) -> list[float]:
     losses = []
     for x, wanted in batches:
         optimiser.zero_grad()
-        loss = (module(x).float() - wanted).square().mean()
+        loss = (module(x).float() - wanted).square().sum()
         loss.backward()
         optimiser.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 
@@ -119,13 +119,13 @@ class Masked(torch.nn.Module):
 def test_steps_of_training_are_those_of_a_dense_layer_with_a_mask() -> None:
     one = layer()
     right = Masked(one)
-    before = one.values.detach().clone()
+    before = whole(one).detach().double(), one.bias.detach().double()
     batches = [(torch.randn(17, 192).bfloat16(), torch.randn(17, 128)) for _ in range(3)]
-    found = train(one, torch.optim.SGD(one.parameters(), lr=0.5), batches)
-    exact = train(right, torch.optim.SGD(right.parameters(), lr=0.5), batches)
-    assert found == pytest.approx(exact, rel=1e-2) and not torch.equal(before, one.values)
-    torch.testing.assert_close(whole(one).double(), right.weight * by_elements(mask()), atol=3e-3, rtol=2e-2)
-    torch.testing.assert_close(one.bias.double(), right.bias, atol=3e-3, rtol=2e-2)
+    found = train(one, torch.optim.SGD(one.parameters(), lr=1e-3), batches)
+    exact = train(right, torch.optim.SGD(right.parameters(), lr=1e-3), batches)
+    assert found == pytest.approx(exact, rel=1e-2)
+    bsr_oracle.assert_near(whole(one) - before[0], right.weight * by_elements(mask()) - before[0], 0.05)
+    bsr_oracle.assert_near(one.bias - before[1], right.bias - before[1], 0.05)
 
 
 def test_a_state_is_saved_and_loaded() -> None:
@@ -186,7 +186,7 @@ def test_compile_takes_a_layer_in_one_graph() -> None:
         torch.testing.assert_close(found, right)
         grads = [torch.autograd.grad(y.float().square().mean(), list(model.parameters())) for y in (found, right)]
         for one, other in zip(*grads, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-3, rtol=2e-2)
+            bsr_oracle.assert_near(one, other)
 
 
 WRONG: dict[str, tuple[Any, str]] = {

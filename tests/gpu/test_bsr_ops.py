@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bsr_oracle import by_definition, dense, drawn  # noqa: E402
+from bsr_oracle import assert_near, by_definition, dense, drawn  # noqa: E402
 
 from codegen.arch import ARCHS  # noqa: E402
 from runtime import (  # noqa: E402
@@ -191,8 +191,7 @@ def test_gradients(block: tuple[int, int], activation: Any, transposed: bool, ba
     for name, leaf in {**leaves, "values": values}.items():
         exact = {**kept, "values": own}[name].grad
         assert leaf.grad.shape == leaf.shape and leaf.grad.dtype == leaf.dtype
-        error = float((leaf.grad.double() - exact).abs().max() / exact.abs().max())
-        assert error < 2e-2, f"{name}: {error}"
+        assert_near(leaf.grad, exact)
 
 
 def test_gradients_without_strides_of_their_own() -> None:
@@ -250,7 +249,7 @@ def test_opcheck() -> None:
 def step(a: BsrMatrix, b: Any, bias: Any, values: Any) -> Any:
     """A product between other operators of a graph."""
     found = bsr_matmul(a.with_values(values), b * 2, bias=bias, activation="gelu")
-    return (found + 1).float().square().mean()
+    return (found + 1).float().square().sum()
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
@@ -267,7 +266,7 @@ def test_compile_takes_steps_of_training_in_one_graph(mode: str) -> None:
         with torch.compiler.set_stance(stance):
             found = torch.autograd.grad(compiled(a, *leaves), leaves)
         for one, other in zip(found, right, strict=True):
-            torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+            assert_near(one, other)
         stance = "fail_on_recompile"
 
 
@@ -382,8 +381,9 @@ def test_layers_train_as_dense_ones_with_a_mask(block: tuple[int, int], dtype: A
     layer = BlockSparseLinear.from_linear(linear, block, mask=mask)
     weight = (linear.weight.detach().double() * by_elements(mask, block)).requires_grad_()
     bias = linear.bias.detach().double().requires_grad_()
-    right_optimiser = torch.optim.SGD([weight, bias], lr=0.1)
-    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1)
+    right_optimiser = torch.optim.SGD([weight, bias], lr=3e-4)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=3e-4)
+    before = weight.detach().clone(), bias.detach().clone()
     for tokens in (37, 64, 1):
         x = torch.randn(2, tokens, inputs, device="cuda").to(dtype).requires_grad_()
         wanted = torch.randn(2, tokens, outputs, device="cuda")
@@ -393,12 +393,12 @@ def test_layers_train_as_dense_ones_with_a_mask(block: tuple[int, int], dtype: A
         assert_close(y, right)
         for one, found in ((optimiser, y), (right_optimiser, right)):
             one.zero_grad()
-            (found.to(wanted.dtype if found is y else torch.float64) - wanted).square().sum().mul(1e-3).backward()
+            (found.to(wanted.dtype if found is y else torch.float64) - wanted).square().sum().backward()
             one.step()
-        error = float((x.grad.double() - exact_x.grad).abs().max() / exact_x.grad.abs().max())
-        assert error < 2e-2
-    assert_close(layer.weight.to_sparse().to_dense(), weight * by_elements(mask, block))
-    assert_close(layer.bias, bias)
+        assert_near(x.grad, exact_x.grad)
+    moved = layer.weight.to_sparse().to_dense().double() - before[0], layer.bias.double() - before[1]
+    assert_near(moved[0], weight * by_elements(mask, block) - before[0], 0.05)
+    assert_near(moved[1], bias - before[1], 0.05)
 
 
 def test_layers_are_saved_moved_and_compiled() -> None:

@@ -18,6 +18,11 @@ def is_by_columns(b: torch.Tensor) -> bool:
     return not by_rows_too and (row == 1 or rows == 1) and (column % ALIGNED == 0 or columns == 1)
 
 
+def _starts_aligned(t: torch.Tensor) -> bool:
+    """Return whether the first element lies where 16-byte loads may begin."""
+    return t.data_ptr() % (ALIGNED * t.element_size()) == 0
+
+
 def is_by_rows(t: torch.Tensor) -> bool:
     """Return whether the rows of a matrix, or of a batch, are contiguous and aligned, so that kernels read them."""
     starts = all(stride % ALIGNED == 0 or size == 1 for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True))
@@ -26,7 +31,7 @@ def is_by_rows(t: torch.Tensor) -> bool:
 
 def by_rows(t: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose rows kernels can read: itself, or a copy with padded rows."""
-    if is_by_rows(t):
+    if is_by_rows(t) and _starts_aligned(t):
         return t
     columns = t.shape[-1]
     padded = t.new_empty((*t.shape[:-1], -(-columns // ALIGNED) * ALIGNED))
@@ -36,4 +41,4 @@ def by_rows(t: torch.Tensor) -> torch.Tensor:
 def readable(b: torch.Tensor) -> torch.Tensor:
     """Return a dense operand that kernels can read by rows or by columns: itself, or a copy with padded rows."""
     aligned = b.dim() == 2 or b.stride(0) % ALIGNED == 0 or b.shape[0] == 1
-    return b if aligned and is_by_columns(b) else by_rows(b)
+    return b if aligned and _starts_aligned(b) and is_by_columns(b) else by_rows(b)

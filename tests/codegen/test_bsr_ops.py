@@ -12,7 +12,7 @@ import bsr_oracle  # noqa: E402
 from bsr_oracle import assert_near, by_definition, dense, drawn  # noqa: E402
 
 from runtime import ArgumentError, BsrMatrix, PreparedBsr, explain_matmul, prepare_bsr  # noqa: E402
-from runtime.ops import bsr  # noqa: E402
+from runtime.ops import bsr, bsr_layout  # noqa: E402
 
 bsr_matmul: Any = bsr.bsr_matmul
 bsr_sddmm: Any = bsr.bsr_sddmm
@@ -92,6 +92,19 @@ def test_operands_that_no_kernel_reads_are_copied_if_that_is_asked_for() -> None
         with pytest.raises(ArgumentError, match="b: has stri"):
             bsr_matmul(a, given, c=normal(192, 77))
         assert_close(bsr_matmul(a, given, c=c, arrange=True), right)
+
+
+def test_what_begins_or_lies_where_kernels_do_not_read_is_copied() -> None:
+    whole_rows = torch.zeros(16, 33).bfloat16()[:, :32]
+    for t in (whole_rows, torch.zeros(16, 40).bfloat16()[:, 1:33], torch.zeros(2, 16, 20).bfloat16().mT[:, :16]):
+        found = bsr_layout.by_rows(t)
+        assert found is not t and bsr_layout.is_by_rows(found) and found.data_ptr() % 16 == 0
+    fine = torch.zeros(16, 40).bfloat16()[:, 8:31]
+    columns = torch.zeros(24, 40).bfloat16().mT[:, 1:]
+    assert bsr_layout.by_rows(fine) is fine and bsr_layout.readable(columns) is columns
+    shifted = columns[1:]
+    assert bsr_layout.readable(shifted) is not shifted
+    assert bsr_layout.is_by_rows(bsr_layout.readable(torch.zeros(24, 41).bfloat16().mT))
 
 
 def test_a_matrix_without_blocks_and_one_of_one_block() -> None:

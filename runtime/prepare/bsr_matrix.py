@@ -72,7 +72,8 @@ class BsrMatrix:
             raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(self.values.shape)}")
         if values.device != self.values.device:
             raise ArgumentError("values", f"is on {values.device}, the matrix is on {self.values.device}")
-        return replace(self, values=values)
+        indices = self.crow_indices, self.col_indices, self.columns
+        return BsrMatrix(values, *indices, self.order, self.index, self.how)
 
     def to_sparse(self) -> torch.Tensor:
         """Return the matrix as torch has it, layout torch.sparse_bsr, of the same values and indices."""

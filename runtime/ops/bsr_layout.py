@@ -20,7 +20,7 @@ def is_by_columns(b: torch.Tensor) -> bool:
 
 def _starts_aligned(t: torch.Tensor) -> bool:
     """Return whether the first element lies where 16-byte loads may begin."""
-    return int(t.data_ptr()) % (ALIGNED * t.element_size()) == 0
+    return bool(t.data_ptr() % (ALIGNED * t.element_size()) == 0)
 
 
 def is_by_rows(t: torch.Tensor) -> bool:

@@ -80,6 +80,8 @@ def multiply(
         DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
     """
     if arrange:
+        check_operand(a, b, transpose_a=transpose_a)
+        check_added(a, b, bias, c, transpose_a=transpose_a)
         b, c = readable(b), None if c is None else by_rows(c)
     route = key = None
     try:

@@ -235,6 +235,8 @@ def test_double_backward_is_refused() -> None:
 WRONG: dict[str, tuple[Any, str]] = {
     "dense a": (lambda a, b: bsr_matmul(a.to_dense(), b), r"a: is torch\.strided, expected a torch\.sparse_bsr"),
     "no tensor": (lambda a, b: bsr_matmul(a, [1]), r"b: is list, expected a torch\.Tensor"),
+    "no tensor to copy": (lambda a, b: bsr_matmul(a, [1], arrange=True), r"b: is list, expected a torch\.Tensor"),
+    "sparse c": (lambda a, b: bsr_matmul(a, b, c=a, arrange=True), r"c: has layout torch\.sparse_bsr, expected a"),
     "float32": (lambda a, b: bsr_matmul(a, b.float()), r"b: is torch\.float32, expected torch\.float16 or"),
     "types": (lambda a, b: bsr_matmul(a, b.half()), r"b: is torch\.float16, a is torch\.bfloat16: pass one type"),
     "depth": (lambda a, b: bsr_matmul(a, b[:64]), r"b: has shape \(64, 24\), expected \(K 128, N\), as a is"),

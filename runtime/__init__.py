@@ -9,34 +9,44 @@ from codegen.errors import CodegenError, ExportError, SpecError
 from runtime.errors import ArgumentError, CacheError, CompileError, DeviceError, NoJitError, ToolchainError
 
 if TYPE_CHECKING:
-    from runtime import patterns
+    from runtime import nn, patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
     from runtime.ops.attention import block_sparse_attention
+    from runtime.ops.bsr import bsr_matmul, bsr_sddmm
+    from runtime.ops.bsr_explain import explain_matmul
     from runtime.ops.explain import explain_attention
     from runtime.ops.merge import merge_attention
     from runtime.ops.select_topk import select_topk_blocks
+    from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
 
 # Need torch, and are imported when they are asked for: the command line works without.
 _NEED_TORCH = {
     "AttentionResult": "runtime.kernels.attention",
+    "BsrMatrix": "runtime.prepare.bsr_matrix",
     "Kernel": "runtime.kernel",
     "PreparedBsr": "runtime.prepare.prepared",
     "PreparedLists": "runtime.prepare.prepared",
     "block_sparse_attention": "runtime.ops.attention",
+    "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
+    "bsr_sddmm": "runtime.ops.bsr",
     "explain_attention": "runtime.ops.explain",
+    "explain_matmul": "runtime.ops.bsr_explain",
     "load_kernel": "runtime.kernel",
     "merge_attention": "runtime.ops.merge",
+    "nn": "runtime.nn",
     "patterns": "runtime.patterns",
+    "prepare_bsr": "runtime.prepare.bsr_matrix",
     "select_topk_blocks": "runtime.ops.select_topk",
 }
 
 __all__ = [
     "ArgumentError",
     "AttentionResult",
+    "BsrMatrix",
     "CacheError",
     "CodegenError",
     "CompileError",
@@ -49,11 +59,16 @@ __all__ = [
     "SpecError",
     "ToolchainError",
     "block_sparse_attention",
+    "bsr_matmul",
     "bsr_problem",
+    "bsr_sddmm",
     "explain_attention",
+    "explain_matmul",
     "load_kernel",
     "merge_attention",
+    "nn",
     "patterns",
+    "prepare_bsr",
     "select_topk_blocks",
 ]
 

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from codegen.select.choice import Choice, choose
+    from codegen.select.choice import Choice, choose, planned
     from codegen.select.problem import AttentionProblem, BsrProblem, Problem, parse_problem
 
 # Imported when they are asked for: codegen.parse reads the rules, and the choice needs codegen.parse.
@@ -21,9 +21,10 @@ _HOMES = {
     "Problem": "codegen.select.problem",
     "choose": "codegen.select.choice",
     "parse_problem": "codegen.select.problem",
+    "planned": "codegen.select.choice",
 }
 
-__all__ = ["AttentionProblem", "BsrProblem", "Choice", "Problem", "choose", "parse_problem"]
+__all__ = ["AttentionProblem", "BsrProblem", "Choice", "Problem", "choose", "parse_problem", "planned"]
 
 
 def __getattr__(name: str) -> Any:

@@ -117,6 +117,16 @@ def choose(
     return _chosen(dict(given), asked, device, rows)
 
 
+def planned(choice: Choice) -> Choice:
+    """Return a choice as it is, if its kernel has a plan: the default of the rules need not have one.
+
+    Raises:
+        SpecError: naming the field of which no kernel is written.
+    """
+    plan_of(choice.spec, choice.named.stem)
+    return choice
+
+
 def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) -> Problem | None:
     """Return the problem of a spec, with sizes.
 
@@ -341,4 +351,4 @@ def _unmeasured(written: Fields, problem: Problem) -> Choice | None:
     return Choice(kernels[times.index(min(times))], rule, reason)
 
 
-__all__ = ["Choice", "choose", "distance"]
+__all__ = ["Choice", "choose", "distance", "planned"]

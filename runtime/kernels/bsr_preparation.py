@@ -140,7 +140,8 @@ class BsrPreparation:
             check_structure("a", a, self._spec.block, a.device)
             index = transposed_index(a) if self._spec.transpose_a else None
             said = {**self._said, "n": columns}
-            prepared = PreparedBsr(a, self._find_order(a, columns, effort), index, said=said)
+            order = self._find_order(a, columns, effort)
+            prepared = PreparedBsr(a, order, index, said=said, kernel=self._spec.canonical_json())
         return replace(prepared, packed=self._pack(prepared)) if pack else prepared
 
     def take(self, a: Any, b: Any, validate: bool) -> Operand:

@@ -13,16 +13,10 @@ from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
 from runtime.patterns import BlockLists, Pattern
 
-# Every call asks these; torch's own functions in Python take ten times as long.
-_any_autocast = torch._C._is_any_autocast_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_functorch = torch._C._functorch.peek_interpreter_stack
-_grad_enabled = torch.is_grad_enabled
-_is_tracing = torch._C._is_tracing
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+_grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
 
 
 @overload
@@ -115,8 +109,8 @@ def block_sparse_attention(
         pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
     traced = torch.compiler.is_dynamo_compiling()
-    if traced or _any_autocast():
-        q, k, v = _cast(q, k, v)
+    if traced or any_autocast():
+        q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
     compute: Callable[..., AttentionResult] = attend if direct else operator
@@ -144,13 +138,7 @@ def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bo
     Raises:
         ArgumentError: as ``_is_refused`` does.
     """
-    if (
-        _dispatch_modes()
-        or _function_modes()
-        or _is_tracing()
-        or _functorch() is not None
-        or not _PLAIN.issuperset(map(type, (q, k, v, sink, *others)))
-    ):
+    if is_watched() or not PLAIN.issuperset(map(type, (q, k, v, sink, *others))):
         return _is_refused(q, k, v, sink, *others)
     return not (
         _grad_enabled()
@@ -187,16 +175,3 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     block = mask_block((q_block, kv_block))
     found: Pattern = from_block_mask(pattern, q_len=q.shape[2], kv_len=k.shape[2], target=block)
     return found
-
-
-def _cast(*tensors: Any) -> tuple[Any, ...]:
-    """Return tensors in autocast's type, if it is on, as SDPA takes them: those with floats, on a GPU, but double."""
-    if not torch.is_autocast_enabled("cuda"):
-        return tensors
-    dtype = torch.get_autocast_dtype("cuda")
-    return tuple(
-        t.to(dtype)
-        if isinstance(t, torch.Tensor) and t.is_cuda and t.is_floating_point() and t.dtype != torch.float64
-        else t
-        for t in tensors
-    )

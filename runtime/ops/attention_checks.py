@@ -31,8 +31,17 @@ SOFTCAPS = (0.001, 1000)
 KV_LENGTHS = IndexTensor("kv_lengths", ("batch",), "keys of a batch", upper="kv_len")
 
 
-def refuse_transformed(tensors: Sequence[Any]) -> None:
+def refuse_transformed(
+    tensors: Sequence[Any],
+    names: str = "q, k, v and pattern",
+    mapped: str = "pass the batch as a dimension, (batch, heads, length, head_dim)",
+) -> None:
     """Refuse tensors that stand for several, or for parts on several devices.
+
+    Args:
+        tensors: arguments of a call.
+        names: of the arguments.
+        mapped: what works in place of a mapped one.
 
     Raises:
         ArgumentError: for one under ``torch.vmap``, and for a DTensor.
@@ -42,11 +51,10 @@ def refuse_transformed(tensors: Sequence[Any]) -> None:
         if not isinstance(tensor, torch.Tensor):
             continue
         if torch._C._functorch.is_batchedtensor(tensor):
-            reason = "is mapped by torch.vmap: pass the batch as a dimension, (batch, heads, length, head_dim)"
-            raise ArgumentError("q, k, v and pattern", f"one of them {reason}")
+            raise ArgumentError(names, f"one of them is mapped by torch.vmap: {mapped}")
         if distributed is not None and isinstance(tensor, distributed.DTensor):
             reason = "is a DTensor: pass each rank's part, tensor.to_local()"
-            raise ArgumentError("q, k, v and pattern", f"one of them {reason}")
+            raise ArgumentError(names, f"one of them {reason}")
 
 
 def refuse_gradients(overload: Any, arguments: Sequence[Any]) -> None:

@@ -33,6 +33,7 @@ class PreparedBsr:
         index: its blocks in the order of the block columns, for kernels that transpose it.
         packed: uint8 (bytes,): its values as a kernel reads them that gathers block rows, a copy.
         said: fields of its problem that the kernel says, and the columns of B.
+        kernel: spec of the kernel that prepared it, as JSON.
     """
 
     matrix: torch.Tensor
@@ -40,6 +41,7 @@ class PreparedBsr:
     index: TransposedIndex | None = None
     packed: torch.Tensor | None = None
     said: dict[str, Any] = field(default_factory=dict, repr=False)
+    kernel: str = field(default="", repr=False)
 
     @cached_property
     def problem(self) -> BsrProblem:

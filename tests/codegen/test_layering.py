@@ -37,16 +37,17 @@ ROOMS: dict[str, set[str]] = {
     "convert": {"errors", "patterns", "prepare"},
     "kernels": {"errors", "compile", "driver", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
-    "ops": {"errors", "kernels", "kernel", "patterns", "convert"},
     "video": {"errors", "patterns", "convert", "ops"},
     "integrations": {"errors", "patterns", "convert", "ops", "video"},
+    "ops": {"errors", "kernels", "kernel", "patterns", "convert", "prepare"},
+    "nn": {"errors", "ops", "prepare"},
     "bench": {"errors", "prepare", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "export": {"errors", "compile", "verify"},
     "doctor": {"errors", "compile", "driver"},
     "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "export", "doctor"},
-    "__init__": {"errors", "kernel", "kernels", "ops", "patterns", "prepare"},
+    "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 
 every_template = pytest.mark.parametrize(

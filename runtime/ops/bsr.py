@@ -1,0 +1,163 @@
+"""bsr_matmul and bsr_sddmm: products with block-sparse matrices in one call, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+
+from runtime.errors import ArgumentError
+from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.bsr_calls import multiply, sample
+from runtime.ops.bsr_checks import check_options
+from runtime.ops.bsr_operator import matmul, sddmm
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
+from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
+from runtime.prepare.prepared import PreparedBsr
+
+Activation = Literal["relu", "gelu", "silu"]
+_MAPPED = "pass a batch of b as a dimension, (batch, K, N)"
+
+
+def bsr_matmul(
+    a: torch.Tensor | PreparedBsr | BsrMatrix,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
+    c: torch.Tensor | None = None,
+    beta: float | None = None,
+    transpose_a: bool = False,
+    arrange: bool = False,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Compute activation(A @ B + beta c + bias), A block-sparse, in float32, rounded once where a kernel has all of it.
+
+    The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
+    cache keeps it) and remembered; ``runtime.explain_matmul`` says which one it is, and why. A call runs on torch's
+    current stream, does not synchronise and can be captured in a CUDA graph after a first call outside of it. Under
+    ``torch.compile``, ``torch.export`` and dispatch modes it is the operator ``sparse_kernel_codegen::bsr_matmul``;
+    compiled regions take a ``BsrMatrix``, as torch.compile takes no sparse tensors. Under ``torch.autocast`` the values
+    of a, b, bias and c are cast to its type.
+
+    Gradients are those of ``a.values()`` (blocks that are not stored have none), ``b``, ``bias`` and ``c``, by more
+    products with the same kernels. ReLU keeps the result for that; GELU and SiLU keep nothing, and compute what they
+    are of once more. A gradient of a gradient is refused.
+
+    Args:
+        a: (M, K), layout torch.sparse_bsr, float16 or bfloat16, on a GPU, blocks of 16, 32, 64 or 128 rows; or what
+            ``runtime.prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
+            computes the product.
+        b: (K, N), or (batch, K, N), a's type. Its rows or its columns are contiguous, other strides multiples of 8
+            elements. Columns are copied by rows where blocks have 16 or 32 rows; nothing else is copied.
+        bias: (M,), contiguous, one element for each row of C.
+        activation: of each element: ``relu``, ``gelu`` (by erf) or ``silu``.
+        c: as the result, what is added; its rows are contiguous, other strides multiples of 8 elements.
+        beta: what c is multiplied with, 1 by default; with 0 c is not read. It has no gradient.
+        transpose_a: compute with A^T: b is then (M, N), the result (K, N), bias (K,).
+        arrange: copy b and c where kernels cannot read them as they are stored, in place of an error.
+        validate: also check the values of indices, and that what was prepared is still of ``a``. Synchronises.
+
+    Returns:
+        (M, N), or (batch, M, N), in b's type; rows are padded to a multiple of 8 elements.
+
+    Raises:
+        ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.
+        DeviceError: for a device that no kernels are written for.
+        ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
+    """
+    matrix, given = matrix_of("a", a)
+    number, name = check_options(c, beta, activation)
+    options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": bool(transpose_a)}
+    options |= {"arrange": bool(arrange), "validate": bool(validate)}
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced or any_autocast():
+        values, b, bias, c = autocast(matrix.values, b, bias, c)
+        if values is not matrix.values:
+            matrix, given = matrix.with_values(values), None
+    if not traced and _is_direct((matrix.values, b, bias, c), (*matrix.order, *matrix.index), "a, b, bias and c"):
+        return multiply(matrix, b, bias=bias, c=c, given=given, **options)
+    return matmul(matrix, b, bias=bias, c=c, **options)
+
+
+@overload
+def bsr_sddmm(
+    a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | PreparedBsr, *, validate: bool = ...
+) -> torch.Tensor: ...
+
+
+@overload
+def bsr_sddmm(a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix, *, validate: bool = ...) -> BsrMatrix: ...
+
+
+def bsr_sddmm(
+    a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | PreparedBsr | BsrMatrix, *, validate: bool = False
+) -> torch.Tensor | BsrMatrix:
+    """Compute the blocks of A @ B^T that a pattern stores, in float32, rounded once; with gradients of a and b.
+
+    Kernels are chosen, compiled and remembered as those of ``bsr_matmul``. The operator is
+    ``sparse_kernel_codegen::bsr_sddmm``.
+
+    Args:
+        a: (M, K), float16 or bfloat16, on a GPU; rows contiguous, row stride a multiple of 8 elements.
+        b: (N, K), same rules as a.
+        pattern: (M, N), as ``a`` of ``bsr_matmul``; its values are not read, and have no gradient.
+        validate: also check the values of indices. Synchronises.
+
+    Returns:
+        (M, N), with the indices of the pattern and new values in a's type: torch.sparse_bsr, or a ``BsrMatrix`` if the
+        pattern is one.
+
+    Raises:
+        ArgumentError, DeviceError, ToolchainError, CompileError, CacheError: as ``bsr_matmul``.
+    """
+    matrix, _ = matrix_of("pattern", pattern)
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced or any_autocast():
+        a, b = autocast(a, b)
+    if not traced and _is_direct((a, b), (*matrix.order, *matrix.index), "a and b"):
+        values = sample(a, b, matrix, validate=bool(validate))
+    else:
+        values = sddmm(a, b, matrix, validate=bool(validate))
+    found = matrix.with_values(values)
+    return found if isinstance(pattern, BsrMatrix) else found.to_sparse()
+
+
+def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr | None]:
+    """Return the parts of a sparse matrix, and what the caller has of it that kernels take; None if that is nothing.
+
+    Raises:
+        ArgumentError: for what is none.
+    """
+    if isinstance(a, BsrMatrix):
+        return a, None
+    if isinstance(a, PreparedBsr):
+        return parts_of_prepared(a), a
+    if isinstance(a, torch.Tensor) and a.layout == torch.sparse_bsr:
+        if a.dim() != 2:
+            raise ArgumentError(name, f"has {a.dim()} dimensions {tuple(a.shape)}, expected 2")
+        return parts_of(a), a
+    what = a.layout if isinstance(a, torch.Tensor) else type(a).__name__
+    expected = f"a torch.sparse_bsr tensor ({name}.to_sparse_bsr(block)), or what prepare_bsr made of one"
+    raise ArgumentError(name, f"is {what}, expected {expected}")
+
+
+def _is_direct(tensors: tuple[Any, ...], others: tuple[Any, ...], names: str) -> bool:
+    """Return whether the kernel alone is to see a call: no mode, transform, tracer, subclass or autograd.
+
+    Args:
+        tensors: those that may have a gradient, or None.
+        others: those that have none.
+        names: of the arguments.
+
+    Raises:
+        ArgumentError: for a tensor under ``torch.vmap`` or ``torch.func.grad``, and for a DTensor.
+    """
+    if is_watched() or not PLAIN.issuperset(map(type, (*tensors, *others))):
+        refuse_transformed((*tensors, *others), names, _MAPPED)
+        if any(isinstance(t, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(t) for t in tensors):
+            reason = "one of them is differentiated by torch.func: call backward, or torch.autograd.grad"
+            raise ArgumentError(names, reason)
+        # What is no tensor at all the checks of a call name.
+        return any(t is not None and not hasattr(type(t), "__torch_function__") for t in tensors)
+    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))

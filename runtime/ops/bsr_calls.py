@@ -1,0 +1,265 @@
+"""Products with a block-sparse matrix on real tensors: the kernel of a call is remembered by what decides it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from codegen.library import find_spec
+from runtime.errors import ArgumentError
+from runtime.kernel import load_kernel
+from runtime.kernels.arguments import Signatures
+from runtime.kernels.bsr_sddmm import BsrSddmmKernel
+from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.ops.attention_calls import KERNELS_KEPT
+from runtime.ops.attention_choice import DTYPES, arch_of, rounded
+from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
+from runtime.ops.bsr_choice import Product, resolve, takes_order
+from runtime.ops.bsr_layout import by_rows, is_by_columns, readable
+from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of
+from runtime.prepare.prepared import PreparedBsr
+from runtime.prepare.transpose import TransposedIndex, transposed_index
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How products of one kind are computed.
+
+    Attributes:
+        kernel: what computes them.
+        fused: whether it adds bias and c and applies the activation.
+        copied: whether the blocks of the transpose are copied for it first.
+        how: of the matrix, what its kernel reads of ``order``; {} if that is nothing.
+        transposed: whether it reads the index.
+    """
+
+    kernel: Any
+    fused: bool
+    copied: bool
+    how: dict[str, Any]
+    transposed: bool
+
+
+_routes = Signatures()
+
+
+@lru_cache(maxsize=KERNELS_KEPT)
+def read_how(text: str) -> dict[str, Any]:
+    """Return the JSON of a ``BsrMatrix``, read."""
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def multiply(
+    a: BsrMatrix,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+    beta: float = 1.0,
+    activation: str = "",
+    transpose_a: bool = False,
+    arrange: bool = False,
+    validate: bool = False,
+    given: torch.Tensor | PreparedBsr | None = None,
+) -> torch.Tensor:
+    """Compute C = activation(A @ B + beta c + bias), or of A^T, as ``bsr_matmul`` describes it.
+
+    Args:
+        a: the matrix in its parts.
+        b, bias, c, beta, activation, transpose_a, validate: as there.
+        arrange: whether ``b`` is copied where a kernel cannot read it as it is stored; else it is refused.
+        given: what the caller has of the matrix that kernels take; None: it is made of the parts.
+
+    Raises:
+        ArgumentError, SpecError: before anything is launched.
+        DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
+    """
+    if arrange:
+        check_operand(a, b, transpose_a=transpose_a)
+        check_added(a, b, bias, c, transpose_a=transpose_a)
+        b, c = readable(b), None if c is None else by_rows(c)
+    route = key = None
+    try:
+        by_columns = is_by_columns(b)
+        key = (
+            a.how,
+            a.columns,
+            len(a.order),
+            a.values.shape,
+            a.crow_indices.shape,
+            a.crow_indices.device,
+            a.col_indices.device,
+            a.values.dtype,
+            b.shape[-1],
+            b.dtype,
+            b.device,
+            by_columns,
+            activation,
+            bias is not None,
+            c is not None,
+            transpose_a,
+        )
+        last, route = _routes.last
+        if key != last:
+            route = _routes.find(key)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        pass  # an argument is of another type, which the checks name
+    if route is None:
+        check_matrix("a", a)
+        check_operand(a, b, transpose_a=transpose_a)
+        check_added(a, b, bias, c, transpose_a=transpose_a)
+        check_place("b", b)
+        product = product_of(a, b, bias=bias, c=c, activation=activation, transpose_a=transpose_a)
+        route = _routes.keep(key, _route(product, a, b.device))
+    with torch.no_grad():
+        operand = _operand(a, route, given)
+        if route.fused:
+            found: torch.Tensor = route.kernel(operand, b, bias=bias, c=c, beta=beta, validate=validate)
+            return found
+        check_added(a, b, bias, c, transpose_a=transpose_a)
+        return _finished(route.kernel(operand, b, validate=validate), bias, c, beta, activation)
+
+
+def sample(
+    a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix, *, arrange: bool = False, validate: bool = False
+) -> torch.Tensor:
+    """Compute the values of the stored blocks of A @ B^T, as ``bsr_sddmm`` describes it; the arguments are its own.
+
+    ``arrange`` copies operands that a kernel cannot read as they are stored.
+    """
+    if arrange:
+        a, b = by_rows(a), by_rows(b)
+    values = pattern.values
+    for name, tensor in (("a", a), ("b", b)):
+        check_operand(pattern, tensor, depth=False, name=name, matrix="pattern")
+    key = (pattern.how, pattern.shape, values.shape, a.shape, a.dtype, a.device)
+    last, kernel = _samplers.last
+    if key != last:
+        kernel = _samplers.find(key)
+    if kernel is None:
+        check_place("a", a)
+        found = resolve(sampled_product(pattern, a))
+        kernel = _samplers.keep(key, _loaded(found.choice.spec.canonical_json(), a.device))
+    with torch.no_grad():
+        out = torch.empty(values.shape, dtype=a.dtype, device=a.device)
+        matrix = pattern.with_values(out).to_sparse()
+        kernel(a, b, matrix, out=out, validate=validate)
+    return out
+
+
+_samplers = Signatures()
+
+
+def product_of(
+    a: BsrMatrix,
+    b: torch.Tensor,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    activation: str = "",
+    transpose_a: bool = False,
+    arch: str | None = None,
+) -> Product:
+    """Return the class of a product.
+
+    Args:
+        a, b, bias, c, activation, transpose_a: those of the call.
+        arch: architecture of the kernel, for tensors that are on no GPU; by default that of b's device.
+    """
+    how = read_how(a.how)
+    kernel = how.get("kernel", "")
+    if kernel and read_how(kernel).get("transpose_a", False) != transpose_a:
+        kernel = ""  # it prepared the other of the two products
+    return Product(
+        op="bsr_spmm",
+        arch=arch or arch_of(b.device),
+        device_name=torch.cuda.get_device_name(b.device) if arch is None else None,
+        dtype=DTYPES[a.values.dtype],
+        block=(a.values.shape[1], a.values.shape[2]),
+        rows=a.shape[0],
+        columns=a.columns,
+        width=rounded(b.shape[-1]),
+        stored=rounded(a.values.shape[0]),
+        evenness=how.get("evenness"),
+        ordered=how.get("order") == "rows" and bool(a.order) and not kernel and not transpose_a,
+        by_columns=is_by_columns(b),
+        transposed=transpose_a,
+        activation=activation,
+        bias=bias is not None,
+        accumulate=c is not None,
+        kernel=kernel,
+    )
+
+
+def sampled_product(pattern: BsrMatrix, a: torch.Tensor, *, arch: str | None = None) -> Product:
+    """Return the class of a sampled product; ``a`` is its first operand, ``arch`` as in ``product_of``."""
+    return Product(
+        op="bsr_sddmm",
+        arch=arch or arch_of(a.device),
+        device_name=torch.cuda.get_device_name(a.device) if arch is None else None,
+        dtype=DTYPES[a.dtype],
+        block=(pattern.values.shape[1], pattern.values.shape[2]),
+        rows=pattern.shape[0],
+        columns=pattern.columns,
+        width=rounded(a.shape[-1]),
+        stored=rounded(pattern.values.shape[0]),
+        evenness=read_how(pattern.how).get("evenness"),
+    )
+
+
+def _route(product: Product, a: BsrMatrix, device: torch.device) -> Route:
+    """Choose, compile and load the kernel of a product."""
+    found = resolve(product)
+    ordered = product.kernel or (product.ordered and takes_order(found.choice))
+    return Route(
+        _loaded(found.choice.spec.canonical_json(), device),
+        found.fused,
+        found.copied,
+        read_how(a.how) if ordered else {},
+        found.product.transposed,
+    )
+
+
+def _operand(a: BsrMatrix, route: Route, given: torch.Tensor | PreparedBsr | None) -> torch.Tensor | PreparedBsr:
+    """Return the matrix as the kernel takes it."""
+    if route.copied:
+        return _transposed(a)
+    if given is not None and (isinstance(given, torch.Tensor) or route.how):
+        return given
+    matrix = a.to_sparse()
+    index = a.index if route.transposed else ()
+    return prepared_of(matrix, route.how, a.order, index) if route.how or index else matrix
+
+
+def _transposed(a: BsrMatrix) -> torch.Tensor:
+    """Return A^T with its blocks copied, in the order of A's block columns."""
+    starts, entries = TransposedIndex(*a.index) if a.index else transposed_index(a.to_sparse())
+    values = a.values.mT.index_select(0, entries[:, 0])
+    size = (a.columns, a.shape[0])
+    return torch.sparse_bsr_tensor(starts, entries[:, 1].contiguous(), values, size=size, check_invariants=False)
+
+
+def _finished(product: torch.Tensor, bias: Any, c: Any, beta: float, activation: str) -> torch.Tensor:
+    """Return activation(product + beta c + bias), computed in float32, in the place of the product."""
+    total = product.float()
+    if c is not None and beta != 0:  # as in torch.addmm, what 0 is multiplied with is not read
+        total += beta * c.float()
+    if bias is not None:
+        total += bias.float()[:, None]
+    return product.copy_(ACTIVATIONS[activation or "none"](total))
+
+
+@lru_cache(maxsize=KERNELS_KEPT)
+def _loaded(spec: str, device: torch.device) -> BsrSpmmKernel | BsrSddmmKernel:
+    """Compile and load a kernel for a device."""
+    if torch.cuda.is_current_stream_capturing():
+        reason = "the first call of a kind compiles and loads its kernel: make one before the capture"
+        raise ArgumentError("b", f"is in a CUDA graph capture, and {reason}")
+    kernel = load_kernel(find_spec(json.loads(spec)), device=device)
+    assert isinstance(kernel, BsrSpmmKernel | BsrSddmmKernel)
+    return kernel

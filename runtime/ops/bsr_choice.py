@@ -1,0 +1,175 @@
+"""Which kernel computes a product with a block-sparse matrix: chosen by the class of its shapes, by codegen.select.
+
+A class has everything that a spec says, the sizes of the matrix, and what differs from call to call rounded to the next
+of 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: the width of the dense operand (the depth of a sampled product) and the stored
+blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from codegen.errors import SpecError
+from codegen.library import find_spec
+from codegen.select import Choice, choose, parse_problem, planned
+from codegen.select.problem import tuning_of
+from codegen.spec import BsrSpmmSpec
+from runtime.errors import ArgumentError
+from runtime.ops.attention_choice import CLASSES_KEPT
+
+ACTIVATIONS = ("relu", "gelu", "silu")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A class of products that share a kernel.
+
+    Attributes:
+        op: ``bsr_spmm``, or ``bsr_sddmm``.
+        arch: architecture of the device.
+        device_name: as torch has it; None if there is no device.
+        dtype: of inputs and outputs.
+        block: rows and columns of a stored block.
+        rows: of the sparse matrix.
+        columns: of it.
+        width: columns of the dense operand, rounded; of ``bsr_sddmm`` the depth.
+        stored: blocks of the matrix, rounded.
+        evenness: stored blocks of its longest block row over those of the mean one; None: not known.
+        ordered: whether its block rows are given by length.
+        by_columns: whether the dense operand is stored by columns.
+        transposed: whether the matrix is.
+        activation: "" for none.
+        bias: whether one is added.
+        accumulate: whether c is.
+        kernel: spec of the kernel that prepared the matrix, as JSON; "": none did.
+    """
+
+    op: str
+    arch: str
+    device_name: str | None
+    dtype: str
+    block: tuple[int, int]
+    rows: int
+    columns: int
+    width: int
+    stored: int
+    evenness: float | None = None
+    ordered: bool = False
+    by_columns: bool = False
+    transposed: bool = False
+    activation: str = ""
+    bias: bool = False
+    accumulate: bool = False
+    kernel: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return what the spec says of the problem; options that are off are left out."""
+        rows, cols = self.block
+        found: dict[str, Any] = {"op": self.op, "arch": self.arch, "dtype": self.dtype}
+        found["block"] = {"rows": rows, "cols": cols}
+        if self.by_columns:
+            found["b_layout"] = "column_major"
+        if self.activation or self.bias:
+            found["epilogue"] = {"activation": self.activation or "none", "bias": self.bias}
+        if self.accumulate:
+            found["accumulate"] = True
+        if self.transposed:
+            found["transpose_a"] = True
+        return found
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the sizes that are known."""
+        blocks = self.rows // self.block[0] * (self.columns // self.block[1])
+        found: dict[str, Any] = {"density": min(1.0, self.stored / max(1, blocks))}
+        if self.evenness is not None:
+            found["evenness"] = self.evenness
+        if self.op == "bsr_sddmm":
+            return found | {"m": self.rows, "n": self.columns, "k": self.width}
+        m, k = (self.columns, self.rows) if self.transposed else (self.rows, self.columns)
+        # A kernel for A^T takes the index, which each product finds if it is not given.
+        prepared = "rows" if self.ordered or self.transposed else "none"
+        return found | {"m": m, "n": self.width, "k": k, "prepared": prepared}
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How a product is computed.
+
+    Attributes:
+        product: what the kernel computes.
+        choice: the kernel, and why it.
+        fused: whether it adds bias and c and applies the activation; else torch does, in float32, to its result.
+        copied: whether the blocks of the transpose are copied first, for a kernel that does not transpose.
+    """
+
+    product: Product
+    choice: Choice
+    fused: bool
+    copied: bool
+
+    def steps(self) -> list[str]:
+        """Return what is done beside the kernel, in words."""
+        steps = ["each call copies the stored blocks, transposed: no kernel reads them so"] if self.copied else []
+        return steps + ([] if self.fused else ["bias, c and activation follow in torch: no kernel has them"])
+
+
+@lru_cache(maxsize=CLASSES_KEPT)
+def resolve(product: Product) -> Resolution:
+    """Choose the kernel of a product.
+
+    Raises:
+        ArgumentError: naming ``a``, if no kernel takes its blocks, or the one that prepared it does not compute this.
+    """
+    first: SpecError | None = None
+    for computed, fused, copied in _ways(product):
+        try:
+            return Resolution(computed, _chosen(computed), fused, copied)
+        except SpecError as error:
+            first = first or error
+            last = error
+    if product.kernel and first is not None:
+        stem = find_spec(json.loads(product.kernel)).stem
+        raise ArgumentError("a", f"is prepared for {stem}, which does not compute this: {first}")
+    rows, cols = product.block
+    raise ArgumentError("a", f"has blocks of ({rows}, {cols}), for which {product.arch} has no kernel: {last}")
+
+
+def _ways(product: Product) -> Iterator[tuple[Product, bool, bool]]:
+    """Yield what a kernel may compute for a product, with ``fused`` and ``copied``, the best first."""
+    bare = replace(product, activation="", bias=False, accumulate=False)
+    yield product, True, False
+    if product.kernel:  # what is prepared for a kernel is for no other
+        return
+    if bare != product:
+        yield bare, False, False
+    if product.transposed:
+        plain: dict[str, Any] = {"block": product.block[::-1], "rows": product.columns, "columns": product.rows}
+        plain |= {"transposed": False, "ordered": False, "evenness": None}
+        yield replace(product, **plain), True, True
+        if bare != product:
+            yield replace(bare, **plain), False, True
+
+
+def _chosen(product: Product) -> Choice:
+    """Choose the kernel of a product as it is.
+
+    Raises:
+        SpecError: if there is none.
+    """
+    fields = product.fields()
+    if product.kernel:
+        prepared = find_spec(json.loads(product.kernel)).spec
+        named = find_spec({**fields, **tuning_of(prepared)})
+        return planned(Choice(named, "written", "the matrix is prepared for it"))
+    problem = parse_problem({**fields, **product.sizes()})
+    return planned(choose(problem, device=product.device_name))
+
+
+def takes_order(choice: Choice) -> bool:
+    """Return whether a kernel reads an order of block rows."""
+    spec = choice.spec
+    return isinstance(spec, BsrSpmmSpec) and spec.is_dynamic

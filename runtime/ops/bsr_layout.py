@@ -1,0 +1,44 @@
+"""How a dense operand is stored: by rows or by columns, and whether kernels can read it so."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels.bsr_arguments import STORE
+
+ALIGNED = STORE
+"""Elements of 16 bytes: rows, or columns, begin at a multiple of them."""
+
+
+def is_by_columns(b: torch.Tensor) -> bool:
+    """Return whether a kernel is to read the columns of a dense operand, as its rows are not contiguous and aligned."""
+    rows, columns = b.shape[-2:]
+    row, column = b.stride()[-2:]
+    by_rows_too = (column == 1 or columns == 1) and (row % ALIGNED == 0 or rows == 1)
+    return not by_rows_too and (row == 1 or rows == 1) and (column % ALIGNED == 0 or columns == 1)
+
+
+def _starts_aligned(t: torch.Tensor) -> bool:
+    """Return whether the first element lies where 16-byte loads may begin."""
+    return bool(t.data_ptr() % (ALIGNED * t.element_size()) == 0)
+
+
+def is_by_rows(t: torch.Tensor) -> bool:
+    """Return whether the rows of a matrix, or of a batch, are contiguous and aligned, so that kernels read them."""
+    starts = all(stride % ALIGNED == 0 or size == 1 for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True))
+    return starts and (t.stride(-1) == 1 or t.shape[-1] == 1)
+
+
+def by_rows(t: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose rows kernels can read: itself, or a copy with padded rows."""
+    if is_by_rows(t) and _starts_aligned(t):
+        return t
+    columns = t.shape[-1]
+    padded = t.new_empty((*t.shape[:-1], -(-columns // ALIGNED) * ALIGNED))
+    return padded[..., :columns].copy_(t)
+
+
+def readable(b: torch.Tensor) -> torch.Tensor:
+    """Return a dense operand that kernels can read by rows or by columns: itself, or a copy with padded rows."""
+    aligned = b.dim() == 2 or b.stride(0) % ALIGNED == 0 or b.shape[0] == 1
+    return b if aligned and _starts_aligned(b) and is_by_columns(b) else by_rows(b)

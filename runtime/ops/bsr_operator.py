@@ -1,0 +1,206 @@
+"""torch's operators of products with block-sparse matrices, with fakes and gradients.
+
+They are registered when this module is imported. A matrix is its values, which have gradients, and its indices. What a
+gradient needs is two more products with the same kernels: C = A @ B has dB = A^T @ dC, and dA, sampled where A is
+stored, dC @ B^T. These copy operands that kernels cannot read as they are stored (``arrange``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from runtime.errors import ArgumentError
+from runtime.ops.attention_operator import NAMESPACE
+from runtime.ops.bsr_calls import multiply, sample
+from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
+from runtime.ops.bsr_layout import ALIGNED
+from runtime.prepare.bsr_matrix import BsrMatrix
+
+_MATMUL = (
+    "bsr_matmul(Tensor values, Tensor crow_indices, Tensor col_indices, Tensor b, Tensor? bias, Tensor? c, "
+    "Tensor[] order, Tensor[] index, SymInt columns, str how, *, float beta=1.0, str activation='', "
+    "bool transpose_a=False, bool arrange=False, bool validate=False) -> Tensor"
+)
+_SDDMM = (
+    "bsr_sddmm(Tensor a, Tensor b, Tensor crow_indices, Tensor col_indices, Tensor[] order, Tensor[] index, "
+    "SymInt columns, SymInt block_rows, SymInt block_cols, str how, *, bool arrange=False, bool validate=False) "
+    "-> Tensor"
+)
+_MATMUL_NAMES = ("values", "crow", "col", "b", "bias", "c", "order", "index", "columns", "how")
+
+
+def _matrix(values: Any, *parts: Any) -> BsrMatrix:
+    crow, col, order, index, columns, how = parts
+    return BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how)
+
+
+def _pattern(arguments: tuple[Any, ...]) -> BsrMatrix:
+    """Return the matrix of a sampled product, whose values have no memory: an expanded element."""
+    a, _, crow, col, order, index, columns, rows, cols, how = arguments
+    values = a.new_empty((1,)).expand(col.shape[0], rows, cols)
+    return _matrix(values, crow, col, order, index, columns, how)
+
+
+def _run_matmul(*arguments: Any, **options: Any) -> torch.Tensor:
+    """Compute the operator."""
+    values, crow, col, b, bias, c, order, index, columns, how = arguments
+    matrix = _matrix(values.detach(), crow, col, order, index, columns, how)
+    return multiply(matrix, b, bias=bias, c=c, **options)
+
+
+def _run_sddmm(*arguments: Any, **options: Any) -> torch.Tensor:
+    """Compute the operator."""
+    a, b, *_ = arguments
+    return sample(a, b, _pattern(arguments), **options)
+
+
+def _fake_matmul(*arguments: Any, transpose_a: bool = False, **_: Any) -> torch.Tensor:
+    """Return a tensor like the result, without values: its rows are padded to a multiple of 16 bytes."""
+    values, crow, col, b, bias, c, order, index, columns, how = arguments
+    matrix = _matrix(values, crow, col, order, index, columns, how)
+    check_matrix("a", matrix)
+    check_operand(matrix, b, transpose_a=transpose_a)
+    check_added(matrix, b, bias, c, transpose_a=transpose_a)
+    rows, width = (columns if transpose_a else matrix.shape[0]), b.shape[-1]
+    stride = (width + ALIGNED - 1) // ALIGNED * ALIGNED
+    shape = (*b.shape[:-2], rows, width)
+    found: torch.Tensor = b.new_empty_strided(shape, (rows * stride, stride, 1)[-len(shape) :])
+    return found
+
+
+def _fake_sddmm(*arguments: Any, **_: Any) -> torch.Tensor:
+    """Return a tensor like the result, without values."""
+    pattern = _pattern(arguments)
+    check_matrix("pattern", pattern)
+    for name, tensor in zip("ab", arguments, strict=False):
+        check_operand(pattern, tensor, depth=False, name=name, matrix="pattern")
+    return torch.empty_like(pattern.values, memory_format=torch.contiguous_format)
+
+
+def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
+    """Keep the operands; of the activations ReLU keeps the result, and the others c, to compute what they are of."""
+    given = dict(zip(_MATMUL_NAMES, inputs, strict=True))
+    ctx.options = keyword_only_inputs
+    activation = keyword_only_inputs["activation"]
+    ctx.places = len(given["order"]), given["columns"], given["how"]
+    result = output if activation == "relu" else None
+    c = given["c"] if activation not in ("", "relu") else None
+    tensors = (given["values"], given["crow"], given["col"], given["b"], given["bias"], c, result)
+    ctx.save_for_backward(*tensors, *given["order"], *given["index"])
+
+
+def _refuse_double(name: str) -> None:
+    """Refuse a backward pass that is itself to have a gradient.
+
+    Raises:
+        ArgumentError: if one is recorded.
+    """
+    if torch.is_grad_enabled():
+        reason = "is to have a gradient of its gradient, which is not written: call backward without create_graph"
+        raise ArgumentError(name, reason)
+
+
+def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """Return the gradients of values, b, bias and c."""
+    _refuse_double("bsr_matmul")
+    values, crow, col, b, bias, c, result, *lists = ctx.saved_tensors
+    orders, columns, how = ctx.places
+    order, index = lists[:orders], lists[orders:]
+    options, needs = ctx.options, ctx.needs_input_grad
+    operators, transpose_a = torch.ops.sparse_kernel_codegen, options["transpose_a"]
+    inner = grad
+    if options["activation"] == "relu":
+        inner = torch.ops.aten.threshold_backward(grad, result, 0)
+    elif options["activation"]:
+        again = {**options, "activation": "", "arrange": True, "validate": False}
+        before = operators.bsr_matmul(values, crow, col, b, bias, c, order, index, columns, how, **again)
+        derivative = {"gelu": torch.ops.aten.gelu_backward, "silu": torch.ops.aten.silu_backward}
+        inner = derivative[options["activation"]](grad, before)
+    found: list[Any] = [None] * len(_MATMUL_NAMES)
+    found[6:8] = [None] * len(order), [None] * len(index)
+    if needs[0]:
+        pair = [t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b)]
+        pair = pair[::-1] if transpose_a else pair
+        block = values.shape[1:]
+        found[0] = operators.bsr_sddmm(*pair, crow, col, order, index, columns, *block, how, arrange=True)
+    if needs[3]:
+        found[3] = operators.bsr_matmul(
+            *(values, crow, col, inner, None, None, order, index, columns, how),
+            transpose_a=not transpose_a,
+            arrange=True,
+        )
+    if needs[4]:
+        found[4] = inner.sum(-1) if inner.dim() == 2 else inner.sum((0, 2))
+    if needs[5]:
+        found[5] = inner * options["beta"]
+    return tuple(found)
+
+
+def _save_sddmm(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
+    """Keep the operands."""
+    a, b, crow, col, order, index, columns, *_, how = inputs
+    ctx.places = len(order), columns, how
+    ctx.save_for_backward(a, b, crow, col, *order, *index)
+
+
+def _backward_sddmm(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """Return the gradients of a and b: products with the gradient of C, which is as sparse as C."""
+    _refuse_double("bsr_sddmm")
+    a, b, crow, col, *lists = ctx.saved_tensors
+    orders, columns, how = ctx.places
+    order, index = lists[:orders], lists[orders:]
+    found: list[Any] = [None] * 10
+    found[4:6] = [None] * len(order), [None] * len(index)
+    for place, (other, transpose_a) in enumerate(((b, False), (a, True))):
+        if ctx.needs_input_grad[place]:
+            found[place] = torch.ops.sparse_kernel_codegen.bsr_matmul(
+                *(grad.contiguous(), crow, col, other, None, None, order, index, columns, how),
+                transpose_a=transpose_a,
+                arrange=True,
+            )
+    return tuple(found)
+
+
+def _refuse_vmap(*_: Any) -> NoReturn:
+    reason = "is mapped by torch.vmap: pass a batch of b as a dimension, (batch, K, N)"
+    raise ArgumentError("a, b, bias and c", f"one of them {reason}")
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of inputs, as traced
+for _schema, _run, _fake, _save, _backward in (
+    (_MATMUL, _run_matmul, _fake_matmul, _save_matmul, _backward_matmul),
+    (_SDDMM, _run_sddmm, _fake_sddmm, _save_sddmm, _backward_sddmm),
+):
+    _name = _schema.partition("(")[0]
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, _STRIDES))
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_library)
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _backward, setup_context=_save, lib=_library)
+    torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap, lib=_library)
+
+
+def matmul(
+    a: BsrMatrix,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    c: torch.Tensor | None,
+    **options: Any,
+) -> torch.Tensor:
+    """Call the operator of ``bsr_matmul``."""
+    parts = a.values, a.crow_indices, a.col_indices
+    found: torch.Tensor = torch.ops.sparse_kernel_codegen.bsr_matmul(
+        *parts, b, bias, c, list(a.order), list(a.index), a.columns, a.how, **options
+    )
+    return found
+
+
+def sddmm(a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix, **options: Any) -> torch.Tensor:
+    """Call the operator of ``bsr_sddmm``; return the values."""
+    parts = pattern.crow_indices, pattern.col_indices, list(pattern.order), list(pattern.index), pattern.columns
+    block = pattern.values.shape[1:]
+    found: torch.Tensor = torch.ops.sparse_kernel_codegen.bsr_sddmm(a, b, *parts, *block, pattern.how, **options)
+    return found

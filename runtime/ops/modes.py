@@ -1,0 +1,34 @@
+"""What a call looks at of torch's modes: whether anything but the kernel is to see it, and autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Every call asks these; torch's own functions in Python take ten times as long.
+any_autocast = torch._C._is_any_autocast_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_functorch = torch._C._functorch.peek_interpreter_stack
+_is_tracing = torch._C._is_tracing
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+"""Types of arguments that no subclass takes part with."""
+
+
+def is_watched() -> bool:
+    """Return whether a mode, a transform or a tracer is about."""
+    return bool(_dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None)
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Return tensors in autocast's type, if it is on, as SDPA takes them: those with floats, on a GPU, but double."""
+    if not torch.is_autocast_enabled("cuda"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cuda")
+    return tuple(
+        t.to(dtype)
+        if isinstance(t, torch.Tensor) and t.is_cuda and t.is_floating_point() and t.dtype != torch.float64
+        else t
+        for t in tensors
+    )

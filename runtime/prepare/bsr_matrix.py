@@ -1,0 +1,199 @@
+"""BsrMatrix: a block-sparse matrix in its parts, with what products of it read beside, for many calls and any width."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from runtime.errors import ArgumentError
+from runtime.prepare.matrix import check_layout, check_row_pointers
+from runtime.prepare.prepared import PreparedBsr
+from runtime.prepare.row_clusters import RowClusters
+from runtime.prepare.row_split import RowSplit
+from runtime.prepare.transpose import TransposedIndex, transposed_index
+
+ORDERED_ROWS = 64
+"""Rows of a block from which kernels take block rows by length, an order that serves products of any width."""
+
+
+@dataclass(frozen=True, eq=False)
+class BsrMatrix:
+    """A block-sparse matrix in its parts, which ``torch.compile`` and autograd take as the plain tensors they are.
+
+    ``runtime.prepare_bsr`` makes one. What is prepared follows from the places of the blocks, not from the values, and
+    is trusted. It is a pytree whose leaves are its tensors.
+
+    Attributes:
+        values: (stored blocks, rows, cols), float16 or bfloat16, contiguous.
+        crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.
+        col_indices: as crow_indices, (stored blocks,): block column of each block.
+        columns: of the matrix.
+        order: what of its block rows a kernel reads beside: the rows by length, or what one kernel prepared.
+        index: the blocks by block column, for products with the transpose; (): found in each such product.
+        how: JSON: ``evenness``, stored blocks of the longest block row over those of the mean one; what ``order`` is;
+            the spec of the kernel that prepared it, if one did.
+    """
+
+    values: torch.Tensor
+    crow_indices: torch.Tensor
+    col_indices: torch.Tensor
+    columns: int
+    order: tuple[torch.Tensor, ...] = ()
+    index: tuple[torch.Tensor, ...] = ()
+    how: str = "{}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return (self.crow_indices.shape[0] - 1) * self.values.shape[1], self.columns
+
+    def __repr__(self) -> str:
+        prepared = [name for name in ("order", "index") if getattr(self, name)]
+        beside = f", with {' and '.join(prepared)}" if prepared else ""
+        return f"<BSR matrix {self.shape}, {self.values.shape[0]} stored blocks{beside}>"
+
+    def with_values(self, values: torch.Tensor) -> BsrMatrix:
+        """Return the same matrix with other values, of a gradient too.
+
+        Args:
+            values: (stored blocks, rows, cols), as those of the matrix.
+
+        Raises:
+            ArgumentError: if they have another shape or are on another device.
+        """
+        if not isinstance(values, torch.Tensor):
+            raise ArgumentError("values", f"is {type(values).__name__}, expected a torch.Tensor")
+        if values.shape != self.values.shape:
+            raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(self.values.shape)}")
+        if values.device != self.values.device:
+            raise ArgumentError("values", f"is on {values.device}, the matrix is on {self.values.device}")
+        indices = self.crow_indices, self.col_indices, self.columns
+        return BsrMatrix(values, *indices, self.order, self.index, self.how)
+
+    def to_sparse(self) -> torch.Tensor:
+        """Return the matrix as torch has it, layout torch.sparse_bsr, of the same values and indices."""
+        parts = self.crow_indices, self.col_indices, self.values
+        return torch.sparse_bsr_tensor(*parts, size=self.shape, check_invariants=False)
+
+
+def parts_of(a: torch.Tensor) -> BsrMatrix:
+    """Return the parts of a torch.sparse_bsr tensor, with nothing prepared; values keep their gradient."""
+    return BsrMatrix(a.values(), a.crow_indices(), a.col_indices(), a.shape[1])
+
+
+def parts_of_prepared(a: PreparedBsr) -> BsrMatrix:
+    """Return the parts of a matrix that a kernel prepared; that kernel computes products with it."""
+    order, kind, numbers = a.row_order, "", []
+    tensors: tuple[torch.Tensor, ...] = ()
+    if isinstance(order, RowClusters):
+        packed = () if a.packed is None else (a.packed,)
+        kind, tensors, numbers = "clusters", (*order[:4], *packed), list(order[4:])
+    elif isinstance(order, RowSplit):
+        kind, tensors, numbers = "split", (order.chunks, order.total), [order.limit]
+    elif order is not None:
+        kind, tensors = "rows", (order,)
+    return BsrMatrix(
+        a.matrix.values(),
+        a.matrix.crow_indices(),
+        a.matrix.col_indices(),
+        a.matrix.shape[1],
+        tensors,
+        () if a.index is None else tuple(a.index),
+        _how(a.kernel, kind, tuple(numbers)),
+    )
+
+
+@lru_cache
+def _how(kernel: str, order: str, numbers: tuple[int, ...]) -> str:
+    return json.dumps({"kernel": kernel, "order": order, "numbers": numbers})
+
+
+def prepared_of(matrix: torch.Tensor, how: dict[str, Any], order: Any, index: Any) -> PreparedBsr:
+    """Return a matrix with the parts that belong to it, as a kernel takes them.
+
+    Args:
+        matrix: layout torch.sparse_bsr.
+        how: the JSON of its ``BsrMatrix``, read.
+        order: of that, or (), if the kernel takes none.
+        index: of that, or ().
+    """
+    kind, numbers = how.get("order", "") if order else "", how.get("numbers", ())
+    rows: Any = None
+    if kind == "clusters":
+        rows = RowClusters(*order[:4], *numbers)
+    elif kind == "split":
+        rows = RowSplit(*order, *numbers)
+    elif kind == "rows":
+        (rows,) = order
+    packed = order[4] if len(order) > 4 else None
+    return PreparedBsr(matrix, rows, TransposedIndex(*index) if index else None, packed)
+
+
+def prepare_bsr(a: torch.Tensor) -> BsrMatrix:
+    """Prepare a matrix for products of any width, with it and with its transpose (synchronises, once).
+
+    The result takes the place of ``a`` in ``bsr_matmul`` and ``bsr_sddmm``, also in compiled regions, which take no
+    sparse tensors. Its kernels are chosen with how uneven the block rows are; those that need their order, or the
+    blocks by block column, do not work it out in each call. ``with_values`` gives it other values.
+
+    Args:
+        a: (M, K), layout torch.sparse_bsr; int32 or int64 indices. Its values may require a gradient.
+
+    Raises:
+        ArgumentError: for what is no such matrix, or has row pointers that do not rise.
+    """
+    check_layout("a", a)
+    if a.dim() != 2:
+        raise ArgumentError("a", f"has {a.dim()} dimensions {tuple(a.shape)}, expected 2")
+    check_row_pointers("a", a)
+    own = parts_of(a)
+    # Views of a sparse tensor are nothing that torch.compile takes, and .data is none.
+    values = own.values if own.values.requires_grad else own.values.data
+    parts = replace(own, values=values, crow_indices=own.crow_indices.data, col_indices=own.col_indices.data)
+    lengths = parts.crow_indices.diff()
+    stored, rows = parts.values.shape[0], max(1, lengths.shape[0])
+    evenness = round(int(lengths.max()) * rows / stored, 2) if stored else 1.0
+    by_length = lengths.argsort(descending=True).to(torch.int32)
+    ordered = parts.values.shape[1] >= ORDERED_ROWS
+    return replace(
+        parts,
+        order=(by_length,) if ordered else (),
+        index=tuple(transposed_index(a.detach())),
+        how=json.dumps({"evenness": evenness, "order": "rows" if ordered else ""}),
+    )
+
+
+_LEAVES = ("values", "crow_indices", "col_indices")
+
+
+def _flatten(matrix: BsrMatrix) -> tuple[list[Any], tuple[Any, ...]]:
+    leaves = [getattr(matrix, name) for name in _LEAVES]
+    return [*leaves, *matrix.order, *matrix.index], (matrix.columns, len(matrix.order), matrix.how)
+
+
+def _flatten_with_keys(matrix: BsrMatrix) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    leaves, context = _flatten(matrix)
+    return [(pytree.SequenceKey(i), leaf) for i, leaf in enumerate(leaves)], context
+
+
+def _unflatten(leaves: Any, context: Any) -> BsrMatrix:
+    values, crow, col, *rest = leaves
+    columns, orders, how = context
+    return BsrMatrix(values, crow, col, columns, tuple(rest[:orders]), tuple(rest[orders:]), how)
+
+
+pytree.register_pytree_node(
+    BsrMatrix,
+    _flatten,
+    _unflatten,
+    serialized_type_name="runtime.BsrMatrix",
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+torch.serialization.add_safe_globals([BsrMatrix])  # exported programs have examples of their inputs

@@ -51,30 +51,13 @@ class Workload:
     peer_flops: dict[str, float]
 
 
-def workload(kernel: Kernel) -> Workload:
-    """Return the reference workload of a kernel."""
-    if isinstance(kernel, AttentionKernel):
-        return attention_workload(kernel)
-    if isinstance(kernel, BsrSddmmKernel):
-        return sddmm_workload(kernel)
-    if isinstance(kernel, BsrSpgemmKernel):
-        return spgemm_workload(kernel)
-    if isinstance(kernel, TileCopyKernel):
-        return copy_workload(kernel)
-    if isinstance(kernel, SelectTopkKernel):
-        return select_workload(kernel)
-    if isinstance(kernel, AttentionBackwardKernel):
-        return backward_workload(kernel)
-    return bsr_workload(kernel)
-
-
 def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
     """Time a kernel on its reference workload, beside its peers."""
     # FlexAttention is compiled for each kernel anew. After eight times torch would run it unfused, which takes memory
     # for every pair.
     torch._dynamo.reset()
     with torch.no_grad():
-        load = workload(kernel)
+        load = WORKLOADS[kernel.spec.op](kernel)
         own = kernel.compiled.named.stem
         times = single_calls({own: load.call, **load.peers})
     return tuple(
@@ -367,7 +350,7 @@ def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 
 
 
 def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads: int = 16, topk: int = 32) -> Workload:
-    """Return the reference workload of a gradient: the kernel alone, beside torch's whole backward of a dense matrix."""
+    """Return the reference workload of a gradient: the kernel with its statistics, without the other gradients."""
     spec = kernel.spec
     shape, dtype = (1, heads, length, spec.head_dim), TORCH_DTYPES[spec.dtype]
     q, k, v, dout = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
@@ -455,3 +438,15 @@ def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int =
             "cuBLAS, dense": 2.0 * size * size * size,
         },
     )
+
+
+WORKLOADS: dict[str, Callable[[Any], Workload]] = {
+    "attention": attention_workload,
+    "attention_backward": backward_workload,
+    "bsr_spmm": bsr_workload,
+    "bsr_sddmm": sddmm_workload,
+    "bsr_spgemm": spgemm_workload,
+    "select_topk": select_workload,
+    "tile_copy": copy_workload,
+}
+"""The reference workload of a kernel, by operator."""

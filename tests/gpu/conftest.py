@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 
 @cache
+def _guard_bands() -> GuardBands:
+    from tests.gpu.guard_bands import GuardBands
+
+    return GuardBands()
+
+
+@cache
 def _reason() -> str:
     try:
         import torch
@@ -28,21 +35,18 @@ def _reason() -> str:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the modules: to collect 4,000 tests takes 20 seconds, only to skip each of them."""
-    global _bands
-    if config.getoption("--guard-bands") and _bands is None:  # before anything initialises CUDA
-        from tests.gpu.guard_bands import GuardBands
-
-        _bands = GuardBands()
+    if config.getoption("--guard-bands"):
+        _guard_bands()  # before anything initialises CUDA
     if not _reason() or collection_path.suffix != ".py":
         return None
     config.not_collected["tests/gpu"] = _reason()  # type: ignore[attr-defined]
     return True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests of a module that the command line names, and those that guard bands cannot be in."""
     for item in items:
-        if _bands and item.get_closest_marker("own_allocator"):
+        if config.getoption("--guard-bands") and item.get_closest_marker("own_allocator"):
             item.add_marker(pytest.mark.skip(reason="needs torch's own allocator, not that of --guard-bands"))
         if _reason() and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=_reason()))
@@ -53,21 +57,20 @@ MOST_KEPT = 1 << 30  # bytes
 
 
 @pytest.fixture(autouse=True)
-def _memory_for_others() -> Iterator[None]:
+def _memory_for_others(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
+    if request.config.getoption("--guard-bands"):  # which give freed memory back themselves
+        return
     import torch
 
-    kept = torch.cuda.memory_reserved() if torch.cuda.is_available() and _bands is None else 0
+    kept = torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
     if kept > MOST_KEPT:
         torch.cuda.empty_cache()
 
 
-_bands: GuardBands | None = None
-
-
 @pytest.fixture(autouse=True)
-def _guard_bands() -> Iterator[None]:
+def _nothing_outside_of_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
     """With ``--guard-bands``: fail a test in which anything wrote outside of a tensor."""
     yield
-    faults = _bands.faults() if _bands else []
+    faults = _guard_bands().faults() if request.config.getoption("--guard-bands") else []
     assert not faults, faults

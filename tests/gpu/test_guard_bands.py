@@ -16,7 +16,8 @@ from tests.gpu.guard_bands import GuardBands
 bands = GuardBands()
 x = torch.zeros(100, device="cuda")
 assert bands.faults() == []
-ctypes.CDLL("libcuda.so.1").cuMemsetD8_v2(ctypes.c_uint64(x.data_ptr() + {place}), ctypes.c_ubyte(1), ctypes.c_size_t(4))
+at = ctypes.c_uint64(x.data_ptr() + {place})
+ctypes.CDLL("libcuda.so.1").cuMemsetD8_v2(at, ctypes.c_ubyte(1), ctypes.c_size_t(4))
 {then}
 print(bands.faults())
 """

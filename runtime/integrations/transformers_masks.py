@@ -101,7 +101,7 @@ class MaskInterface:
             attention_mask: bool (batch, positions), which keys exist; None if all do.
             others: what else transformers passes on (device, use_vmap, ...).
         """
-        function = mask_function or self.masks.causal_mask_function
+        function = self.masks.causal_mask_function if mask_function is None else mask_function  # as dynamo traces
         arguments = {
             **others,
             "batch_size": batch_size,

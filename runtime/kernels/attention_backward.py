@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -156,40 +157,23 @@ class AttentionBackwardKernel:
 
     def _check(self, operands: dict[str, Any], indices: tuple[Any, ...], *, scale: Any, stats: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
-        q, k, v, out, dout, lse = operands.values()
-        check_tensor("q", q, self._dtype, 4)
-        for name, tensor in (("k", k), ("v", v), ("out", out), ("dout", dout)):
-            check_tensor(name, tensor, self._dtype, 4, q.device)
-        check_head_dim(q.shape, self.spec.head_dim, padded=True)
+        self._check_operands(operands)
+        q, k, v, out, dout = (operands[name] for name in ("q", "k", "v", "out", "dout"))
         batch, heads, q_len, d = q.shape
-        kv_heads, kv_len = k.shape[1:3]
-        names = ("batch", "heads", "q_len", "head_dim")
-        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
-        check_shape("v", v.shape, [(name, (size,)) for name, size in zip(names, k.shape, strict=True)])
-        for name, tensor in (("out", out), ("dout", dout)):
-            check_shape(name, tensor.shape, [(axis, (size,)) for axis, size in zip(names, q.shape, strict=True)])
-        if heads % kv_heads:
-            raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
-        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out), ("dout", dout)):
-            check_strides(name, tensor)
-        check_tensor("lse", lse, torch.float32, 3, q.device)
-        check_shape("lse", lse.shape, [(axis, (size,)) for axis, size in zip(names, q.shape[:3], strict=False)])
-        for name, tensor in (("lse", lse), ("stats", stats)):
-            if tensor is not None and not tensor.is_contiguous():
-                raise ArgumentError(name, f"has strides {tensor.stride()}, expected a contiguous tensor")
-        block = self.spec.pattern.fixed_block
         index_values = self._arguments.check(q, indices) if self._is_dq else self._check_lists(q, k, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        lists = (0, 0) if block is None else indices[0].shape[:2]
-        args = self.compiled.plan.problem(AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists))
-        stats_shape = (batch, heads, args.numbers["padded_q_len"], 2)
+        lists = indices[0].shape[:2] if self._listed else (0, 0)
+        args = self.compiled.plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists))
+        if max(args.tiles, args.prologue_grid) >= 2**31:
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
+        rows = args.numbers["padded_q_len"]
+        stats_shape = (batch, heads, rows, 2)
         if stats is not None:
             check_tensor("stats", stats, torch.float32, 4, q.device)
-            if stats.shape != stats_shape:
-                raise ArgumentError("stats", f"has shape {tuple(stats.shape)}, expected {stats_shape}: of another call")
-        for count in (args.tiles, args.prologue_grid):
-            if count >= 2**31:
-                raise ArgumentError("q", f"has shape {tuple(q.shape)}: {count} thread blocks, expected less than 2^31")
+            if stats.shape != stats_shape or not stats.is_contiguous():
+                raise ArgumentError(
+                    "stats", f"is {tuple(stats.shape)}, expected {stats_shape}, contiguous: of another call"
+                )
         values: dict[str, int | float] = {**args.numbers, **index_values}
         values |= {
             "scale": factor,
@@ -199,27 +183,47 @@ class AttentionBackwardKernel:
         for name, tensor in (("out", out), ("dout", dout)):
             for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
                 values[f"{name}_{axis}_stride"] = stride
-        written = {"dq": q} if self._is_dq else {"dk": k, "dv": v}
-        gradients = {name: layout_like(tensor) for name, tensor in written.items()}
+        gradients = {name: layout_like(t) for name, t in ({"dq": q} if self._is_dq else {"dk": k, "dv": v}).items()}
         maps = {name: (tuple(t.shape), t.stride()) for name, t in (("q", q), ("k", k), ("v", v), ("dout", dout))}
         maps |= {name: (shape, strides) for name, (shape, strides, _) in gradients.items()}
-        stats_strides = (heads * stats_shape[2] * 2, stats_shape[2] * 2, 2, 1)
-        given = self._arguments.names[: len(indices)] if self._is_dq else ()
-        missing = [name for name in self._arguments.names if name not in given] if self._is_dq else []
-        missing += [name for name, tensor in zip(given, indices, strict=False) if tensor is None]
-        return self._loaded.signature(
-            q.device.index,
-            args.tiles,
-            values,
-            maps,
-            extra=_Outputs(
-                gradients,
-                (stats_shape, stats_strides, torch.float32),
-                allocator(q.device),
-                dict.fromkeys(missing, 0),
-            ),
-            prologue_grid=args.prologue_grid,
+        names = self._arguments.names if self._is_dq else ()
+        left_out = [name for name, tensor in zip_longest(names, indices) if tensor is None]
+        made = _Outputs(
+            gradients,
+            (stats_shape, (heads * rows * 2, rows * 2, 2, 1), torch.float32),
+            allocator(q.device),
+            dict.fromkeys(left_out, 0),
         )
+        return self._loaded.signature(
+            q.device.index, args.tiles, values, maps, extra=made, prologue_grid=args.prologue_grid
+        )
+
+    def _check_operands(self, operands: dict[str, Any]) -> None:
+        """Check q, k, v, out, dout and lse: types, shapes, strides."""
+        q, k = operands["q"], operands["k"]
+        dense = {name: tensor for name, tensor in operands.items() if name != "lse"}
+        check_tensor("q", q, self._dtype, 4)
+        for name, tensor in dense.items():
+            check_tensor(name, tensor, self._dtype, 4, q.device)
+        check_head_dim(q.shape, self.spec.head_dim, padded=True)
+        axes = ("batch", "heads", "q_len", "head_dim")
+        like_q = [(axis, (size,)) for axis, size in zip(axes, q.shape, strict=True)]
+        batch, heads, _, d = q.shape
+        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
+        like_k = [
+            (axis, (size,)) for axis, size in zip(("batch", "kv_heads", "kv_len", "head_dim"), k.shape, strict=True)
+        ]
+        for name, like in (("v", like_k), ("out", like_q), ("dout", like_q)):
+            check_shape(name, operands[name].shape, like)
+        if heads % k.shape[1]:
+            raise ArgumentError("k", f"has {k.shape[1]} heads, q has {heads}: not a multiple")
+        for name, tensor in dense.items():
+            check_strides(name, tensor)
+        lse = operands["lse"]
+        check_tensor("lse", lse, torch.float32, 3, q.device)
+        check_shape("lse", lse.shape, like_q[:3])
+        if not lse.is_contiguous():
+            raise ArgumentError("lse", f"has strides {lse.stride()}, expected a contiguous tensor")
 
     def _check_lists(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
         """Check transposed lists; return the kernel parameters that describe them."""

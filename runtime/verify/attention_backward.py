@@ -21,6 +21,7 @@ LARGEST_PAIRS = 2 * 4096 * 4096  # of a case, all heads counted: the oracle keep
 # Of a gradient's largest error beside the larger one of torch's and of rounding's (see rounded). Errors as a whole, by
 # their root mean square, are held to RELATIVE_TO_TORCH; the largest of a million scatters more.
 RELATIVE_LARGEST = 3.0
+FLOAT_NOISE = 2.0**-20  # of the sum of the terms' sizes: those of a row of 256
 
 
 def cases_of(spec: AttentionBackwardSpec) -> tuple[Case, ...]:
@@ -48,8 +49,9 @@ class Exact(NamedTuple):
         lse: its log-sum-exp, -inf for a query without keys.
         weight: how often each pair counts.
         gradients: dq, dk and dv.
-        rounded: the same where P, dS, the result and the gradients are rounded to the kernel's type: what any kernel
-            that multiplies in that type does.
+        rounded: the same where P, dS, the result and the gradients are rounded to the kernel's type, and the log-sum-exp
+            is a unit of float32 off: what any kernel that multiplies in that type does.
+        noise: what roundings of float32 leave of a difference of equal numbers, dO V^T and delta.
     """
 
     out: torch.Tensor
@@ -57,6 +59,7 @@ class Exact(NamedTuple):
     weight: torch.Tensor
     gradients: Gradients
     rounded: Gradients
+    noise: float
 
 
 def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor) -> Exact:
@@ -67,16 +70,20 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scale = attention.softmax_scale(spec.forward, case)
     scores = (q @ k.mT) * scale
-    p = torch.where(weight > 0, weight * (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp(), 0.0)
+    finite = lse.nan_to_num(neginf=0.0)
     dp = do @ v.mT
 
-    def gradients(round_: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
+    def gradients(lse: torch.Tensor, round_: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
+        p = torch.where(weight > 0, weight * (scores - lse[..., None]).exp(), 0.0)
         ds = round_(p * (dp - (do * round_(out)).sum(-1, keepdim=True)))
         of_heads = {"dk": scale * (ds.mT @ q), "dv": round_(p).mT @ do}
         summed = {name: g.unflatten(1, (case.kv_heads, group)).sum(2) for name, g in of_heads.items()}
         return {name: round_(g) for name, g in {"dq": scale * (ds @ k), **summed}.items()}
 
-    return Exact(out, lse, weight, gradients(lambda x: x), gradients(lambda x: x.to(dtype).double()))
+    off = torch.nextafter(finite.float(), torch.full_like(finite, math.inf).float()).double()
+    largest = float((do.abs() @ v.abs().mT).max()) * max(float(q.abs().max()), float(k.abs().max()))
+    rounded = gradients(off, lambda x: x.to(dtype).double())
+    return Exact(out, lse, weight, gradients(finite, lambda x: x), rounded, FLOAT_NOISE * scale * largest)
 
 
 def given_lse(spec: AttentionBackwardSpec, case: Case, exact: Exact) -> torch.Tensor:
@@ -140,7 +147,7 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
             problems.append(f"{name} is not 0 where no pair is seen")
         others = [exact.rounded[name], *([] if theirs is None else [theirs[name]])]
         for factor, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, _rms)):
-            allowed = max(1e-30, factor * max(error(other, right) for other in others))
+            allowed = max(exact.noise, factor * max(error(other, right) for other in others))
             used.append(error(found, right) / allowed)
             torch_used.append(0.0 if theirs is None else error(theirs[name], right) / allowed)
     return Outcome(

@@ -4,7 +4,7 @@
     python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json  # no GPU: an old run
 
 Effective TFLOPS are of five products over the pairs that the pattern shows, whatever a kernel computes; ours computes
-seven. A call of ours is all that a backward does: statistics, dQ, the transposed lists, dK and dV. It is deterministic,
+seven. A call of ours is all that a backward does: statistics, dQ, transposed lists, dK and dV. It is deterministic,
 as "FA4 deterministic" is; other peers may give other bits in each run. Lists are of random different blocks.
 
 The gradients of every call are checked against float64 on some queries and keys of the last head before it is timed.
@@ -34,7 +34,6 @@ from codegen.parse import parse_spec
 from runtime import load_kernel
 from runtime.bench.data_sets import make_data
 from runtime.bench.timing import Call
-from runtime.prepare.transpose_lists import transpose_lists
 
 PACKAGES = ("torch", "flash-attn-4", "nvidia-cudnn-frontend")
 OURS = "ours"
@@ -134,14 +133,12 @@ def ours(problem: Problem) -> Call:
     dq, dkdv = (
         load_kernel(find_spec({"op": "attention_backward", "gradients": each, **fields})) for each in ("dq", "dkdv")
     )
-    block = problem.spec.pattern.fixed_block
     q, k, v = problem.q, problem.k, problem.v
     of_call = {"out": problem.out, "dout": problem.dout, "lse": problem.lse}
 
     def call() -> tuple[torch.Tensor, ...]:
         first: Any = dq(q, k, v, *problem.lists, **of_call)
-        lists = () if block is None else transpose_lists(k.shape[2] // block.kv, *problem.lists)
-        second: Any = dkdv(q, k, v, *lists, **of_call, stats=first.stats)
+        second: Any = dkdv(q, k, v, *problem.lists, **of_call, stats=first.stats)
         return first.dq, second.dk, second.dv
 
     return call

@@ -16,7 +16,6 @@ from harness import Fields, reason
 from codegen.spec import AttentionSpec
 from runtime.bench.measurement import flex_mask
 from runtime.bench.timing import Call
-from runtime.prepare.transpose_lists import transpose_lists
 
 DETERMINISTIC = "FA4 deterministic"
 
@@ -71,11 +70,10 @@ def fa4_lists(problem: Problem) -> Fields:
     block = problem.spec.pattern.fixed_block
     assert block is not None
     (lists,) = problem.lists
-    offsets, entries = transpose_lists(problem.k.shape[2] // block.kv, lists)
-    counts = offsets.diff(dim=-1).int()
-    most = torch.arange(int(counts.max()), device=lists.device)
-    place = (offsets[..., :-1, None] + most).clamp(max=entries.shape[2] - 1)
-    transposed = (entries // 2)[:, :, None].expand(-1, -1, place.shape[2], -1).gather(3, place.long()).contiguous()
+    listed = torch.zeros((*lists.shape[:3], problem.k.shape[2] // block.kv), dtype=torch.bool, device=lists.device)
+    by_keys = listed.scatter_(3, lists.long(), True).transpose(2, 3)
+    counts = by_keys.sum(-1, dtype=torch.int32)
+    transposed = by_keys.int().sort(dim=-1, descending=True, stable=True).indices[..., : int(counts.max())]
 
     def full(number: torch.Tensor, indices: torch.Tensor) -> Any:
         none = torch.zeros_like(number)
@@ -90,7 +88,7 @@ def fa4_lists(problem: Problem) -> Fields:
     number = torch.full(lists.shape[:3], lists.shape[3], dtype=torch.int32, device=lists.device)
     return {
         "block_sparse_tensors": full(number, lists),
-        "block_sparse_tensors_bwd": full(counts.contiguous(), transposed),
+        "block_sparse_tensors_bwd": full(counts.contiguous(), transposed.int().contiguous()),
     }
 
 

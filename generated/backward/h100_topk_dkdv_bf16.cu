@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: d46be8f91e73078f81efe00ad1f8f856f4cd7eccf2734bbeeec1f39f79213962
-// templates: attention_backward/dkdv.cu.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stats.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 70e10d4408c2deb5799cfa7d744d8b93905ae969589da833fb7a1da7b03a8176
+// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 8d3be68cba3dc2645fc6b0d42b5119410dcd1fd103846735363d90aa4f446251
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -55,7 +55,7 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
-constexpr int kStatsThreads = 256;  // threads of a block that makes statistics
+constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 constexpr int kBlockSteps = 2;  // steps in a listed query block
 
@@ -79,7 +79,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 165432 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_topk_dkdv_bf16_stats, 256 threads a block.
+// Before it, with the same parameters: h100_topk_dkdv_bf16_prologue, 256 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -97,12 +97,18 @@ struct Params {
   int64 dout_row_stride;  // elements from one row to the next
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  const int* q_offsets;  // where the list of each key block begins (batch|1, heads|1, any)
-  int64 q_offsets_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 q_offsets_head_stride;  // elements from one head to the next (0: shared)
-  const int* q_entries;  // the lists (batch|1, heads|1, any)
-  int64 q_entries_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 q_entries_head_stride;  // elements from one head to the next (0: shared)
+  const int* kv_indices;  // key blocks of each query block, any order
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
+  int kv_indices_length;  // entries of a list
+  int query_blocks;  // query blocks of a head: rows of the lists
+  int* q_offsets;  // where the list of each key block begins, and the last one ends
+  int* q_entries;  // lists of query blocks, by key block
+  int list_batches;  // batches that have lists of their own; 1: shared
+  int list_heads;  // heads that have lists of their own; 1: shared
+  int list_entries;  // entries of all lists of a head
+  int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
   int kv_len;  // keys of a head
@@ -348,9 +354,62 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// One thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
-extern "C" __global__ void __launch_bounds__(kStatsThreads) h100_topk_dkdv_bf16_stats(const __grid_constant__ Params p) {
-  const int64 place = static_cast<int64>(blockIdx.x) * kStatsThreads + threadIdx.x, row = place / kRowLanes;
+// Transposed lists: of each key block the query blocks that list it. One warp makes those of a key block, in the order
+// of the forward's lists, so that every run has the same. Lists that batches or heads share are transposed once.
+
+// Calls visit(key block, code) for the entries of all lists of a head, 32 at a time, one a lane: -1 where there is none.
+// The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+template <typename Visit>
+__device__ __forceinline__ void for_each_entry(const int* lists, int64 row_stride, const int* counts,
+    int64 counts_stride, int length, int partial, int query_blocks, Visit visit) {
+#pragma unroll 4
+  for (int row = 0; row < query_blocks; ++row) {
+    const int number = counts == nullptr ? length : max(0, min(__ldg(counts + row * counts_stride), length));
+    for (int first = 0; first < number; first += 32) {
+      const int entry = first + threadIdx.x % 32;
+      visit(entry < number ? __ldg(lists + row * row_stride + entry) : -1, row * 2 + partial);
+    }
+  }
+}
+
+template <typename Visit>
+__device__ __forceinline__ void for_each_entry_of(const Params& p, int batch, int head, Visit visit) {
+  const int* lists = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride;
+  for_each_entry(lists, p.kv_indices_row_stride, nullptr, 0, p.kv_indices_length, 0, p.query_blocks, visit);
+}
+
+__device__ __forceinline__ void transpose_list(const Params& p, int warp) {
+  const int key_block = warp % p.key_tiles, list = warp / p.key_tiles;
+  if (list >= p.list_batches * p.list_heads) return;
+  const int batch = list / p.list_heads, head = list % p.list_heads;
+  int begin = 0;  // entries of all key blocks before this one
+  for_each_entry_of(p, batch, head, [&](int block, int) {
+    begin += __popc(__ballot_sync(0xFFFFFFFF, static_cast<uint32>(block) < static_cast<uint32>(key_block)));
+  });
+  int end = begin;
+  int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
+  const uint32 lanes_before = (1u << threadIdx.x % 32) - 1;
+  for_each_entry_of(p, batch, head, [&](int block, int code) {
+    const uint32 same = __ballot_sync(0xFFFFFFFF, block == key_block);
+    if (block == key_block) entries[end + __popc(same & lanes_before)] = code;
+    end += __popc(same);
+  });
+  int* offsets = p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1);
+  if (threadIdx.x % 32 == 0) {
+    offsets[key_block] = begin;
+    if (key_block == p.key_tiles - 1) offsets[key_block + 1] = end;
+  }
+}
+
+// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+// The thread blocks behind those that make them transpose lists, a warp for each key block.
+extern "C" __global__ void __launch_bounds__(kPrologueThreads)
+    h100_topk_dkdv_bf16_prologue(const __grid_constant__ Params p) {
+  if (blockIdx.x >= p.stats_blocks) {
+    transpose_list(p, (blockIdx.x - p.stats_blocks) * (kPrologueThreads / 32) + threadIdx.x / 32);
+    return;
+  }
+  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
@@ -383,15 +442,15 @@ struct QueryBlockIterator {
   const int* entries;  // twice a query block, plus 1 if the pattern hides some of its pairs
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int* offsets = p.q_offsets + batch * p.q_offsets_batch_stride + head * p.q_offsets_head_stride +
-                         first_key / kTileN;
-    const int begin = __ldg(offsets), end = __ldg(offsets + 1);
-    entries = p.q_entries + batch * p.q_entries_batch_stride + head * p.q_entries_head_stride + begin;
+    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared: there is one
+    const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
+    const int begin = offsets[0], end = offsets[1];
+    entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
   }
   // Number of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
-    return __ldg(entries + i / kBlockSteps) / 2 * kBlockSteps + i % kBlockSteps;
+    return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
 };
 

@@ -11,7 +11,6 @@ import torch
 from codegen.spec import AttentionBackwardSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
-from runtime.prepare.transpose_lists import TransposedLists, transpose_lists
 from runtime.verify import attention
 from runtime.verify.attention import Case, Inputs
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
@@ -30,17 +29,6 @@ def cases_of(spec: AttentionBackwardSpec) -> tuple[Case, ...]:
     return tuple(case for case in cases if case.heads * case.batch * case.q_len * case.kv_len <= LARGEST_PAIRS)
 
 
-def lists_of(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> TransposedLists | None:
-    """Return the transposed lists of a case; None where the pattern has none."""
-    block = spec.pattern.fixed_block
-    if block is None:
-        return None
-    given = dict(zip((t.name for t in spec.pattern.index_tensors), inputs.indices, strict=False))
-    kv_indices = given.pop("kv_indices")
-    assert kv_indices is not None
-    return transpose_lists(-(-case.kv_len // block.kv), kv_indices, **given)
-
-
 class Exact(NamedTuple):
     """A case in float64.
 
@@ -49,7 +37,7 @@ class Exact(NamedTuple):
         lse: its log-sum-exp, -inf for a query without keys.
         weight: how often each pair counts.
         gradients: dq, dk and dv.
-        rounded: the same where P, dS, the result and the gradients are rounded to the kernel's type, and the log-sum-exp
+        rounded: the same where P, dS, the result and the gradients are rounded to the kernel's type, and the LSE
             is a unit of float32 off: what any kernel that multiplies in that type does.
         noise: what roundings of float32 leave of a difference of equal numbers, dO V^T and delta.
     """
@@ -115,10 +103,8 @@ def run(
     kernel: AttentionBackwardKernel, case: Case, inputs: Inputs, made: tuple[torch.Tensor, ...]
 ) -> AttentionGradients:
     """Call a kernel with the tensors of a case; ``made`` are out, dout and lse."""
-    lists = lists_of(kernel.spec, case, inputs)
-    indices = inputs.indices if kernel.spec.gradients == "dq" else () if lists is None else lists
     out, dout, lse = made
-    return kernel(inputs.q, inputs.k, inputs.v, *indices, out=out, dout=dout, lse=lse, scale=case.scale)
+    return kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, out=out, dout=dout, lse=lse, scale=case.scale)
 
 
 def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) -> Outcome:

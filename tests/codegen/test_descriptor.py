@@ -201,6 +201,8 @@ def drawn_sizes(plan: Plan, draw: random.Random) -> dict[str, int]:
     if plan.spec.op == "attention":
         sizes["heads"] = sizes["kv_heads"] * plan.spec.pack_gqa * draw.randint(1, 4)  # type: ignore[union-attr]
         sizes |= {"q_len": draw.randint(1, 9000), "kv_len": draw.randint(1, 9000)}
+    if plan.spec.op == "attention_backward":
+        sizes |= {"heads": sizes["kv_heads"] * draw.randint(1, 4), "q_len": draw.randint(1, 9000)}
     if plan.spec.op == "select_topk":
         sizes["heads"] = sizes["kv_heads"] * draw.randint(1, 4)
     return sizes

@@ -31,7 +31,7 @@ from codegen.spec import AttentionBackwardSpec
 WARPGROUP = 128  # threads
 STATS_BYTES = 8  # of a query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
-PROLOGUE_THREADS = 256
+PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
 # By consumer warpgroups: registers of a producer and of a consumer thread; the first split that fits is taken. Those
 # of one consumer are for two thread blocks on an SM.
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
@@ -142,6 +142,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         lists += [
             pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
+            pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
             i32("list_batches", "batches that have lists of their own; 1: shared"),
             i32("list_heads", "heads that have lists of their own; 1: shared"),
             i32("list_entries", "entries of all lists of a head"),
@@ -291,12 +292,13 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "list_entries": entries,
         "stats_blocks": stats_blocks,
     }
-    warps = PROLOGUE_THREADS // WARP
+    places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
+    scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
     return LaunchArgs(
         numbers,
         shape.batch * count,
-        prologue_grid=stats_blocks - (-lists * tiles["key_tiles"] // warps),
-        scratch={"q_offsets": 4 * lists * (tiles["key_tiles"] + 1), "q_entries": 4 * lists * max(1, entries)},
+        prologue_grid=stats_blocks + lists,
+        scratch={name: 4 * lists * size for name, size in scratch.items()},
     )
 
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1df607f2dae9077f83ee0264d40aca658d3170edbcac3ff531ef21b3f92f9c99
 // templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 94290a310f4cd1329cf51c3538899287e4cbdca1ad23e2271cecb1ca7d8c8d58
+// seal: sha256 da734641cfe5e05eeddd3a03dcc41fe94470abad4bbb1c9c25bb96550b97f945
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -55,7 +55,7 @@ constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 196656 bytes. Byte offsets:
@@ -78,7 +78,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 196656 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_causal_dq_bf16_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_causal_dq_bf16_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: de6c6a76152c82fb3cf2aae2e73b70e00f54d541dcbf433c23c99587b08fe610
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1105822f67018c52ec7a83eec8ac309959625a93a11934a6b3828978cc032310
+// seal: sha256 6e11515bc37686869f3fc7dde82c93ed9fc8ff928a143f18e9031f14b5383fa5
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -55,7 +55,7 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a step or tile
 constexpr int kStatsBytes = 1024;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 134200 bytes. Byte offsets:
@@ -78,7 +78,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 134200 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_dense_d64_dkdv_bf16_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_dense_d64_dkdv_bf16_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128

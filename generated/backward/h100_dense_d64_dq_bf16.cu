@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d194845f3e79c039b6e6a762b74bcbca3d6912c4b3d5a1d0ed8de2e8d850ec6f
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8f58f078f3e27e7c2f26d6f5cd4a17f2ec8f35938c709516accc80b81b3edf68
+// seal: sha256 148b82ec95675392f28bc6736558e6261e6e15d5f5d49b89faf7947e64556db1
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -54,7 +54,7 @@ constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a step or tile
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 98352 bytes. Byte offsets:
@@ -77,7 +77,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 98352 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_dense_d64_dq_bf16_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_dense_d64_dq_bf16_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: bced3db6b1951f3e9576e153083a7084f20a97a10e8ce73bf0eda67cecaed70c
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 55d5e2b5416f3653572949b5b1cad95ff99aeacf816557ca51f4971ad34c863c
+// seal: sha256 a4943855bd645ce5f41d03ca3ffcf9e52fdd8322ded429600e23daf666a5fedd
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -55,7 +55,7 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
 constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 190392 bytes. Byte offsets:
@@ -78,7 +78,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 190392 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_dense_dkdv_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_dense_dkdv_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 80 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b158ef8ac318e5c8f3d41ecc91deb83991d544558ecd1bd0beebbba4936b9407
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cf7d204cec54fc0a00aee21dd009ab6d843bfe7781ba3195b291823d01ee7221
+// seal: sha256 0a439456dfd9b2d5e65791c755f0f8d3973ce7453d389ee52533276deb7d4ab2
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -54,7 +54,7 @@ constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 196656 bytes. Byte offsets:
@@ -77,7 +77,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 196656 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_dense_dq_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_dense_dq_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 06135a821c8d21d77764acc540021f492f17241ae0d2686aad24522b6af8aa21
 // templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 286018ef18c4759e03c7917ac0fafd612040aa92eaa107b37e89a32e6bc5634b
+// seal: sha256 ac9a0b9ab83f718e84692482fbd196616955a31fbf37f86062fe6c2a3a28504a
 
 // Attention backward for sm_90a, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -55,7 +55,7 @@ constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a step or tile
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 constexpr int kBlockKeys = 64;  // keys of a listed block
 
@@ -79,7 +79,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 256 threads a block, 98352 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_topk_b64_dq_bf16_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_topk_b64_dq_bf16_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128

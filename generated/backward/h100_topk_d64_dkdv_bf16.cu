@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 5a4604bf57ca5561a6276cb3494eb3cdb596e8e82717f2697c76d7eda3368df8
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c7d9d0c3c074c96dae68c19b442c945b0f74021d53511c9aab071ff5caa1e3ec
+// seal: sha256 50e4259679873ec86fdbd5845814e2b6a7ed60139775bd75a0028738ce7294db
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -55,7 +55,7 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a step or tile
 constexpr int kStatsBytes = 1024;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
 constexpr int kBlockSteps = 1;  // steps in a listed query block
 
@@ -79,7 +79,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 134200 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_topk_d64_dkdv_bf16_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_topk_d64_dkdv_bf16_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -105,6 +105,7 @@ struct Params {
   int query_blocks;  // query blocks of a head: rows of the lists
   int* q_offsets;  // where the list of each key block begins, and the last one ends
   int* q_entries;  // lists of query blocks, by key block
+  int* q_places;  // where entries go, of each warp of the prologue and key block
   int list_batches;  // batches that have lists of their own; 1: shared
   int list_heads;  // heads that have lists of their own; 1: shared
   int list_entries;  // entries of all lists of a head
@@ -362,59 +363,95 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Transposed lists: of each key block the query blocks that list it. One warp makes those of a key block, in the order
-// of the forward's lists, so that every run has the same. Lists that batches or heads share are transposed once.
+// Transposed lists: of each key block the query blocks that list it, ascending. One thread block sorts the entries of a
+// head by key block (a stable counting sort), so every run has the same. Lists that batches or heads share are
+// transposed once.
+constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code) for the entries of all lists of a head, 32 at a time, one a lane: -1 where there is none.
-// The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
+// none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
 template <typename Visit>
-__device__ __forceinline__ void for_each_entry(const int* lists, int64 row_stride, const int* counts,
-    int64 counts_stride, int length, int partial, int query_blocks, Visit visit) {
-#pragma unroll 4
-  for (int row = 0; row < query_blocks; ++row) {
-    const int number = counts == nullptr ? length : max(0, min(__ldg(counts + row * counts_stride), length));
-    for (int first = 0; first < number; first += 32) {
-      const int entry = first + threadIdx.x % 32;
-      visit(entry < number ? __ldg(lists + row * row_stride + entry) : -1, row * 2 + partial);
-    }
+__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
+  for (int first = 0; first < number; first += 32) {
+    const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code);
   }
 }
 
+// The same for the query blocks of a warp: each has a run of them.
 template <typename Visit>
-__device__ __forceinline__ void for_each_entry_of(const Params& p, int batch, int head, Visit visit) {
+__device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
+  const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
   const int* lists = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride;
-  for_each_entry(lists, p.kv_indices_row_stride, nullptr, 0, p.kv_indices_length, 0, p.query_blocks, visit);
+  for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
+    for_each_entry(lists + row * p.kv_indices_row_stride, p.kv_indices_length, p.key_tiles, row * 2, visit);
+  }
 }
 
-__device__ __forceinline__ void transpose_list(const Params& p, int warp) {
-  const int key_block = warp % p.key_tiles, list = warp / p.key_tiles;
-  if (list >= p.list_batches * p.list_heads) return;
-  const int batch = list / p.list_heads, head = list % p.list_heads;
-  int begin = 0;  // entries of all key blocks before this one
-  for_each_entry_of(p, batch, head, [&](int block, int) {
-    begin += __popc(__ballot_sync(0xFFFFFFFF, static_cast<uint32>(block) < static_cast<uint32>(key_block)));
-  });
-  int end = begin;
-  int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
-  const uint32 lanes_before = (1u << threadIdx.x % 32) - 1;
-  for_each_entry_of(p, batch, head, [&](int block, int code) {
-    const uint32 same = __ballot_sync(0xFFFFFFFF, block == key_block);
-    if (block == key_block) entries[end + __popc(same & lanes_before)] = code;
-    end += __popc(same);
-  });
-  int* offsets = p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1);
-  if (threadIdx.x % 32 == 0) {
-    offsets[key_block] = begin;
-    if (key_block == p.key_tiles - 1) offsets[key_block + 1] = end;
+// From the numbers of entries of each warp and key block to where they begin. Returns nothing: `places` is both.
+__device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
+  __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int before = 0;  // entries of earlier rounds
+  for (int first = 0; first < key_blocks; first += kPrologueThreads) {
+    const int block = first + threadIdx.x;
+    int number = 0;
+    for (int w = 0; w < kPrologueWarps && block < key_blocks; ++w) number += __ldcg(places + w * key_blocks + block);
+    int up_to = number;  // of the warp's key blocks up to this one
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFF, up_to, distance);
+      if (lane >= distance) up_to += other;
+    }
+    if (lane == 31) sums[warp] = up_to;
+    __syncthreads();
+    int place = before + up_to - number;
+    for (int w = 0; w < kPrologueWarps; ++w) {
+      if (w < warp) place += sums[w];
+      before += sums[w];
+    }
+    if (block < key_blocks) {
+      offsets[block] = place;
+      for (int w = 0; w < kPrologueWarps; ++w) {
+        const int of_warp = __ldcg(places + w * key_blocks + block);
+        __stcg(places + w * key_blocks + block, place);
+        place += of_warp;
+      }
+      if (block == key_blocks - 1) offsets[key_blocks] = place;
+    }
+    __syncthreads();
   }
+}
+
+__device__ __forceinline__ void transpose_lists(const Params& p, int list) {
+  const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
+  // What this thread block has of the scratch memory: numbers, then places, of each warp and key block.
+  int* places = p.q_places + static_cast<int64>(list) * kPrologueWarps * p.key_tiles;
+  int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
+  for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
+  __syncwarp();
+  for_each_entry_of_warp(p, batch, head, [&](int block, int) {
+    if (block >= 0) atomicAdd(of_warp + block, 1);
+  });
+  __syncthreads();
+  find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
+  int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code) {
+    const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
+    const int leader = __ffs(same) - 1;
+    int place = 0;
+    if (lane == leader && block >= 0) place = atomicAdd(of_warp + block, __popc(same));
+    place = __shfl_sync(0xFFFFFFFF, place, leader) + __popc(same & ((1u << lane) - 1));
+    if (block >= 0) entries[place] = code;
+  });
 }
 
 // Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
-// The thread blocks behind those that make them transpose lists, a warp for each key block.
+// Each thread block behind those that make them transposes the lists of a head.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_topk_d64_dkdv_bf16_prologue(const __grid_constant__ Params p) {
   if (blockIdx.x >= p.stats_blocks) {
-    transpose_list(p, (blockIdx.x - p.stats_blocks) * (kPrologueThreads / 32) + threadIdx.x / 32);
+    transpose_lists(p, blockIdx.x - p.stats_blocks);
     return;
   }
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: bf63f95d6f33fa36d7c4c07a526e93b205d797fcb7f181fb9996da90eea86029
 // templates: attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a1f366639313764799cf40fbd4fbd864dfd5b65926cffadd5d2086fe44a93026
+// seal: sha256 6e9857a1bda236968cc72a62c781170e91d82ae9035d6c2307f58223618e9fa7
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -55,7 +55,7 @@ constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile or step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
-constexpr int kPrologueThreads = 256;  // threads of a block of the prologue
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
 constexpr int kWindowRight = 0;  // keys seen after it
@@ -80,7 +80,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 196656 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_window2k_dq_bf16_prologue, 256 threads a block.
+// Before it, with the same parameters: h100_window2k_dq_bf16_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128

@@ -267,8 +267,11 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, AttentionBackwardSpec)
     padded = padded_rows(shape.q_len)
-    tiles = {"query_tiles": -(-shape.q_len // spec.tile.m), "key_tiles": -(-shape.kv_len // spec.tile.n)}
-    count = shape.heads * tiles["query_tiles"] if spec.gradients == "dq" else shape.kv_heads * tiles["key_tiles"]
+    if spec.gradients == "dq":
+        heads, tiles = shape.heads, {"query_tiles": -(-shape.q_len // spec.tile.m)}
+    else:
+        heads, tiles = shape.kv_heads, {"key_tiles": -(-shape.kv_len // spec.tile.n)}
+    count = heads * sum(tiles.values())
     block = spec.pattern.fixed_block
     numbers = {
         **tiles,
@@ -278,7 +281,7 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "heads": shape.heads,
         "heads_per_kv_head": shape.heads // shape.kv_heads,
         "batch_heads": shape.batch * shape.heads,
-        "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
+        **({} if block is None else {"query_blocks": -(-shape.q_len // block.q)}),
     }
     rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
     stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)

@@ -109,7 +109,10 @@ class AttentionBackwardKernel:
                 16 bytes; d is any multiple of 8 up to the spec's head_dim.
             k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v: as k.
-            indices: the index tensors that the forward was given, in its order.
+            indices: int32 index tensors, those that the forward was given, in its order.
+            out: as q, the result of the forward.
+            dout: as q, the gradient of out.
+            lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(d).
             stats: what the other kernel returned for the same q, out, dout and lse: it is not worked out again.
             validate: also check the values of the index tensors. Costs a kernel and a synchronisation.

@@ -170,6 +170,11 @@ def check(kernel: Any, garbage: Garbage, named: dict[str, Any]) -> None:
         assert torch.equal(*outs), "garbage changes the result"
         assert lses[0] is None or torch.equal(*lses), "garbage changes the LSE"
         return
+    if isinstance(spec, AttentionBackwardSpec):
+        gradients = [kernel(*arguments, **named)[:3] for arguments in (garbage.given, garbage.proper)]
+        for given, proper in zip(*gradients, strict=True):
+            assert (given is None and proper is None) or torch.equal(given, proper), "garbage changes a gradient"
+        return
     results = [_product(kernel, arguments, named) for arguments in (garbage.given, garbage.proper)]
     if garbage.zeros is not None:
         found = results[0].values()

@@ -1,4 +1,4 @@
-"""Attention by its definition, in float32: how often each query sees each key, and the softmax over those."""
+"""Attention by its definition, in float32: how often each query sees each key, the softmax over those, its gradients."""
 
 from __future__ import annotations
 
@@ -97,3 +97,36 @@ def attention(
     lse = every.logsumexp(3)
     weights = torch.where(logits == -math.inf, 0.0, (logits - lse[..., None]).exp())
     return weights @ v, lse
+
+
+def times_listed(pattern: Any, lists: tuple[Any, ...], shape: tuple[int, int, int, int]) -> torch.Tensor:
+    """Return how often each query sees each key by lists of query blocks (``runtime.prepare.transpose_lists``)."""
+    offsets, entries = (t.expand(*shape[:2], -1).long() for t in lists)
+    rows, blocks = -(-shape[2] // pattern.block.q), -(-shape[3] // pattern.block.kv)
+    place = torch.arange(entries.shape[2], device=entries.device).expand_as(entries).contiguous()
+    key_block = torch.searchsorted(offsets[..., 1:].contiguous(), place, right=True)  # behind the last list: ``blocks``
+    total = torch.zeros(*shape[:2], 2, rows * (blocks + 1), dtype=torch.int32, device=entries.device)
+    for partial in (0, 1):
+        one = (entries % 2 == partial).to(torch.int32)
+        total[:, :, partial].scatter_add_(2, (entries // 2).clamp(0, rows - 1) * (blocks + 1) + key_block, one)
+    pairs = total.unflatten(3, (rows, blocks + 1))[..., :-1]
+    pairs = pairs.repeat_interleave(pattern.block.q, 3).repeat_interleave(pattern.block.kv, 4)
+    pairs = pairs[:, :, :, : shape[2], : shape[3]]
+    q, k = torch.arange(shape[2], device=entries.device)[:, None], torch.arange(shape[3], device=entries.device)
+    inside = torch.as_tensor(pattern.visible(q, k, *shape[2:])).to(torch.int32)
+    return pairs[:, :, 0] + pairs[:, :, 1] * inside
+
+
+def gradients(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, seen: torch.Tensor, *, scale: Any = None
+) -> dict[str, torch.Tensor]:
+    """Return the gradients in float64, of what the passes share: out and lse as they were returned."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v, out, lse, dout = (t.double() for t in (q, k, v, out, lse, dout))
+    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    weights = (q @ keys.mT * scale - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen
+    of_logits = weights * (dout @ values.mT - (dout * out).sum(-1, keepdim=True))
+    of_heads = {"dk": scale * (of_logits.mT @ q), "dv": weights.mT @ dout}
+    shared = {name: t.unflatten(1, (k.shape[1], group)).sum(2) for name, t in of_heads.items()}
+    return {"dq": scale * (of_logits @ keys), **shared}

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from runtime import ArgumentError, block_sparse_attention, merge_attention  # noqa: E402
-from runtime.ops.attention_operator import NAMESPACE  # noqa: E402
+from runtime.ops.operators import NAMESPACE  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Dense, SlidingWindow, TopK  # noqa: E402
 
 OPERATOR = torch.ops.sparse_kernel_codegen.block_sparse_attention.default

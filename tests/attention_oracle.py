@@ -1,4 +1,4 @@
-"""Attention by its definition, in float32: how often each query sees each key, the softmax over those, its gradients."""
+"""Attention by its definition: how often each query sees each key, the softmax over those, and its gradients."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def times_listed(pattern: Any, lists: tuple[Any, ...], shape: tuple[int, int, in
 
 
 def gradients(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, seen: torch.Tensor, *, scale: Any = None
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, seen: torch.Tensor, *, dlse: Any = None, scale: Any = None
 ) -> dict[str, torch.Tensor]:
     """Return the gradients in float64, of what the passes share: out and lse as they were returned."""
     group = q.shape[1] // k.shape[1]
@@ -126,7 +126,8 @@ def gradients(
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     weights = (q @ keys.mT * scale - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen
-    of_logits = weights * (dout @ values.mT - (dout * out).sum(-1, keepdim=True))
+    delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.double())
+    of_logits = weights * (dout @ values.mT - delta[..., None])
     of_heads = {"dk": scale * (of_logits.mT @ q), "dv": weights.mT @ dout}
     shared = {name: t.unflatten(1, (k.shape[1], group)).sum(2) for name, t in of_heads.items()}
     return {"dq": scale * (of_logits @ keys), **shared}

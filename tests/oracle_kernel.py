@@ -56,7 +56,17 @@ class OracleBackwardKernel:
         self.calls: list[dict[str, Any]] = []
 
     def __call__(
-        self, q: Any, k: Any, v: Any, *lists: Any, out: Any, dout: Any, lse: Any, scale: Any, stats: Any = None
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *lists: Any,
+        out: Any,
+        dout: Any,
+        lse: Any,
+        scale: Any,
+        dlse: Any,
+        stats: Any = None,
     ) -> AttentionGradients:
         shape = (*q.shape[:3], k.shape[2])
         tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout}
@@ -65,12 +75,12 @@ class OracleBackwardKernel:
             arguments.check_strides(name, tensor)
         assert out.shape == dout.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
         assert all(t is None or t.shape[1] in (1, q.shape[1]) for t in lists)
-        self.calls.append({**tensors, "lists": lists, "stats": stats})
+        self.calls.append({**tensors, "lists": lists, "dlse": dlse, "stats": stats})
         if self.spec.gradients == "dq" or not lists:
             seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, shape)
         else:
             seen = attention_oracle.times_listed(self.spec.pattern, lists, shape)
-        grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, scale=scale)
+        grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=dlse, scale=scale)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
         given = dict.fromkeys(("dq", "dk", "dv"))
         wanted = ("dq",) if self.spec.gradients == "dq" else ("dk", "dv")

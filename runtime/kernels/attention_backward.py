@@ -22,18 +22,15 @@ from runtime.kernels.arguments import (
     Signatures,
     call_key,
     check_address,
-    check_head_dim,
     check_scale,
     check_shape,
-    check_strides,
     check_tensor,
     used_strides,
 )
 from runtime.kernels.attention import Layout, layout_like
 from runtime.kernels.attention_indices import IndexArguments
+from runtime.kernels.gradient_rows import LOG2_E, check_lse, check_operands, fill_statistics
 from runtime.prepare.transpose_lists import TransposedLists
-
-_LOG2_E = math.log2(math.e)
 
 
 class AttentionGradients(NamedTuple):
@@ -98,6 +95,7 @@ class AttentionBackwardKernel:
         dout: torch.Tensor,
         lse: torch.Tensor,
         scale: float | None = None,
+        dlse: torch.Tensor | None = None,
         stats: torch.Tensor | None = None,
         validate: bool = False,
     ) -> AttentionGradients:
@@ -114,7 +112,9 @@ class AttentionBackwardKernel:
             dout: as q, the gradient of out.
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(d).
-            stats: what the other kernel returned for the same q, out, dout and lse: it is not worked out again.
+            dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then works
+                the statistics out, which takes memory for out and dout in float32.
+            stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
             validate: also check the values of the index tensors of ``dq``. Costs a kernel and a synchronisation.
 
         Returns:
@@ -125,19 +125,21 @@ class AttentionBackwardKernel:
         """
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self(q, k, v, *indices, out=out, dout=dout, lse=lse, scale=scale, stats=stats, validate=validate)
+                options: dict[str, Any] = {"scale": scale, "dlse": dlse, "stats": stats, "validate": validate}
+                return self(q, k, v, *indices, out=out, dout=dout, lse=lse, **options)
         tensors: tuple[Any, ...] = indices
         if not self._is_dq and indices and isinstance(indices[0], TransposedLists):
             tensors = indices[0]
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        key = (scale, call_key(q, k, v, out, dout, lse, stats, *tensors))
+        key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *tensors))
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
             operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
-            signature = self._signatures.keep(key, self._check(operands, tensors, scale=scale, stats=stats))
+            checked = self._check(operands, tensors, scale=scale, dlse=dlse, stats=stats)
+            signature = self._signatures.keep(key, checked)
         if validate and self._is_dq:
             self._arguments.check_values(q, k, tensors)
         outputs: _Outputs = signature.extra
@@ -151,32 +153,22 @@ class AttentionBackwardKernel:
         addresses |= {"lse": lse.data_ptr(), "stats": row_stats.data_ptr(), **outputs.left_out}
         names = self._arguments.names if self._is_dq else ("q_offsets", "q_entries")
         addresses |= {n: t.data_ptr() for n, t in zip(names, tensors, strict=False) if t is not None}
-        enqueue(self._loaded, signature, addresses, q.device, NO_MEMORY, prologue=stats is None)
+        if dlse is not None and stats is None:
+            fill_statistics(row_stats, out, dout, lse, dlse)
+        enqueue(self._loaded, signature, addresses, q.device, NO_MEMORY, prologue=dlse is None and stats is None)
         return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats)
 
-    def _check(self, operands: dict[str, Any], indices: tuple[Any, ...], *, scale: Any, stats: Any) -> Signature:
+    def _check(
+        self, operands: dict[str, Any], indices: tuple[Any, ...], *, scale: Any, dlse: Any, stats: Any
+    ) -> Signature:
         """Check a call of a new signature and prepare it."""
         q, k, v, out, dout, lse = operands.values()
-        check_tensor("q", q, self._dtype, 4)
-        for name, tensor in (("k", k), ("v", v), ("out", out), ("dout", dout)):
-            check_tensor(name, tensor, self._dtype, 4, q.device)
-        check_head_dim(q.shape, self.spec.head_dim, padded=True)
+        check_operands(
+            {name: operands[name] for name in ("q", "k", "v", "out", "dout")}, self._dtype, self.spec.head_dim
+        )
+        check_lse(q, lse, dlse, stats)
         batch, heads, q_len, d = q.shape
         kv_heads, kv_len = k.shape[1:3]
-        names = ("batch", "heads", "q_len", "head_dim")
-        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
-        check_shape("v", v.shape, [(name, (size,)) for name, size in zip(names, k.shape, strict=True)])
-        for name, tensor in (("out", out), ("dout", dout)):
-            check_shape(name, tensor.shape, [(axis, (size,)) for axis, size in zip(names, q.shape, strict=True)])
-        if heads % kv_heads:
-            raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
-        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out), ("dout", dout)):
-            check_strides(name, tensor)
-        check_tensor("lse", lse, torch.float32, 3, q.device)
-        check_shape("lse", lse.shape, [(axis, (size,)) for axis, size in zip(names, q.shape[:3], strict=False)])
-        for name, tensor in (("lse", lse), ("stats", stats)):
-            if tensor is not None and not tensor.is_contiguous():
-                raise ArgumentError(name, f"has strides {tensor.stride()}, expected a contiguous tensor")
         block = self.spec.pattern.fixed_block
         index_values = self._arguments.check(q, indices) if self._is_dq else self._check_lists(q, k, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
@@ -193,7 +185,7 @@ class AttentionBackwardKernel:
         values: dict[str, int | float] = {**args.numbers, **index_values}
         values |= {
             "scale": factor,
-            "scale_log2": factor * _LOG2_E,
+            "scale_log2": factor * LOG2_E,
             "head_chunks": d * q.element_size() // TMA_ALIGNMENT,
         }
         for name, tensor in (("out", out), ("dout", dout)):

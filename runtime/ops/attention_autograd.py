@@ -17,29 +17,31 @@ from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
 _NAME = "block_sparse_attention_backward"
 _SCHEMA = (
-    f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor?[] tensors, str spec_json, *, "
-    "float? scale=None, bool dq=True, bool dkdv=True) -> (Tensor, Tensor, Tensor)"
+    f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+    "Tensor?[] tensors, str spec_json, *, float? scale=None, bool dq=True, bool dkdv=True) -> (Tensor, Tensor, Tensor)"
 )
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _run(dout: torch.Tensor, q: torch.Tensor, *arguments: Any, **options: Any) -> Three:
+def _run(*arguments: Any, **options: Any) -> Three:
     """Compute the operator: gradients that are not asked for have no elements."""
-    *tensors, lists, spec_json = arguments
-    found = attend_backward(dout, q, *tensors, tuple(lists), spec_json, **options)
+    dout, q, k, v, out, lse, dlse, tensors, spec_json = arguments
+    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
+    found = attend_backward(q, k, v, tuple(tensors), spec_json, **options)
     dq, dk, dv = (nothing(q) if gradient is None else gradient for gradient in found)
     return dq, dk, dv
 
 
 def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, **_: Any) -> Three:
     """Return tensors like the gradients, without values."""
-    dout, q, k, v, out, lse, tensors, _spec_json = arguments
+    dout, q, k, v, out, lse, dlse, tensors, _spec_json = arguments
     check_types(q, k, v, tensors, sink=None, kv_lengths=None)
     for name, tensor in (("dout", dout), ("out", out)):
         if tensor.dtype != q.dtype:
             raise ArgumentError(name, f"is {tensor.dtype}, q is {q.dtype}: pass one type")
-    if lse.dtype != torch.float32:
-        raise ArgumentError("lse", f"is {lse.dtype}, expected torch.float32")
+    for name, tensor in (("lse", lse), ("dlse", dlse)):
+        if tensor is not None and tensor.dtype != torch.float32:
+            raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float32")
     wanted = (dq, q), (dkdv, k), (dkdv, v)
     first, second, third = (like(tensor) if needed else nothing(q) for needed, tensor in wanted)
     return first, second, third
@@ -101,16 +103,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         """Return the gradients of q, k and v."""
-        if dlse is not None:
-            reason = "has a gradient, as the loss depends on it, and only out has one: pass lse.detach() on"
-            raise ArgumentError("lse", reason)
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         _, needs_q, needs_k, needs_v = ctx.needs_input_grad[:4]
         found: Sequence[Any] = None, None, None
-        if dout is not None:
+        if dout is not None or dlse is not None:
+            dout = torch.zeros_like(out) if dout is None else dout
             needs = {"dq": needs_q, "dkdv": needs_k or needs_v}
             compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
-            found = compute(dout, q, k, v, out, lse, tensors, ctx.spec_json, scale=ctx.scale, **needs)
+            found = compute(dout, q, k, v, out, lse, dlse, tensors, ctx.spec_json, scale=ctx.scale, **needs)
         needed = zip(found, (needs_q, needs_k, needs_v), strict=True)
         return (None, *(gradient if needs else None for gradient, needs in needed), *(None for _ in tensors))
 
@@ -135,7 +135,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
                 reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
                 raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
             call = _Forward(overload, below, (sink, *others), options)
-            return _Attention.apply(call, q, k, v, *tensors)
+            return _Attention.apply(call, q, k, v, *tensors)  # type: ignore[no-untyped-call]
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(below, *arguments, **options)
 

@@ -125,15 +125,16 @@ def chosen_for(q: torch.Tensor, spec_json: str) -> GradientChoice:
 
 
 def attend_backward(
-    dout: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
     tensors: Tensors,
     spec_json: str,
     *,
+    dout: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None = None,
     scale: float | None = None,
     dq: bool = True,
     dkdv: bool = True,
@@ -143,12 +144,13 @@ def attend_backward(
     Nothing is copied but ``dout`` where a kernel cannot address it, as the gradient of a sum is one expanded element.
 
     Args:
-        dout: (batch, heads, q_len, head_dim), the gradient of the result.
         q, k, v: the operands.
-        out: the result.
-        lse: float32 (batch, heads, q_len), its log-sum-exp.
         tensors: index tensors of the pattern, as the call was given them.
         spec_json: the pattern, as JSON.
+        dout: (batch, heads, q_len, head_dim), the gradient of the result.
+        out: the result.
+        lse: float32 (batch, heads, q_len), its log-sum-exp.
+        dlse: the gradient of lse; None where the loss does not depend on it.
         scale: of the call.
         dq: whether the gradient of q is wanted.
         dkdv: whether those of k and v are.
@@ -162,20 +164,16 @@ def attend_backward(
         return Gradients(None, None, None)
     given = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
     heads = q.shape[1]
-    options: dict[str, Any] = {"out": out, "dout": _addressable(dout), "lse": lse.contiguous(), "scale": scale}
-    found: list[torch.Tensor | None] = [None, None, None]
-    stats = None
+    options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
+    of_q = of_k = of_v = stats = None
     if dq:
         kernel = _loaded(choice.kernels.dq.spec.canonical_json(), q.device)
-        lists = _of_heads(given, heads)
-        first = kernel(q, k, v, *lists, **options)
-        found[0], stats = first.dq, first.stats
+        of_q, _, _, stats = kernel(q, k, v, *_of_heads(given, heads), **options)
     if dkdv:
         kernel = _loaded(choice.kernels.dkdv.spec.canonical_json(), q.device)
         lists = _of_heads(_transposed(choice, given, k.shape[2]), heads)
-        second = kernel(q, k, v, *lists, **options, stats=stats)
-        found[1:] = second.dk, second.dv
-    return Gradients(*found)
+        _, of_k, of_v, _ = kernel(q, k, v, *lists, **options, stats=stats)
+    return Gradients(of_q, of_k, of_v)
 
 
 def _of_heads(tensors: Tensors, heads: int) -> Tensors:

@@ -15,7 +15,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import with_gradients, without_gradients
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_types
+from runtime.ops.attention_checks import check_operands, check_types
 from runtime.ops.attention_gradients import check_gradients, chosen_for
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
@@ -38,7 +38,7 @@ def _run(
     q, k, v, tensors, sink, kv_lengths, overflow, spec_json = arguments
     options |= {"sink": sink, "kv_lengths": kv_lengths}
     if gradients:
-        check_types(q, k, v, tuple(tensors), sink=sink, kv_lengths=kv_lengths)
+        check_operands(q, k, v)
         check_gradients(spec_json, softcap=options.get("softcap"), sink=sink, kv_lengths=kv_lengths)
         chosen_for(q, spec_json)
     options |= {"overflow": overflow, "lse": lse or gradients}

@@ -196,17 +196,33 @@ def is_made(entry: griffe.Class) -> bool:
     return entry.canonical_path in public and not is_error(entry) and not is_pydantic(entry)
 
 
+def called(entry: griffe.Function, name: str) -> str:
+    """Return what a signature calls a function: of an object that is called, a kernel or what a class made."""
+    if entry.name != "__call__":
+        return name
+    owner = name.removesuffix(".__call__")
+    return "kernel" if owner.endswith("Kernel") else f"{owner}(...)"
+
+
+def constructor(entry: griffe.Class) -> griffe.Function | None:
+    """Return the constructor of a class that users make, if it says more than the fields do: not of dataclasses."""
+    made = entry.members.get("__init__") if is_made(entry) else None
+    return made if isinstance(made, griffe.Function) and made.docstring is not None else None
+
+
 def blocks(entry: Entry, name: str, level: int = 3) -> Iterator[str]:
     """Return an entry as Markdown: heading, signature, docstring, methods."""
     yield f"{'#' * level} {name}"
     if isinstance(entry, griffe.Function):
-        yield f"```text\n{signature(entry, 'kernel' if entry.name == '__call__' else name)}\n```"
+        yield f"```text\n{signature(entry, called(entry, name))}\n```"
     elif isinstance(entry, griffe.Class) and is_made(entry):
         yield f"```text\n{signature(entry, name)}\n```"
     elif "property" not in entry.labels and not isinstance(entry, griffe.Class):
         yield f"```text\n{name} = {entry.value}\n```"
     yield from documentation(entry)
     if isinstance(entry, griffe.Class):
+        if (made := constructor(entry)) is not None:
+            yield from documentation(made)
         if is_pydantic(entry):
             yield model_table(entry)
         short, long = [], []

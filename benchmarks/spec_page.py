@@ -42,7 +42,7 @@ FIELD_HEADINGS = ("field", "values", "if left out", "what it is")
 FILLED = "filled in"
 # Sizes that are tried: of a block; of a tile the first, and the others.
 BLOCK_SIZES = (16, 32, 64, 112, 128, 256)
-FIRST_SIZES = (16, 32, 64, 128, 192, 256, 384, 960)
+FIRST_SIZES = (*range(16, 129, 16), 192, 256, 384, 960)
 OTHER_SIZES = (*range(16, 257, 16), 512, 1024, 2048)
 FEWER_STAGES = (2, 1)  # tried where those that are filled in do not fit
 NARROWEST = 40  # characters of a table's last cell
@@ -132,10 +132,9 @@ def tile_of(model: Model) -> str:
     return name
 
 
-def pattern_field() -> tuple[Model, str]:
-    """Return the operator that has a pattern, and the field that it is."""
-    (found,) = [(model, name) for model in MODELS for name, field in model.model_fields.items() if is_pattern(field)]
-    return found
+def pattern_fields() -> dict[Model, str]:
+    """Return the operators that have a pattern, and the field that it is."""
+    return {model: name for model in MODELS for name, field in model.model_fields.items() if is_pattern(field)}
 
 
 # Fields
@@ -202,11 +201,10 @@ def operator_table(model: Model) -> str:
 
 def pattern_table() -> str:
     """Return the fields of each pattern, which keys a query sees, and the tensors that a call takes for it."""
-    model, field = pattern_field()
+    every = [getattr(spec, name) for model, name in pattern_fields().items() for spec in shipped(op_of(model))]
     rows: list[list[str]] = []
     for kind, pattern in PATTERNS.items():
-        shown = [getattr(spec, field) for spec in shipped(op_of(model)) if getattr(spec, field).kind == kind]
-        tensors = dict.fromkeys(tensor.name for found in shown for tensor in found.index_tensors)
+        tensors = dict.fromkeys(tensor.name for found in every if found.kind == kind for tensor in found.index_tensors)
         summary = (pattern.__doc__ or "").partition("\n")[0].replace("``", "`")
         rows.append([f"`{kind}`", "", "", "", summary + (f" Tensors: {code(tensors)}." if tensors else "")])
         rows += [["", *cells] for cells in field_rows(pattern, {}) if cells[0] != "`kind`"]
@@ -229,13 +227,31 @@ def shipped(op: str) -> tuple[Spec, ...]:
 
 @cache
 def problems(op: str) -> tuple[Fields, ...]:
-    """Return what the shipped specs of an operator compute; of patterns that differ in their lengths alone, one."""
-    names = required(next(model for model in MODELS if op_of(model) == op))
+    """Return what the shipped specs of an operator compute; of patterns that differ in their lengths alone, one.
+
+    Operators that have patterns share them: each with all values of what the shipped spec's operator has not.
+    """
+    own = next(model for model in MODELS if op_of(model) == op)
+    sharing = pattern_fields() if own in pattern_fields() else (own,)
     found: dict[str, Fields] = {}
-    for spec in shipped(op):
-        fields = {name: value_of(spec, name) for name in names}
-        found.setdefault(json.dumps({name: without_lengths(value) for name, value in fields.items()}), fields)
+    for spec in (spec for model in sharing for spec in shipped(op_of(model))):
+        parts = [
+            [{name: value} for value in ([value_of(spec, name)] if name in type(spec).model_fields else choices(field))]
+            for name, field in required(own).items()
+        ]
+        for fields in joined(parts):
+            found.setdefault(json.dumps({name: without_lengths(value) for name, value in fields.items()}), fields)
     return tuple(found.values())
+
+
+def choices(field: FieldInfo) -> tuple[Any, ...]:
+    """Return the values that a model lists for a field."""
+    return get_args(kinds(field)[0])
+
+
+def joined(parts: Iterable[Iterable[Fields]]) -> list[Fields]:
+    """Return mappings that have one of each part."""
+    return [{name: value for part in each for name, value in part.items()} for each in itertools.product(*parts)]
 
 
 def without_lengths(value: Any) -> Any:
@@ -301,12 +317,15 @@ def combination_table() -> str:
 def pattern_options_table() -> str:
     """Return the options that kernels have with each pattern."""
     rows = []
-    model, field = pattern_field()
     for kind, (archs, tried) in itertools.product(PATTERNS, families()):
-        fitting = [problem for problem in problems(op_of(model)) if problem[field]["kind"] == kind]
-        bases = ({"op": op_of(model), "arch": tried, **combined(each)} for each in ARCHS[tried].of(op_of(model)))
-        found = {name for base in bases for name in options_with(model, base, fitting)}
-        rows.append([f"`{kind}`", code(archs), code(name for name in model.options if name in found) or DASH])
+        found: dict[str, None] = {}
+        for model, field in pattern_fields().items():
+            op = op_of(model)
+            fitting = [problem for problem in problems(op) if problem[field]["kind"] == kind]
+            bases = ({"op": op, "arch": tried, **combined(each)} for each in ARCHS[tried].of(op))
+            names = {name for base in bases for name in options_with(model, base, fitting)}
+            found |= dict.fromkeys(name for name in model.options if name in names)
+        rows.append([f"`{kind}`", code(archs), code(found) or DASH])
     return wrapped_table(("`kind`", "`arch`", "options"), rows)
 
 
@@ -360,8 +379,8 @@ def shapes(model: Model) -> list[Fields]:
             blocks = itertools.product(BLOCK_SIZES, repeat=len(inner))
             parts.append([{name: dict(zip(inner, block, strict=True))} for block in blocks])
         elif not is_pattern(field):
-            parts.append([{name: value} for value in get_args(kinds(field)[0])])
-    return [{name: value for part in chosen for name, value in part.items()} for chosen in itertools.product(*parts)]
+            parts.append([{name: value} for value in choices(field)])
+    return joined(parts)
 
 
 def patterns_beside(model: Model) -> list[Fields]:
@@ -427,7 +446,7 @@ def has_kernel(fields: Fields) -> bool:
 def default_tables(model: Model) -> str:
     """Return the tile and the stages of specs that leave out both, for each kernel of an operator."""
     name = tile_of(model)
-    blocks = ["blocks of the lists"] if is_pattern_in(model) else []
+    blocks = ["blocks of the lists"] if model in pattern_fields() else []
     tables: dict[str, list[list[str]]] = {}
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], dict[str, None]] = {}
@@ -448,11 +467,6 @@ def merged_blocks(found: Mapping[tuple[str, ...], Iterable[str]]) -> list[list[s
     for (blocks, *values), shapes_of_it in found.items():
         rows.setdefault((", ".join(shapes_of_it), *values), []).append(blocks)
     return [[shape, ", ".join(sorted(blocks, key="none".__ne__)), *values] for (shape, *values), blocks in rows.items()]
-
-
-def is_pattern_in(model: Model) -> bool:
-    """Return whether an operator has patterns."""
-    return model is pattern_field()[0]
 
 
 def blocks_in(beside: Fields) -> Fields:

@@ -24,8 +24,9 @@ Dim3 = tuple[int, int, int]
 WORKSPACE_ALIGNMENT = 256
 """Bytes: what cuMemAlloc promises, and more than any kernel asks for."""
 # Type that a pointer parameter points to -> bytes that its address is a multiple of. Elements of matrices are loaded 16
-# bytes at a time.
-_POINTEES = {"int": 4, "float": 4, "int2": 8, "int4": 16, "uint4": 16, "uint32": 16, "unsigned short": 16}
+# bytes at a time, and statistics of rows copied so.
+_POINTEES = {"int": 4, "float": 4, "int2": 8}
+_POINTEES |= dict.fromkeys(("int4", "uint4", "uint32", "unsigned short", "RowStats"), 16)
 _POINTEES |= {dtype.cuda: 16 for dtype in DTYPES.values()}
 
 

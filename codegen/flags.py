@@ -566,6 +566,8 @@ class AttentionBackwardFlags(AttentionFlags):
     Attributes:
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
+        transposes: whether the prologue transposes lists.
+        several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
         keys_of_pattern: which keys attention is over.
         consumer_warpgroups: numbers of the warpgroups that compute.
@@ -575,6 +577,8 @@ class AttentionBackwardFlags(AttentionFlags):
 
     queries_piece: str
     masks_pairs: bool
+    transposes: bool
+    several_lists: bool
     tile_number: str
     keys_of_pattern: str
     consumer_warpgroups: str

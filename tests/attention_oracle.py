@@ -99,24 +99,6 @@ def attention(
     return weights @ v, lse
 
 
-def times_listed(pattern: Any, lists: tuple[Any, ...], shape: tuple[int, int, int, int]) -> torch.Tensor:
-    """Return how often each query sees each key by lists of query blocks (``runtime.prepare.transpose_lists``)."""
-    offsets, entries = (t.expand(*shape[:2], -1).long() for t in lists)
-    rows, blocks = -(-shape[2] // pattern.block.q), -(-shape[3] // pattern.block.kv)
-    place = torch.arange(entries.shape[2], device=entries.device).expand_as(entries).contiguous()
-    key_block = torch.searchsorted(offsets[..., 1:].contiguous(), place, right=True)  # behind the last list: ``blocks``
-    total = torch.zeros(*shape[:2], 2, rows * (blocks + 1), dtype=torch.int32, device=entries.device)
-    for partial in (0, 1):
-        one = (entries % 2 == partial).to(torch.int32)
-        total[:, :, partial].scatter_add_(2, (entries // 2).clamp(0, rows - 1) * (blocks + 1) + key_block, one)
-    pairs = total.unflatten(3, (rows, blocks + 1))[..., :-1]
-    pairs = pairs.repeat_interleave(pattern.block.q, 3).repeat_interleave(pattern.block.kv, 4)
-    pairs = pairs[:, :, :, : shape[2], : shape[3]]
-    q, k = torch.arange(shape[2], device=entries.device)[:, None], torch.arange(shape[3], device=entries.device)
-    inside = torch.as_tensor(pattern.visible(q, k, *shape[2:])).to(torch.int32)
-    return pairs[:, :, 0] + pairs[:, :, 1] * inside
-
-
 def gradients(
     q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, seen: torch.Tensor, *, dlse: Any = None, scale: Any = None
 ) -> dict[str, torch.Tensor]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import attention_oracle
 import pytest
 import torch
 
-from codegen.library import find_spec
+from codegen.library import NamedSpec
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from runtime.errors import ArgumentError
 from runtime.kernels import arguments
@@ -76,10 +75,7 @@ class OracleBackwardKernel:
         assert out.shape == dout.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
         assert all(t is None or t.shape[1] in (1, q.shape[1]) for t in lists)
         self.calls.append({**tensors, "lists": lists, "dlse": dlse, "stats": stats})
-        if self.spec.gradients == "dq" or not lists:
-            seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, shape)
-        else:
-            seen = attention_oracle.times_listed(self.spec.pattern, lists, shape)
+        seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, shape)
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=dlse, scale=scale)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
         given = dict.fromkeys(("dq", "dk", "dv"))
@@ -88,13 +84,12 @@ class OracleBackwardKernel:
         return AttentionGradients(**{**given, **{name: made[name] for name in wanted}}, stats=own)
 
 
-class LoadedGradients(dict[str, OracleBackwardKernel]):
+class LoadedGradients(dict[NamedSpec, OracleBackwardKernel]):
     """The gradient kernels that were asked for, by their spec."""
 
-    def __call__(self, spec: str, device: torch.device) -> OracleBackwardKernel:
-        found = find_spec(json.loads(spec)).spec
-        assert isinstance(found, AttentionBackwardSpec)
-        return self.setdefault(spec, OracleBackwardKernel(found))
+    def __call__(self, named: NamedSpec, device: torch.device) -> OracleBackwardKernel:
+        assert isinstance(named.spec, AttentionBackwardSpec)
+        return self.setdefault(named, OracleBackwardKernel(named.spec))
 
 
 class Loaded(dict[str, OracleKernel]):

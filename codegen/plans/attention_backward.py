@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS, KIB
+from codegen.arch import ARCHS, KIB, WARP
 from codegen.dtypes import DTYPES
 from codegen.flags import AttentionBackwardFlags
 from codegen.plan import (
@@ -16,7 +16,6 @@ from codegen.plan import (
     check_budget,
     f32,
     i32,
-    i64,
     pointer,
     require,
     tensor_map,
@@ -32,7 +31,7 @@ from codegen.spec import AttentionBackwardSpec
 WARPGROUP = 128  # threads
 STATS_BYTES = 8  # of a query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
-STATS_THREADS = 256
+PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
 # By consumer warpgroups: registers of a producer and of a consumer thread; the first split that fits is taken. Those
 # of one consumer are for two thread blocks on an SM.
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
@@ -82,7 +81,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         bytes=2 * (kv_bytes if is_dq else q_bytes),
         arguments=_arguments,
         tile_queries=m if is_dq else 0,
-        prologue=Prologue(f"{stem}_stats", STATS_THREADS),
+        prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
     )
 
 
@@ -136,16 +135,19 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
     is_dq = spec.gradients == "dq"
     element = "unsigned short"
-    lists: list[Param] = []
-    if is_dq:
-        lists = index_params(spec.forward)
-    elif spec.pattern.fixed_block is not None:
-        for name, doc in (("q_offsets", "where the list of each key block begins"), ("q_entries", "the lists")):
-            lists += [
-                pointer(name, "int", f"{doc} (batch|1, heads|1, any)"),
-                i64(f"{name}_batch_stride", "elements from one batch to the next (0: shared)"),
-                i64(f"{name}_head_stride", "elements from one head to the next (0: shared)"),
-            ]
+    lists = index_params(spec.forward)
+    if spec.pattern.fixed_block is not None and "query_blocks" not in {param.name for param in lists}:
+        lists += [i32("query_blocks", "query blocks of a head: rows of the lists")] if not is_dq else []
+    if _transposes(spec):
+        lists += [
+            pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
+            pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
+            pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
+            i32("list_batches", "batches that have lists of their own; 1: shared"),
+            i32("list_heads", "heads that have lists of their own; 1: shared"),
+            i32("list_entries", "entries of all lists of a head"),
+            i32("stats_blocks", "thread blocks of the prologue that make statistics; others transpose lists"),
+        ]
     gradients = {
         "dq": (tensor_map("dq_map", "dQ, as Q"),),
         "dkdv": (tensor_map("dk_map", "dK, as K"), tensor_map("dv_map", "dV, as K")),
@@ -174,6 +176,11 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     )
 
 
+def _transposes(spec: AttentionBackwardSpec) -> bool:
+    """Return whether the kernel walks over lists the other way round."""
+    return spec.gradients == "dkdv" and spec.pattern.fixed_block is not None
+
+
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
     """Return how the tensor maps address their tensors: gradients leave by 64 rows of a warpgroup."""
     q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
@@ -193,7 +200,7 @@ def _constants(
         listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
     elif block is not None:
         listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
-    lists = spec.pattern.constants().items() if is_dq or block is None else ()
+    lists = spec.pattern.constants().items()
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
         Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
@@ -211,7 +218,7 @@ def _constants(
         Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a tile or step"),
         Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a step or tile"),
         *(() if is_dq else (Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),)),
-        Constant("kStatsThreads", STATS_THREADS, "threads of a block that makes statistics"),
+        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
         Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in lists),
@@ -239,6 +246,8 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
         key_end_words=key_end_words(forward),
         queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
+        transposes=_transposes(spec),
+        several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
         keys_of_pattern=keys_of_pattern(forward),
@@ -269,9 +278,25 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "batch_heads": shape.batch * shape.heads,
         "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
     }
-    rows_of_block = STATS_THREADS // (spec.head_dim // 8)
+    rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
     stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)
-    return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
+    if not _transposes(spec):
+        return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
+    lists, entries = shape.list_batches * shape.list_heads, numbers["query_blocks"] * shape.list_length
+    numbers |= {
+        "list_batches": shape.list_batches,
+        "list_heads": shape.list_heads,
+        "list_entries": entries,
+        "stats_blocks": stats_blocks,
+    }
+    places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
+    scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
+    return LaunchArgs(
+        numbers,
+        shape.batch * count,
+        prologue_grid=stats_blocks + lists,
+        scratch={name: 4 * lists * size for name, size in scratch.items()},
+    )
 
 
 def padded_rows(q_len: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, find_spec
+from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.patterns import PATTERNS
 
 OP = "attention_backward"
@@ -76,7 +76,7 @@ def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_
         head_dim: elements of a head.
 
     Returns:
-        The two specs.
+        The two specs, by their shipped names where they have some.
 
     Raises:
         SpecError: naming the field, what it is and what has a gradient.
@@ -97,4 +97,10 @@ def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_
         "head_dim": next(size for size in HEAD_DIMS if size >= head_dim),
         "pattern": dict(pattern),
     }
-    return BackwardKernels(*(find_spec({**fields, "gradients": which}) for which in ("dq", "dkdv")))
+    return BackwardKernels(*(_named({**fields, "gradients": which}) for which in ("dq", "dkdv")))
+
+
+def _named(fields: Mapping[str, Any]) -> NamedSpec:
+    """Return a spec by its shipped name, which has a receipt, if it has one."""
+    found = find_spec(fields)
+    return next((shipped for shipped in shipped_specs() if shipped.spec == found.spec), found)

@@ -120,6 +120,12 @@ def choose(
 def planned(choice: Choice) -> Choice:
     """Return a choice as it is, if its kernel has a plan: the default of the rules need not have one.
 
+    Args:
+        choice: what ``choose`` returned, or a choice made otherwise.
+
+    Returns:
+        The same choice.
+
     Raises:
         SpecError: naming the field of which no kernel is written.
     """

@@ -33,7 +33,6 @@ from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.prepare.mask_bits import pack_mask_bits
-from runtime.prepare.transpose_lists import transpose_lists
 
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
 EVERY_KEY = "SDPA, every key"
@@ -368,8 +367,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
         kv_indices = torch.rand((1, heads, rows, blocks), device="cuda").argsort(-1)[..., :entries].int().contiguous()
         counts = torch.full((1, heads, rows), entries, dtype=torch.int32, device="cuda")
         pairs = float(rows * entries * block.q * block.kv)
-        forward = (counts, kv_indices) if spec.pattern.lists > 1 else (kv_indices,)
-        lists = forward if spec.gradients == "dq" else transpose_lists(blocks, *reversed(forward))
+        lists = (counts, kv_indices) if spec.pattern.lists > 1 else (kv_indices,)
     out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
     products = 3 if spec.gradients == "dq" else 4
     return Workload(

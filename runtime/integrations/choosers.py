@@ -46,6 +46,16 @@ class TopKSelection:
     def __call__(self, module: Any, q: torch.Tensor, k: torch.Tensor, exact: Pattern) -> Pattern:
         """Return the pattern of a call; see :data:`Chooser`.
 
+        Args:
+            module: the attention module; not used.
+            q: (batch, heads, q_len, head_dim), from which blocks are selected.
+            k: (batch, kv_heads, kv_len, head_dim), the keys of these blocks.
+            exact: the pattern of the model's own mask.
+
+        Returns:
+            Lists of the selected blocks: ``TopK``, or under a causal mask ``BlockLists``; ``exact`` for a sliding
+            window and for fewer queries than ``from_len``.
+
         Raises:
             ArgumentError: for a mask that lists cannot be selected under, and naming what
                 ``runtime.select_topk_blocks`` cannot take.
@@ -69,6 +79,9 @@ def chooser_of(fields: Mapping[str, Any], name: str = "block_sparse") -> Chooser
         fields: ``{"kind": "topk", "topk": 32, ...}`` with the fields of :class:`TopKSelection`, or the kind and the
             numbers of a pattern without tensors: ``{"kind": "sink_window", "sink": 4, "left": 1023}``.
         name: what the fields are called in messages.
+
+    Returns:
+        The :class:`TopKSelection`, or a function that returns the pattern for every call.
 
     Raises:
         ArgumentError: naming the field.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from runtime.driver.allocate import Allocate, allocator
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
-from runtime.driver.workspace import NO_MEMORY
+from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
@@ -22,15 +23,16 @@ from runtime.kernels.arguments import (
     Signatures,
     call_key,
     check_address,
+    check_head_dim,
     check_scale,
     check_shape,
+    check_strides,
     check_tensor,
     used_strides,
 )
 from runtime.kernels.attention import Layout, layout_like
 from runtime.kernels.attention_indices import IndexArguments
-from runtime.kernels.gradient_rows import LOG2_E, check_lse, check_operands, fill_statistics
-from runtime.prepare.transpose_lists import TransposedLists
+from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
 
 
 class AttentionGradients(NamedTuple):
@@ -50,12 +52,13 @@ class AttentionGradients(NamedTuple):
 
 
 class _Outputs(NamedTuple):
-    """What a signature knows of what the kernel writes: the gradients by name, and the statistics."""
+    """What a signature knows: the layouts of the gradients and of the statistics, and what else a launch needs."""
 
     gradients: dict[str, Layout]
     stats: Layout
     allocate: Allocate
     left_out: dict[str, int]
+    memory: Memory
 
 
 class AttentionBackwardKernel:
@@ -77,12 +80,12 @@ class AttentionBackwardKernel:
         self._dtype = TORCH_DTYPES[self.spec.dtype]
         self._is_dq = self.spec.gradients == "dq"
         self._listed = self.spec.pattern.fixed_block is not None
+        self._transposes = self._listed and not self._is_dq
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
         self._signatures = Signatures()
 
     def __repr__(self) -> str:
-        lists = self._arguments.names if self._is_dq else ("lists",) * self._listed
-        names = ", ".join(["q", "k", "v", *lists, "out", "dout", "lse"])
+        names = ", ".join(["q", "k", "v", *self._arguments.names, "out", "dout", "lse"])
         return f"<attention_backward kernel {self.compiled.named.stem}({names}) for {self.spec.arch}>"
 
     def __call__(
@@ -90,7 +93,7 @@ class AttentionBackwardKernel:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        *indices: torch.Tensor | TransposedLists | None,
+        *indices: torch.Tensor | None,
         out: torch.Tensor,
         dout: torch.Tensor,
         lse: torch.Tensor,
@@ -106,8 +109,8 @@ class AttentionBackwardKernel:
                 16 bytes; d is any multiple of 8 up to the spec's head_dim.
             k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v: as k.
-            indices: with ``gradients: dq`` the index tensors that the forward was given, in its order; with ``dkdv``
-                their transpose (``runtime.prepare.transpose_lists``), nothing where the pattern has no lists.
+            indices: the index tensors that the forward was given, in its order: int32, lists (batch|1, heads|1,
+                query_blocks, any) and their counts (batch|1, heads|1, query_blocks).
             out: as q, the result of the forward.
             dout: as q, the gradient of out.
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp.
@@ -115,7 +118,7 @@ class AttentionBackwardKernel:
             dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then works
                 the statistics out, which takes memory for out and dout in float32.
             stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
-            validate: also check the values of the index tensors of ``dq``. Costs a kernel and a synchronisation.
+            validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
 
         Returns:
             The gradients, in the layouts of q, k and v: 0 for a query without keys, and for keys that no query sees.
@@ -127,21 +130,17 @@ class AttentionBackwardKernel:
             with entered(q.device.index):
                 options: dict[str, Any] = {"scale": scale, "dlse": dlse, "stats": stats, "validate": validate}
                 return self(q, k, v, *indices, out=out, dout=dout, lse=lse, **options)
-        tensors: tuple[Any, ...] = indices
-        if not self._is_dq and indices and isinstance(indices[0], TransposedLists):
-            tensors = indices[0]
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *tensors))
+        key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *indices))
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
-            checked = self._check(operands, tensors, scale=scale, dlse=dlse, stats=stats)
-            signature = self._signatures.keep(key, checked)
-        if validate and self._is_dq:
-            self._arguments.check_values(q, k, tensors)
+            operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse}
+            signature = self._signatures.keep(key, self._check(operands, indices, scale=scale, stats=stats))
+        if validate:
+            self._arguments.check_values(q, k, indices)
         outputs: _Outputs = signature.extra
         made = {name: outputs.allocate(*layout) for name, layout in outputs.gradients.items()}
         row_stats = outputs.allocate(*outputs.stats) if stats is None else stats
@@ -151,87 +150,94 @@ class AttentionBackwardKernel:
             if address % TMA_ALIGNMENT:
                 check_address(name, address)
         addresses |= {"lse": lse.data_ptr(), "stats": row_stats.data_ptr(), **outputs.left_out}
-        names = self._arguments.names if self._is_dq else ("q_offsets", "q_entries")
-        addresses |= {n: t.data_ptr() for n, t in zip(names, tensors, strict=False) if t is not None}
+        named = zip(self._arguments.names, indices, strict=False)
+        addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}
         if dlse is not None and stats is None:
             fill_statistics(row_stats, out, dout, lse, dlse)
-        enqueue(self._loaded, signature, addresses, q.device, NO_MEMORY, prologue=dlse is None and stats is None)
+        prologue = (stats is None and dlse is None) or self._transposes
+        enqueue(self._loaded, signature, addresses, q.device, outputs.memory, prologue=prologue)
         return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats)
 
-    def _check(
-        self, operands: dict[str, Any], indices: tuple[Any, ...], *, scale: Any, dlse: Any, stats: Any
-    ) -> Signature:
+    def _check(self, operands: dict[str, Any], indices: tuple[Any, ...], *, scale: Any, stats: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
-        q, k, v, out, dout, lse = operands.values()
-        check_operands(
-            {name: operands[name] for name in ("q", "k", "v", "out", "dout")}, self._dtype, self.spec.head_dim
-        )
-        check_lse(q, lse, dlse, stats)
+        self._check_operands(operands)
+        q, k, v, out, dout = (operands[name] for name in ("q", "k", "v", "out", "dout"))
         batch, heads, q_len, d = q.shape
-        kv_heads, kv_len = k.shape[1:3]
-        block = self.spec.pattern.fixed_block
-        index_values = self._arguments.check(q, indices) if self._is_dq else self._check_lists(q, k, indices)
+        index_values = self._arguments.check(q, indices)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        lists = (0, 0) if block is None else indices[0].shape[:2]
-        args = self.compiled.plan.problem(AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists))
-        stats_shape = (batch, heads, args.numbers["padded_q_len"], 2)
+        lists = self._lists(indices)
+        args = self.compiled.plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists))
+        if max(args.tiles, args.prologue_grid) >= 2**31:
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
+        rows = args.numbers["padded_q_len"]
+        stats_shape = (batch, heads, rows, 2)
         if stats is not None:
             check_tensor("stats", stats, torch.float32, 4, q.device)
-            if stats.shape != stats_shape:
-                raise ArgumentError("stats", f"has shape {tuple(stats.shape)}, expected {stats_shape}: of another call")
-        for count in (args.tiles, args.prologue_grid):
-            if count >= 2**31:
-                raise ArgumentError("q", f"has shape {tuple(q.shape)}: {count} thread blocks, expected less than 2^31")
+            if stats.shape != stats_shape or not stats.is_contiguous():
+                raise ArgumentError(
+                    "stats", f"is {tuple(stats.shape)}, expected {stats_shape}, contiguous: of another call"
+                )
         values: dict[str, int | float] = {**args.numbers, **index_values}
         values |= {
             "scale": factor,
             "scale_log2": factor * LOG2_E,
             "head_chunks": d * q.element_size() // TMA_ALIGNMENT,
         }
+        prologue_grid = args.prologue_grid
+        if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
+            prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
         for name, tensor in (("out", out), ("dout", dout)):
             for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
                 values[f"{name}_{axis}_stride"] = stride
-        written = {"dq": q} if self._is_dq else {"dk": k, "dv": v}
-        gradients = {name: layout_like(tensor) for name, tensor in written.items()}
+        gradients = {name: layout_like(t) for name, t in ({"dq": q} if self._is_dq else {"dk": k, "dv": v}).items()}
         maps = {name: (tuple(t.shape), t.stride()) for name, t in (("q", q), ("k", k), ("v", v), ("dout", dout))}
         maps |= {name: (shape, strides) for name, (shape, strides, _) in gradients.items()}
-        stats_strides = (heads * stats_shape[2] * 2, stats_shape[2] * 2, 2, 1)
-        given = self._arguments.names[: len(indices)] if self._is_dq else ()
-        missing = [name for name in self._arguments.names if name not in given] if self._is_dq else []
-        missing += [name for name, tensor in zip(given, indices, strict=False) if tensor is None]
-        return self._loaded.signature(
-            q.device.index,
-            args.tiles,
-            values,
-            maps,
-            extra=_Outputs(
-                gradients,
-                (stats_shape, stats_strides, torch.float32),
-                allocator(q.device),
-                dict.fromkeys(missing, 0),
-            ),
-            prologue_grid=args.prologue_grid,
+        left_out = [name for name, tensor in zip_longest(self._arguments.names, indices) if tensor is None]
+        made = _Outputs(
+            gradients,
+            (stats_shape, (heads * rows * 2, rows * 2, 2, 1), torch.float32),
+            allocator(q.device),
+            dict.fromkeys(left_out, 0),
+            Memory.of(args),
         )
+        return self._loaded.signature(q.device.index, args.tiles, values, maps, extra=made, prologue_grid=prologue_grid)
 
-    def _check_lists(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> dict[str, int | float]:
-        """Check transposed lists; return the kernel parameters that describe them."""
-        block = self.spec.pattern.fixed_block
-        if block is None:
-            if indices:
-                raise ArgumentError("lists", f"{len(indices)} were given; this kernel's pattern has none")
-            return {}
-        if len(indices) != 2:
-            what = "what runtime.prepare.transpose_lists returns"
-            raise ArgumentError("lists", f"{len(indices)} index tensors were given, expected {what}")
-        values: dict[str, int | float] = {}
-        ends = -(-k.shape[2] // block.kv) + 1
-        for name, tensor, length in zip(("q_offsets", "q_entries"), indices, ((ends,), None), strict=True):
-            if not (isinstance(tensor, torch.Tensor) and tensor.numel() == 0 and length is None):  # lists may be empty
-                check_tensor(name, tensor, torch.int32, 3, q.device)
-            heads = [("batch", tuple(sorted({1, q.shape[0]}))), ("heads", tuple(sorted({1, q.shape[1]})))]
-            check_shape(name, tensor.shape, [*heads, ("entries", length)])
-            if tensor.shape[2] > 1 and tensor.stride(2) != 1:
-                raise ArgumentError(name, f"has stride {tensor.stride(2)} in its last dimension, expected 1")
-            for axis, size, stride in zip(("batch", "head"), tensor.shape, tensor.stride(), strict=False):
-                values[f"{name}_{axis}_stride"] = 0 if size == 1 else stride
-        return values
+    def _check_operands(self, operands: dict[str, Any]) -> None:
+        """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""
+        q, k = operands["q"], operands["k"]
+        dense = {name: tensor for name, tensor in operands.items() if name not in ("lse", "dlse")}
+        check_tensor("q", q, self._dtype, 4)
+        for name, tensor in dense.items():
+            check_tensor(name, tensor, self._dtype, 4, q.device)
+        check_head_dim(q.shape, self.spec.head_dim, padded=True)
+        axes = ("batch", "heads", "q_len", "head_dim")
+        like_q = [(axis, (size,)) for axis, size in zip(axes, q.shape, strict=True)]
+        batch, heads, _, d = q.shape
+        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
+        like_k = [
+            (axis, (size,)) for axis, size in zip(("batch", "kv_heads", "kv_len", "head_dim"), k.shape, strict=True)
+        ]
+        for name, like in (("v", like_k), ("out", like_q), ("dout", like_q)):
+            check_shape(name, operands[name].shape, like)
+        if heads % k.shape[1]:
+            raise ArgumentError("k", f"has {k.shape[1]} heads, q has {heads}: not a multiple")
+        for name, tensor in dense.items():
+            check_strides(name, tensor)
+        lse, dlse = operands["lse"], operands["dlse"]
+        for name, tensor in (("lse", lse), *(() if dlse is None else (("dlse", dlse),))):
+            check_tensor(name, tensor, torch.float32, 3, q.device)
+            check_shape(name, tensor.shape, like_q[:3])
+        if not lse.is_contiguous():
+            raise ArgumentError("lse", f"has strides {lse.stride()}, expected a contiguous tensor")
+
+    def _lists(self, indices: tuple[Any, ...]) -> tuple[int, int, int]:
+        """Return the batches and heads that have lists of their own, and how many entries a query block has in all.
+
+        Where lists of partial and of full blocks are shared by different dimensions, those of both are taken.
+        """
+        if not self._listed:
+            return 0, 0, 0
+        named = zip(self._arguments.names, indices, strict=False)
+        lists = [tensor for name, tensor in named if name.endswith("kv_indices") and tensor is not None]
+        batches, heads = (max(tensor.shape[axis] for tensor in lists) for axis in (0, 1))
+        return batches, heads, sum(tensor.shape[3] for tensor in lists)

@@ -98,6 +98,9 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
                 float32), of ties the first. At least one block is kept.
             mask: bool (block rows, block columns), on any device: the blocks that are kept.
 
+        Returns:
+            A layer of the same features, type and device, with new parameters.
+
         Raises:
             ArgumentError: naming what does not fit; unless one of density and mask is given.
         """
@@ -131,6 +134,9 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             bias: whether there is one.
             device: of the layer; by default that of the mask.
             dtype: of the weights and the bias.
+
+        Returns:
+            A layer of block columns * cols inputs and block rows * rows outputs.
 
         Raises:
             ArgumentError: naming what does not fit.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.library import find_spec
+from codegen.library import NamedSpec
 from codegen.select.backward import (
     BLOCK_SIZES,
     BackwardKernels,
@@ -18,14 +18,12 @@ from codegen.select.backward import (
     check_arch,
     check_pattern,
 )
-from codegen.spec import AttentionBackwardSpec
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TMA_ALIGNMENT
 from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, arch_of
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
-from runtime.prepare.transpose_lists import TransposedLists, transpose_lists
 
 KERNELS_KEPT = 256
 WITHOUT = "has no gradient yet: leave it out, or call it under torch.no_grad()"
@@ -52,14 +50,10 @@ class GradientChoice:
     Attributes:
         kernels: their specs.
         fit: what becomes of the caller's lists; None: nothing.
-        tensors: names of the pattern's index tensors, in order.
-        key_block: keys of a block of the kernels' lists; 0 without lists.
     """
 
     kernels: BackwardKernels
     fit: BlockFit | None
-    tensors: tuple[str, ...]
-    key_block: int
 
 
 def check_gradients(spec_json: str, *, softcap: Any, sink: Any, kv_lengths: Any) -> None:
@@ -107,12 +101,7 @@ def gradient_choice(spec_json: str, arch: str, dtype: torch.dtype, head_dim: int
     check_pattern(json.loads(spec_json))
     fit = _fitted(spec_json, arch)
     pattern = json.loads(spec_json if fit is None else fit.spec_json(spec_json))
-    kernels = backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim)
-    spec = kernels.dq.spec
-    assert isinstance(spec, AttentionBackwardSpec)
-    block = spec.pattern.fixed_block
-    names = tuple(tensor.name for tensor in spec.pattern.index_tensors)
-    return GradientChoice(kernels, fit, names, 0 if block is None else block.kv)
+    return GradientChoice(backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim), fit)
 
 
 def chosen_for(q: torch.Tensor, spec_json: str) -> GradientChoice:
@@ -162,16 +151,15 @@ def attend_backward(
     choice = chosen_for(q, spec_json)
     if not (dq or dkdv):
         return Gradients(None, None, None)
-    given = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
-    heads = q.shape[1]
+    lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
+    lists = _of_heads(lists, q.shape[1])
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
     of_q = of_k = of_v = stats = None
     if dq:
-        kernel = _loaded(choice.kernels.dq.spec.canonical_json(), q.device)
-        of_q, _, _, stats = kernel(q, k, v, *_of_heads(given, heads), **options)
+        kernel = _loaded(choice.kernels.dq, q.device)
+        of_q, _, _, stats = kernel(q, k, v, *lists, **options)
     if dkdv:
-        kernel = _loaded(choice.kernels.dkdv.spec.canonical_json(), q.device)
-        lists = _of_heads(_transposed(choice, given, k.shape[2]), heads)
+        kernel = _loaded(choice.kernels.dkdv, q.device)
         _, of_k, of_v, _ = kernel(q, k, v, *lists, **options, stats=stats)
     return Gradients(of_q, of_k, of_v)
 
@@ -181,15 +169,6 @@ def _of_heads(tensors: Tensors, heads: int) -> Tensors:
     return tuple(
         t if t is None or t.shape[1] in (1, heads) else t.repeat_interleave(heads // t.shape[1], 1) for t in tensors
     )
-
-
-def _transposed(choice: GradientChoice, tensors: Tensors, kv_len: int) -> Tensors:
-    """Return the lists of key blocks; nothing where the pattern has none."""
-    if not choice.key_block:
-        return ()
-    given: dict[str, Any] = dict(zip(choice.tensors, tensors, strict=False))
-    found: TransposedLists = transpose_lists(-(-kv_len // choice.key_block), **given)
-    return tuple(found)
 
 
 def _addressable(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,11 +182,11 @@ def _addressable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=KERNELS_KEPT)
-def _loaded(spec: str, device: torch.device) -> AttentionBackwardKernel:
+def _loaded(named: NamedSpec, device: torch.device) -> AttentionBackwardKernel:
     """Compile and load a kernel for a device."""
     if torch.cuda.is_current_stream_capturing():
         reason = "the first backward pass of a kind compiles and loads its kernels: make one before the capture"
         raise ArgumentError("dout", f"is in a CUDA graph capture, and {reason}")
-    kernel = load_kernel(find_spec(json.loads(spec)), device=device)
+    kernel = load_kernel(named, device=device)
     assert isinstance(kernel, AttentionBackwardKernel)
     return kernel

@@ -33,8 +33,10 @@ class BsrMatrix:
         crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.
         col_indices: as crow_indices, (stored blocks,): block column of each block.
         columns: of the matrix.
-        order: what of its block rows a kernel reads beside: the rows by length, or what one kernel prepared.
-        index: the blocks by block column, for products with the transpose; (): found in each such product.
+        order: what of its block rows a kernel reads beside: int32 (block rows,), the rows by length; or what one kernel
+            prepared; or (), which is none.
+        index: the blocks by block column, for products with the transpose: int32 (block columns + 1,), first block of
+            each, and (stored blocks, 2), place and block row of each block; or (): found in each such product.
         how: JSON: ``evenness``, stored blocks of the longest block row over those of the mean one; what ``order`` is;
             the spec of the kernel that prepared it, if one did.
     """
@@ -62,6 +64,9 @@ class BsrMatrix:
 
         Args:
             values: (stored blocks, rows, cols), as those of the matrix.
+
+        Returns:
+            A matrix with these values, not copied, and with the indices and all that is prepared of this one.
 
         Raises:
             ArgumentError: if they have another shape or are on another device.
@@ -143,6 +148,10 @@ def prepare_bsr(a: torch.Tensor) -> BsrMatrix:
 
     Args:
         a: (M, K), layout torch.sparse_bsr; int32 or int64 indices. Its values may require a gradient.
+
+    Returns:
+        A :class:`BsrMatrix` of the same values and indices, not copied, with ``index`` and, of blocks with 64 rows and
+        more, ``order``.
 
     Raises:
         ArgumentError: for what is no such matrix, or has row pointers that do not rise.

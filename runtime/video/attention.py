@@ -69,6 +69,15 @@ class VideoWindow:
     def __call__(self, module: Any, q: torch.Tensor, k: torch.Tensor, exact: Pattern) -> Any:
         """Return the tiles and the pattern of a call, or ``exact`` where q and k are not of the same length.
 
+        Args:
+            module: the attention module; not used.
+            q: (batch, heads, tokens, head_dim), of which the length and the device are read.
+            k: (batch, kv_heads, tokens of q, head_dim), or of another length in cross-attention.
+            exact: the pattern of the model's own mask.
+
+        Returns:
+            (tiles, pattern), a ``VideoTiles`` and the pattern of its tiles; or ``exact``.
+
         Raises:
             ArgumentError: naming what is wrong with the sizes.
         """

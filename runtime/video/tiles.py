@@ -41,7 +41,7 @@ class VideoTiles:
 
     Attributes:
         grid: frames, rows and columns of tokens.
-        tile: the same of a tile.
+        tile_size: frames, rows and columns of a tile.
         text: tokens of text.
         text_first: whether they come before the video's.
         counts: tiles along frames, rows and columns.
@@ -131,8 +131,11 @@ class VideoTiles:
         """Return a tensor with its tokens in the video's order: the inverse of :meth:`tile`.
 
         Args:
-            x: any, ``length`` long along ``dim``.
+            x: any, ``length`` long along ``dim``, such as (batch, heads, length, head_dim).
             dim: of the tokens.
+
+        Returns:
+            The same, ``tokens`` long along ``dim``; padding is left out.
 
         Raises:
             ArgumentError: for another length.

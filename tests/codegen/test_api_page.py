@@ -121,8 +121,11 @@ def test_tensors_have_shapes(function: Any) -> None:
 
 @pytest.mark.parametrize("entry", MADE, ids=lambda entry: entry.canonical_path)
 def test_fields_are_described(entry: Any) -> None:
-    told, passed = described(entry, "attributes"), parameters(entry)
+    """In a class with a constructor of its own, that describes what it takes."""
+    made, passed = script.constructor(entry), parameters(entry)
+    told = described(entry, "attributes") if made is None else described(made, "parameters")
     assert set(passed) <= set(told)
+    assert made is None or "raises" in sections(made)
     tensors = [name for name, p in passed.items() if "Tensor" in str(p.annotation)]
     assert not [name for name in tensors if not SHAPE.search(told[name])]
 

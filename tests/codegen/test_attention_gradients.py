@@ -19,7 +19,9 @@ from codegen.library import find_spec  # noqa: E402
 from codegen.select.backward import backward_kernels  # noqa: E402
 from codegen.spec import AttentionBackwardSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, patterns  # noqa: E402
-from runtime.kernels import gradient_rows  # noqa: E402
+from runtime.kernels import attention_backward  # noqa: E402
+from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
+from runtime.kernels.gradient_statistics import fill_statistics  # noqa: E402
 from runtime.verify import attention_backward as verified  # noqa: E402
 from runtime.verify.attention import Case, make_inputs  # noqa: E402
 
@@ -113,12 +115,12 @@ def test_receipts_compare_with_the_same_formulas(kind: str) -> None:
     case = Case("gradients", heads=4, kv_heads=2, q_len=200, kv_len=260, lists="repeated", counts="mixed")
     inputs = make_inputs(spec.forward, case, torch.device("cpu"))
     dout = torch.randn_like(inputs.q)
-    _, _, weight, found = verified.oracle(spec, case, inputs, dout)
+    exact = verified.oracle(spec, case, inputs, dout)
     leaves = [t.double().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    out, _ = gradient_oracle.dense(*leaves, weight)
+    out, _ = gradient_oracle.dense(*leaves, exact.weight)
     right = torch.autograd.grad(out, leaves, dout.double())
     for gradient, name in zip(right, gradient_oracle.NAMES, strict=True):
-        torch.testing.assert_close(found[name], gradient, atol=1e-12, rtol=1e-10)
+        torch.testing.assert_close(exact.gradients[name], gradient, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -177,7 +179,7 @@ def test_statistics_with_a_gradient_of_the_log_sum_exp() -> None:
     out, dout = torch.randn(2, 1, 2, 3, 8)
     lse, dlse = torch.tensor([[[0.5, -math.inf, 2.0]] * 2]), torch.randn(1, 2, 3)
     stats = torch.full((1, 2, 5, 2), torch.nan)
-    gradient_rows.fill_statistics(stats, out, dout, lse, dlse)
+    fill_statistics(stats, out, dout, lse, dlse)
     delta = (out * dout).sum(-1) - dlse
     torch.testing.assert_close(stats[..., 1], torch.nn.functional.pad(torch.where(lse > -math.inf, delta, 0.0), (0, 2)))
     right = torch.where(lse > -math.inf, lse * math.log2(math.e), math.inf)
@@ -439,28 +441,26 @@ def test_explain_names_the_kernels_of_the_gradients() -> None:
 
 
 def test_rows_of_another_call_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_rows, "check_tensor", oracle_kernel._check_tensor)
+    monkeypatch.setattr(attention_backward, "check_tensor", oracle_kernel._check_tensor)
+    kernel = AttentionBackwardKernel.__new__(AttentionBackwardKernel)
+    spec = backward_kernels({"kind": "causal"}, arch="sm_90a", dtype="bf16", head_dim=64).dq.spec
+    assert isinstance(spec, AttentionBackwardSpec)
+    kernel.spec, kernel._dtype = spec, torch.bfloat16
     q, k, v = (t.detach() for t in qkv())
-    operands = {"q": q, "k": k, "v": v, "out": q.clone(), "dout": q.clone()}
     lse = torch.zeros(2, 4, 300)
-    gradient_rows.check_operands(operands, torch.bfloat16, 64)
-    gradient_rows.check_lse(q, lse, None, None)
-    gradient_rows.check_lse(q, lse, lse, torch.zeros(2, 4, 512, 2))
+    operands = {"q": q, "k": k, "v": v, "out": q.clone(), "dout": q.clone(), "lse": lse, "dlse": None}
+    kernel._check_operands(operands)
+    kernel._check_operands({**operands, "dlse": lse.mT.contiguous().mT})
     for change, message in (
         ({"out": q[:, :, :200]}, r"out: has shape \(2, 4, 200, 64\), expected"),
         ({"out": q.half()}, r"out: is torch\.float16, this kernel takes torch\.bfloat16"),
         ({"dout": q.mT.contiguous().mT}, "dout: has stride 300 in its last dimension, which must be contiguous"),
         ({"v": v[:, :2]}, r"v: has shape \(2, 2, 300, 64\)"),
         ({"k": k[:, :3], "v": v[:, :3]}, "k: has 3 heads, q has 4: not a multiple"),
+        ({"lse": lse[:, :, 1:]}, r"lse: has shape \(2, 4, 299\)"),
+        ({"lse": lse.half()}, r"lse: is torch\.float16"),
+        ({"lse": lse.mT.contiguous().mT}, "lse: has strides"),
+        ({"dlse": lse[:1]}, r"dlse: has shape \(1, 4, 300\)"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            gradient_rows.check_operands({**operands, **change}, torch.bfloat16, 64)
-    for arguments, message in (
-        ((lse[:, :, 1:], None, None), r"lse: has shape \(2, 4, 299\)"),
-        ((lse.half(), None, None), r"lse: is torch\.float16"),
-        ((lse.mT.contiguous().mT, None, None), "lse: has strides"),
-        ((None, None, None), "lse: is NoneType"),
-        ((lse, lse[:1], None), r"dlse: has shape \(1, 4, 300\)"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            gradient_rows.check_lse(q, *arguments)
+            kernel._check_operands({**operands, **change})

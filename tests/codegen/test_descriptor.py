@@ -18,6 +18,7 @@ from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.sized_launch import SHAPES, sized_launch, smallest_shape
+from codegen.spec import OPS
 
 torch = pytest.importorskip("torch")
 
@@ -246,12 +247,19 @@ def test_blocks_of_a_listed_result_are_asked_for() -> None:
     assert sized_launch(plan, {**sizes, "blocks": 3}, SMS).grid == 3
 
 
+def gradients() -> list[NamedSpec]:
+    """Kernels of both gradients, with lists and without."""
+    fields = {"op": "attention_backward", "arch": "sm_90a", "head_dim": 128}
+    patterns = ({"kind": "causal"}, {"kind": "topk", "block": {"q": 64, "kv": 64}})
+    return [find_spec({**fields, "gradients": of, "pattern": pattern}) for of in ("dq", "dkdv") for pattern in patterns]
+
+
 def test_kernels_that_are_not_shipped_have_facts_and_launches(request: pytest.FixtureRequest) -> None:
     """Those that only tests have, and drawn ones, other ones each day."""
     files = sorted(Path(__file__).parents[1].glob("unshipped_*.json"))
     unshipped = [find_spec(fields) for file in files for fields in json.loads(file.read_text(encoding="utf-8"))]
     drawn = drawn_specs.draw(100, request.config.getoption("--kernel-seed")).specs
-    for named in (*unshipped, *drawn):
+    for named in (*unshipped, *drawn, *gradients()):
         plan = plan_for(named)
         facts = facts_of(plan)
         assert KernelFacts.model_validate_json(facts.model_dump_json()) == facts, named.spec.canonical_json()
@@ -260,4 +268,4 @@ def test_kernels_that_are_not_shipped_have_facts_and_launches(request: pytest.Fi
 
 
 def test_every_operator_has_a_shape() -> None:
-    assert set(SHAPES) == {named.spec.op for named in shipped_specs()}
+    assert set(SHAPES) == set(OPS)

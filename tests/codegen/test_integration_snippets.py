@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +12,20 @@ torch = pytest.importorskip("torch")
 
 import oracle_kernel  # noqa: E402
 import selection_oracle  # noqa: E402
+import snippets  # noqa: E402
 
 from runtime.integrations import choosers  # noqa: E402
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+PAGE = snippets.PROJECT / "docs" / "integrations.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 NEEDED = {"transformers": "transformers", "diffusers": "diffusers"}
 
 
 def snippet(section: str) -> str:
-    """Return the indented lines of a section, on the CPU."""
-    lines = [line[4:] for line in SECTIONS[section].splitlines() if line.startswith("    ") or not line]
-    return "\n".join(lines).replace('"cuda"', '"cpu"')
+    """Return the Python of a section, on the CPU."""
+    fences = snippets.fences(PAGE, SECTIONS[section])
+    return "".join(fence.text for fence in fences if fence.language == "python").replace('"cuda"', '"cpu"')
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield oracle_kernel.install(monkeypatch)
 
 
-@pytest.mark.parametrize("section", [name for name in SECTIONS if snippet(name).strip()])
+def test_all_sections_but_the_last_have_python() -> None:
+    assert [name for name in SECTIONS if not snippet(name)] == ["Measured"]
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if snippet(name)])
 def test_a_section_runs(section: str, loaded: Any) -> None:
     if section in NEEDED:
         pytest.importorskip(NEEDED[section])
@@ -41,5 +46,3 @@ def test_a_section_runs(section: str, loaded: Any) -> None:
     exec(compile(snippet(section), section, "exec"), names)
     assert sum(kernel.calls for kernel in loaded.values()) > 0
     assert names.keys() & {"logits", "out", "noise"}
-    if section == "diffusers":
-        names["model"].set_attention_backend("native")

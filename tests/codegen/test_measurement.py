@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -15,9 +15,17 @@ from codegen.library import find_spec  # noqa: E402
 from codegen.parse import parse_spec  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.bench import measurement  # noqa: E402
+from runtime.kernel import KERNELS  # noqa: E402
 
 BLOCK_LISTS = "h100_block_lists"
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+
+KERNEL = {
+    "compiled": SimpleNamespace(named=SimpleNamespace(stem="ours")),
+    "spec": SimpleNamespace(op="attention"),
+}
+"""What of a kernel ``measure`` reads."""
 
 
 def doubled(x: Any) -> Any:
@@ -41,11 +49,11 @@ def test_a_peer_is_compiled_for_every_kernel(monkeypatch: pytest.MonkeyPatch) ->
             call()
         return dict.fromkeys(calls, 1.0)
 
-    monkeypatch.setattr(measurement, "workload", workload)
+    monkeypatch.setitem(measurement.WORKLOADS, "attention", workload)
     monkeypatch.setattr(measurement, "single_calls", timed)
     kernels = torch._dynamo.config.recompile_limit + 4
     for size in range(1, kernels + 1):
-        kernel: Any = type("Kernel", (int,), {"compiled": SimpleNamespace(named=SimpleNamespace(stem="ours"))})(size)
+        kernel: Any = type("Kernel", (int,), KERNEL)(size)
         (record,) = measurement.measure(kernel)
         assert (record.shape, record.peer, record.tflops) == (str(size), "peer", 1.0)
     assert len(compilations) == kernels
@@ -98,9 +106,9 @@ def test_speed_is_work_over_time_and_a_dense_peer_does_more(monkeypatch: pytest.
     peers = {"dense": lambda: None, "sparse": lambda: None}
     load = measurement.Workload("a shape", 6e12, lambda: None, peers, {"dense": 30e12})
     times = {"ours": 2.00004, "dense": 5.0, "sparse": 4.0}
-    monkeypatch.setattr(measurement, "workload", lambda kernel: load)
+    monkeypatch.setitem(measurement.WORKLOADS, "attention", lambda kernel: load)
     monkeypatch.setattr(measurement, "single_calls", lambda calls: {name: times[name] for name in calls})
-    kernel: Any = SimpleNamespace(compiled=SimpleNamespace(named=SimpleNamespace(stem="ours")))
+    kernel: Any = SimpleNamespace(**KERNEL)
     found = [record.model_dump() for record in measurement.measure(kernel)]
     own = {"shape": "a shape", "milliseconds": 2.0, "tflops": 2999.9}
     assert found == [
@@ -343,18 +351,9 @@ def test_flex_caps_logits_and_takes_a_sink(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen[1]["kernel_options"] is None and not seen[1]["enable_gqa"]
 
 
-def test_every_kind_of_kernel_has_its_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {
-        measurement.AttentionKernel: "attention_workload",
-        measurement.BsrSpmmKernel: "bsr_workload",
-        measurement.BsrSddmmKernel: "sddmm_workload",
-        measurement.BsrSpgemmKernel: "spgemm_workload",
-        measurement.TileCopyKernel: "copy_workload",
-    }
-    for name in kinds.values():
-        monkeypatch.setattr(measurement, name, lambda kernel, name=name: name)
-    for kind, name in kinds.items():
-        assert measurement.workload(kind.__new__(kind)) == name
+def test_every_operator_has_the_workload_of_its_kernels() -> None:
+    takes = {op: get_type_hints(workload)["kernel"] for op, workload in measurement.WORKLOADS.items()}
+    assert takes == KERNELS
 
 
 @pytest.mark.parametrize(("mask", "diagonal"), [("causal", 64 * 65 // 2), ("bits", 64 * 65 // 2), ("none", 64 * 64)])

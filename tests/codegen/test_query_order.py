@@ -96,7 +96,7 @@ def test_prepared_lists_stand_for_lists_and_their_order() -> None:
     lists, order = torch.zeros((1, 2, 11, 32), dtype=torch.int32), torch.arange(11, dtype=torch.int32)
     prepared, unordered = PreparedLists(lists, order), PreparedLists(lists)
     assert kernel._unprepared((prepared,)) == kernel._unprepared((prepared, None)) == (lists, order)
-    assert kernel._gather((), {"kv_indices": prepared}) == (prepared, None)
+    assert kernel._arguments.gather((), {"kv_indices": prepared}) == (prepared, None)
     assert plain._unprepared((unordered,)) == (lists,)
     with pytest.raises(ArgumentError, match=r"query_order: is given twice: kv_indices has one"):
         kernel._unprepared((prepared, order))
@@ -110,7 +110,7 @@ def test_a_call_wants_an_order_that_fits() -> None:
     q = torch.zeros((1, 2, 700, 128), dtype=torch.float16)
     lists = torch.zeros((1, 2, 11, 32), dtype=torch.int32)
     order = torch.arange(11, dtype=torch.int32).expand(1, 1, 11)
-    assert kernel._check_indices(q, (lists, order))["query_order_head_stride"] == 0
+    assert kernel._arguments.check(q, (lists, order))["query_order_head_stride"] == 0
     for wrong, message in (
         (None, r"query_order: is missing: .* prepare\(kv_indices, kv_len\) finds it"),
         (order.long(), r"query_order: is torch.int64, expected torch.int32"),
@@ -118,15 +118,15 @@ def test_a_call_wants_an_order_that_fits() -> None:
         (order[0], r"query_order: has shape"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            kernel._check_indices(q, (lists, *(() if wrong is None else (wrong,))))
-    kernel._check_values(q, q, (lists, order))
+            kernel._arguments.check(q, (lists, *(() if wrong is None else (wrong,))))
+    kernel._arguments.check_values(q, q, (lists, order))
     twice = order.contiguous()
     twice[0, 0, 3] = 4
     with pytest.raises(ArgumentError, match=r"query_order: does not name each of the 11 query blocks once"):
-        kernel._check_values(q, q, (lists, twice))
+        kernel._arguments.check_values(q, q, (lists, twice))
     twice[0, 0, 3] = 11
     with pytest.raises(ArgumentError, match=r"query_order: is 11 at batch 0, head 0, row 3; allowed: 0 to 10"):
-        kernel._check_values(q, q, (lists, twice))
+        kernel._arguments.check_values(q, q, (lists, twice))
 
 
 def test_it_needs_tiles_that_share() -> None:
@@ -154,7 +154,7 @@ def test_a_query_block_that_comes_twice_is_found_anywhere() -> None:
     order = torch.arange(11, dtype=torch.int32).repeat(1, 2, 1)
     order[0, 1, 3] = 9  # not beside the other one
     with pytest.raises(ArgumentError, match=r"query_order: does not name each of the 11 query blocks once"):
-        kernel._check_values(q, q, (lists, order))
+        kernel._arguments.check_values(q, q, (lists, order))
 
 
 def test_as_many_heads_are_done_at_once_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:

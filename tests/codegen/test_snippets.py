@@ -82,7 +82,8 @@ class Names:
             made = self._resolved(value.func)
             first = value.args[0] if value.args else None
             if made is load_kernel and isinstance(first, ast.Constant):
-                made = KERNELS[find_spec(first.value).spec.op]
+                stem = Path(first.value).name  # of a folder that `codegen export` wrote, too
+                made = KERNELS[find_spec(stem).spec.op]
             if isinstance(made, type):
                 self.known[target.id] = Instance(made)
 

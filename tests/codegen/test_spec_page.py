@@ -157,6 +157,15 @@ def test_tiles_of_shipped_specs_are_in_the_tables(named: object) -> None:
     assert str(spec.tile.k) in re.findall(r"\d+", depths)
 
 
+@pytest.mark.parametrize("model", MODELS, ids=script.op_of)
+def test_sizes_that_are_filled_in_are_among_those_that_are_tried(model: type[SpecBase]) -> None:
+    specs = script.bare_specs(script.op_of(model))
+    assert specs
+    for spec in specs:
+        first, *others = script.value_of(spec, script.tile_of(model)).values()
+        assert first in script.FIRST_SIZES and set(others) <= set(script.OTHER_SIZES), spec.canonical_json()
+
+
 def test_a_tile_that_no_kernel_has_is_not_legal() -> None:
     base = {"op": "bsr_spmm", "arch": "sm_90a", "mma": "wgmma", "copy": "tma", "schedule": "cooperative"}
     assert not list(script.legal_tiles([{**base, "block": {"rows": 48, "cols": 48}}], "tile", ["m", "n", "k"]))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import driver_api
@@ -18,8 +17,8 @@ from codegen.c_header import c_header
 from codegen.descriptor import facts_of, launch_record
 from codegen.exports import read_export
 from codegen.library import find_spec, shipped_specs
-from codegen.plan import Plan
 from codegen.plans import plan_for
+from codegen.render import Generated
 from codegen.sized_launch import sized_launch, smallest_shape
 from runtime.driver.api import driver
 
@@ -73,13 +72,13 @@ def calls(lines: list[list[str]], what: str) -> list[list[str]]:
     return [rest for first, *rest in lines if first == what]
 
 
-def signature(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:
+def signature(generated: Generated, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the runtime prepares for the same call."""
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     loaded = launch.LoadedKernel.__new__(launch.LoadedKernel)
-    loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
+    loaded.plan, loaded.layout = generated.plan, launch.ParameterLayout.of(generated.plan.params)
     loaded._sm_counts = {None: SMS}  # type: ignore[dict-item]
-    kernel = attention.AttentionKernel(SimpleNamespace(plan=plan), loaded)  # type: ignore[arg-type]
+    kernel = attention.AttentionKernel(generated, loaded)  # type: ignore[arg-type]
     sizes = driver_api.SIZES
     q, k = (
         torch.zeros(sizes["batch"], sizes[heads], sizes[length], 128).half()
@@ -108,8 +107,8 @@ def test_the_headers_of_all_kernels_compile_side_by_side(tmp_path: Path) -> None
 
 def test_it_launches_as_the_runtime_does(program: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, lines = run(program, folder)
-    plan = read_export(folder).generated.plan
-    wanted = signature(plan, monkeypatch)
+    generated = read_export(folder).generated
+    plan, wanted = generated.plan, signature(generated, monkeypatch)
     assert calls(lines, "function") == [[plan.stem]] and calls(lines, "shared") == [[str(plan.shared_bytes)]]
     first, second = calls(lines, "launch")
     grid, block, shared, params = first[:3], first[3:6], first[6], bytearray.fromhex(first[7])
@@ -150,7 +149,7 @@ def test_it_encodes_tensor_maps_as_the_runtime_does(
         raise RuntimeError("seen")
 
     monkeypatch.setattr(tensor_map, "call", call)
-    for place in signature(read_export(folder).generated.plan, monkeypatch).maps:
+    for place in signature(read_export(folder).generated, monkeypatch).maps:
         with pytest.raises(RuntimeError, match="seen"):
             place.encoder.at(0)
     assert [[int(each) for each in line[1:]] for line in calls(lines, "encode")] == seen and len(seen) == 4

@@ -151,7 +151,7 @@ def test_what_a_kernel_prepared_is_computed_by_that_kernel(which: str) -> None:
     if which == "b16_gathered":
         packed = kernel.prepare(a, 96, pack=True)
         assert torch.equal(bsr_matmul(packed, leaf), found)
-        with pytest.raises(ArgumentError, match="a: is prepared for .*, which does not compute this: epilogue"):
+        with pytest.raises(ArgumentError, match=r"a: is prepared for .*, which does not compute this: epilogue"):
             bsr_matmul(prepared, b, bias=normal(a.shape[0], dtype=torch.float16))
 
 

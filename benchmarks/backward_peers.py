@@ -1,0 +1,166 @@
+"""Other libraries' backward of attention, called on the inputs of benchmarks/attention_backward.py.
+
+A peer takes a problem and returns calls by label; each call returns dq, dk and dv as (batch, heads, length, head_dim).
+What cannot compute the problem raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from harness import Fields, reason
+
+from codegen.spec import AttentionSpec
+from runtime.bench.measurement import flex_mask
+from runtime.bench.timing import Call
+
+DETERMINISTIC = "FA4 deterministic"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Inputs of a row.
+
+    Attributes:
+        spec: the forward's.
+        q: (batch, heads, length, head_dim); k, v, dout and out alike.
+        lse: float32 (batch, heads, length), the forward's.
+        lists: those of the pattern, one for each head.
+    """
+
+    spec: AttentionSpec
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    lists: tuple[torch.Tensor, ...]
+
+
+def leaves(problem: Problem, convert: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies of q, k and v that want gradients."""
+    return [convert(t).detach().clone().requires_grad_() for t in (problem.q, problem.k, problem.v)]
+
+
+def sdpa(problem: Problem) -> dict[str, Call]:
+    """torch's attention, by each of its fast backends."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kind = problem.spec.pattern.kind
+    if kind not in {"dense", "causal"}:
+        raise ValueError(f"has no {kind}")
+
+    def of(backend: SDPBackend) -> Call:
+        inputs = leaves(problem, lambda t: t)
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=kind == "causal")
+        return lambda: torch.autograd.grad(out, inputs, problem.dout, retain_graph=True)
+
+    return {"SDPA flash": of(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": of(SDPBackend.CUDNN_ATTENTION)}
+
+
+def fa4_lists(problem: Problem) -> Fields:
+    """Return FlashAttention 4's lists, of key blocks and of query blocks."""
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+    block = problem.spec.pattern.fixed_block
+    assert block is not None
+    (lists,) = problem.lists
+    listed = torch.zeros((*lists.shape[:3], problem.k.shape[2] // block.kv), dtype=torch.bool, device=lists.device)
+    by_keys = listed.scatter_(3, lists.long(), True).transpose(2, 3)
+    counts = by_keys.sum(-1, dtype=torch.int32)
+    transposed = by_keys.int().sort(dim=-1, descending=True, stable=True).indices[..., : int(counts.max())]
+
+    def full(number: torch.Tensor, indices: torch.Tensor) -> Any:
+        none = torch.zeros_like(number)
+        return BlockSparseTensorsTorch(
+            mask_block_cnt=none,
+            mask_block_idx=none[..., None].contiguous(),
+            full_block_cnt=number,
+            full_block_idx=indices,
+            block_size=(block.q, block.kv),
+        )
+
+    number = torch.full(lists.shape[:3], lists.shape[3], dtype=torch.int32, device=lists.device)
+    return {
+        "block_sparse_tensors": full(number, lists),
+        "block_sparse_tensors_bwd": full(counts.contiguous(), transposed.int().contiguous()),
+    }
+
+
+def fa4(problem: Problem, *, deterministic: bool = False) -> dict[str, Call]:
+    """FlashAttention 4, which takes (batch, length, heads, head_dim)."""
+    from flash_attn.cute import flash_attn_func
+
+    inputs = leaves(problem, lambda t: t.transpose(1, 2).contiguous())
+    dout = problem.dout.transpose(1, 2).contiguous()
+    pattern = problem.spec.pattern
+    options: Fields = {"causal": True} if pattern.kind == "causal" else {}
+    if pattern.kind == "sliding_window":
+        options = {"window_size": (pattern.left, pattern.right)}
+    elif pattern.fixed_block is not None:
+        options = fa4_lists(problem)
+    result = flash_attn_func(*inputs, deterministic=deterministic, **options)
+    out = result[0] if isinstance(result, tuple) else result
+
+    def call() -> tuple[torch.Tensor, ...]:
+        return tuple(g.transpose(1, 2) for g in torch.autograd.grad(out, inputs, dout, retain_graph=True))
+
+    return {DETERMINISTIC if deterministic else "FA4": call}
+
+
+def fa4_deterministic(problem: Problem) -> dict[str, Call]:
+    """The same with its deterministic option. With lists it wants an order that the caller works out on the host."""
+    if problem.spec.pattern.fixed_block is not None:
+        raise ValueError("wants a write order made on the host")
+    return fa4(problem, deterministic=True)
+
+
+def cudnn_bsa(problem: Problem) -> dict[str, Call]:
+    """cuDNN's block-sparse attention."""
+    torch.backends.cudnn.version()  # loads the library that the package needs
+    from cudnn import BSA
+
+    block, (lists,) = problem.spec.pattern.fixed_block, problem.lists
+    assert block is not None
+    options: Fields = {"sparse_block_size": block.q, "layout": "bhsd"}
+    made = BSA.block_sparse_attention_forward(problem.q, problem.k, problem.v, lists, **options)
+
+    def call() -> tuple[torch.Tensor, ...]:
+        found = BSA.block_sparse_attention_backward(
+            *(problem.dout, problem.q, problem.k, problem.v, made["o_tensor"], made["lse_tensor"], lists), **options
+        )
+        return tuple(found[name] for name in ("dq_tensor", "dk_tensor", "dv_tensor"))
+
+    return {"cuDNN BSA": call}
+
+
+def flex(problem: Problem) -> dict[str, Call]:
+    """FlexAttention, compiled."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    inputs = leaves(problem, lambda t: t)
+    mask = flex_mask(problem.spec, problem.q.shape[2], problem.lists)
+    out = torch.compile(flex_attention, dynamic=False)(*inputs, block_mask=mask)
+    return {"FlexAttention": lambda: torch.autograd.grad(out, inputs, problem.dout, retain_graph=True)}
+
+
+PEERS = (sdpa, fa4, fa4_deterministic, cudnn_bsa, flex)
+
+
+def calls_of(problem: Problem) -> tuple[dict[str, Call], dict[str, str]]:
+    """Return the calls of all peers that can compute a problem by label, and why the others cannot."""
+    calls: dict[str, Call] = {}
+    absent: dict[str, str] = {}
+    for peer in PEERS:
+        if peer is cudnn_bsa and problem.spec.pattern.fixed_block is None:
+            continue
+        try:
+            calls |= peer(problem)
+        except Exception as error:
+            absent[peer.__name__] = reason(error)
+    return calls, absent

@@ -8,11 +8,13 @@ import attention_oracle
 import pytest
 import torch
 
-from codegen.spec import AttentionSpec
+from codegen.library import NamedSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from runtime.errors import ArgumentError
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
-from runtime.ops import attention_calls, attention_checks, attention_choice
+from runtime.kernels.attention_backward import AttentionGradients
+from runtime.ops import attention_calls, attention_checks, attention_choice, attention_gradients
 
 
 class OracleKernel:
@@ -45,8 +47,61 @@ class OracleKernel:
         return AttentionResult(out, lse if spec.lse else None)
 
 
+class OracleBackwardKernel:
+    """Stands for an AttentionBackwardKernel: by the formulas in float64, from what that is given."""
+
+    def __init__(self, spec: AttentionBackwardSpec) -> None:
+        self.spec = spec
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *lists: Any,
+        out: Any,
+        dout: Any,
+        lse: Any,
+        scale: Any,
+        dlse: Any,
+        stats: Any = None,
+    ) -> AttentionGradients:
+        shape = (*q.shape[:3], k.shape[2])
+        tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout}
+        for name, tensor in tensors.items():
+            assert tensor.dtype == arguments.TORCH_DTYPES[self.spec.dtype], name
+            arguments.check_strides(name, tensor)
+        assert out.shape == dout.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
+        assert all(t is None or t.shape[1] in (1, q.shape[1]) for t in lists)
+        self.calls.append({**tensors, "lists": lists, "dlse": dlse, "stats": stats})
+        seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, shape)
+        grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=dlse, scale=scale)
+        made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
+        given = dict.fromkeys(("dq", "dk", "dv"))
+        wanted = ("dq",) if self.spec.gradients == "dq" else ("dk", "dv")
+        own = lse.unsqueeze(-1) if stats is None else stats
+        return AttentionGradients(**{**given, **{name: made[name] for name in wanted}}, stats=own)
+
+
+class LoadedGradients(dict[NamedSpec, OracleBackwardKernel]):
+    """The gradient kernels that were asked for, by their spec."""
+
+    def __call__(self, named: NamedSpec, device: torch.device) -> OracleBackwardKernel:
+        assert isinstance(named.spec, AttentionBackwardSpec)
+        return self.setdefault(named, OracleBackwardKernel(named.spec))
+
+
 class Loaded(dict[str, OracleKernel]):
-    """The kernels that were asked for, by their spec."""
+    """The kernels that were asked for, by their spec.
+
+    Attributes:
+        gradients: those of gradients.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradients = LoadedGradients()
 
     def __call__(self, shape_class: attention_choice.ShapeClass, device: torch.device) -> OracleKernel:
         spec = attention_choice.chosen(shape_class).spec
@@ -60,6 +115,8 @@ def install(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90a") -> Loaded:
     monkeypatch.setattr(attention_calls, "_kernel_of", loaded)
     monkeypatch.setattr(attention_calls, "_routes", arguments.Signatures())
     monkeypatch.setattr(attention_calls, "arch_of", lambda device: arch)
+    monkeypatch.setattr(attention_gradients, "arch_of", lambda device: arch)
+    monkeypatch.setattr(attention_gradients, "_loaded", loaded.gradients)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(attention_checks, "check_tensor", _check_tensor)
     monkeypatch.setattr(arguments, "check_tensor", _check_tensor)  # of sinks

@@ -32,8 +32,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.attention import Layout, layout_like
 from runtime.kernels.attention_indices import IndexArguments
-
-_LOG2_E = math.log2(math.e)
+from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
 
 
 class AttentionGradients(NamedTuple):
@@ -99,6 +98,7 @@ class AttentionBackwardKernel:
         dout: torch.Tensor,
         lse: torch.Tensor,
         scale: float | None = None,
+        dlse: torch.Tensor | None = None,
         stats: torch.Tensor | None = None,
         validate: bool = False,
     ) -> AttentionGradients:
@@ -109,12 +109,15 @@ class AttentionBackwardKernel:
                 16 bytes; d is any multiple of 8 up to the spec's head_dim.
             k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v: as k.
-            indices: int32 index tensors, those that the forward was given, in its order.
+            indices: the index tensors that the forward was given, in its order: int32, lists (batch|1, heads|1,
+                query_blocks, any) and their counts (batch|1, heads|1, query_blocks).
             out: as q, the result of the forward.
             dout: as q, the gradient of out.
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(d).
-            stats: what the other kernel returned for the same q, out, dout and lse: it is not worked out again.
+            dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then works
+                the statistics out, which takes memory for out and dout in float32.
+            stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
             validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
 
         Returns:
@@ -125,15 +128,16 @@ class AttentionBackwardKernel:
         """
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self(q, k, v, *indices, out=out, dout=dout, lse=lse, scale=scale, stats=stats, validate=validate)
+                options: dict[str, Any] = {"scale": scale, "dlse": dlse, "stats": stats, "validate": validate}
+                return self(q, k, v, *indices, out=out, dout=dout, lse=lse, **options)
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        key = (scale, call_key(q, k, v, out, dout, lse, stats, *indices))
+        key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *indices))
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
+            operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse}
             signature = self._signatures.keep(key, self._check(operands, indices, scale=scale, stats=stats))
         if validate:
             self._arguments.check_values(q, k, indices)
@@ -148,7 +152,9 @@ class AttentionBackwardKernel:
         addresses |= {"lse": lse.data_ptr(), "stats": row_stats.data_ptr(), **outputs.left_out}
         named = zip(self._arguments.names, indices, strict=False)
         addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}
-        prologue = stats is None or self._transposes
+        if dlse is not None and stats is None:
+            fill_statistics(row_stats, out, dout, lse, dlse)
+        prologue = (stats is None and dlse is None) or self._transposes
         enqueue(self._loaded, signature, addresses, q.device, outputs.memory, prologue=prologue)
         return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats)
 
@@ -174,11 +180,11 @@ class AttentionBackwardKernel:
         values: dict[str, int | float] = {**args.numbers, **index_values}
         values |= {
             "scale": factor,
-            "scale_log2": factor * _LOG2_E,
+            "scale_log2": factor * LOG2_E,
             "head_chunks": d * q.element_size() // TMA_ALIGNMENT,
         }
         prologue_grid = args.prologue_grid
-        if stats is not None and self._transposes:  # it transposes lists all the same
+        if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
             prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
         for name, tensor in (("out", out), ("dout", dout)):
             for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
@@ -197,9 +203,9 @@ class AttentionBackwardKernel:
         return self._loaded.signature(q.device.index, args.tiles, values, maps, extra=made, prologue_grid=prologue_grid)
 
     def _check_operands(self, operands: dict[str, Any]) -> None:
-        """Check q, k, v, out, dout and lse: types, shapes, strides."""
+        """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""
         q, k = operands["q"], operands["k"]
-        dense = {name: tensor for name, tensor in operands.items() if name != "lse"}
+        dense = {name: tensor for name, tensor in operands.items() if name not in ("lse", "dlse")}
         check_tensor("q", q, self._dtype, 4)
         for name, tensor in dense.items():
             check_tensor(name, tensor, self._dtype, 4, q.device)
@@ -217,9 +223,10 @@ class AttentionBackwardKernel:
             raise ArgumentError("k", f"has {k.shape[1]} heads, q has {heads}: not a multiple")
         for name, tensor in dense.items():
             check_strides(name, tensor)
-        lse = operands["lse"]
-        check_tensor("lse", lse, torch.float32, 3, q.device)
-        check_shape("lse", lse.shape, like_q[:3])
+        lse, dlse = operands["lse"], operands["dlse"]
+        for name, tensor in (("lse", lse), *(() if dlse is None else (("dlse", dlse),))):
+            check_tensor(name, tensor, torch.float32, 3, q.device)
+            check_shape(name, tensor.shape, like_q[:3])
         if not lse.is_contiguous():
             raise ArgumentError("lse", f"has strides {lse.stride()}, expected a contiguous tensor")
 

@@ -57,19 +57,6 @@ def refuse_transformed(
             raise ArgumentError(names, f"one of them {reason}")
 
 
-def refuse_gradients(overload: Any, arguments: Sequence[Any]) -> None:
-    """Refuse arguments of an operator that require a gradient, while gradients are on.
-
-    Raises:
-        ArgumentError: naming the first one.
-    """
-    if torch.is_grad_enabled():
-        for argument, value in zip(overload._schema.arguments, arguments, strict=False):
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                reason = "requires a gradient, but there is no backward pass; call it under torch.no_grad()"
-                raise ArgumentError(argument.name, reason)
-
-
 def check_types(q: Any, k: Any, v: Any, tensors: Tensors, *, sink: Any, kv_lengths: Any) -> None:
     """Check types and devices, of tensors whose sizes may not be known.
 

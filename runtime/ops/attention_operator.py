@@ -6,7 +6,6 @@ spec as JSON, so that an exported program can be saved, and depends on lengths a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -14,34 +13,37 @@ from torch.utils import _pytree as pytree
 
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
+from runtime.ops.attention_autograd import with_gradients, without_gradients
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_types, refuse_gradients
+from runtime.ops.attention_checks import check_operands, check_types
+from runtime.ops.attention_gradients import check_gradients, chosen_for
 from runtime.ops.block_sizes import Tensors
+from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
-NAMESPACE = "sparse_kernel_codegen"
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
 _NUMBERS = "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False"
 pytree._register_namedtuple(AttentionResult, serialized_type_name="runtime.AttentionResult")  # a program may return it
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of inputs, as traced
 for _schema in (
-    f"block_sparse_attention({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)",
+    f"block_sparse_attention({_TENSORS}, {_NUMBERS}, bool gradients=False) -> (Tensor, Tensor)",
     f"block_sparse_attention_out({_TENSORS}, Tensor(a!) out, {_NUMBERS}) -> Tensor",
 ):
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, _STRIDES))
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
 
 
-def _no_lse(q: torch.Tensor) -> torch.Tensor:
-    """Return what the operators return in place of an LSE that was not asked for."""
-    return torch.empty((0,), dtype=torch.float32, device=q.device)
-
-
-def _run(*arguments: Any, out: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the operator."""
+def _run(
+    *arguments: Any, out: torch.Tensor | None = None, lse: bool = False, gradients: bool = False, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the operator; with ``gradients`` also the LSE that they want, if they can be computed at all."""
     q, k, v, tensors, sink, kv_lengths, overflow, spec_json = arguments
-    options |= {"sink": sink, "kv_lengths": kv_lengths, "overflow": overflow}
-    out, lse = attend(q, k, v, tuple(tensors), spec_json, out=out, **options)
-    return out, _no_lse(q) if lse is None else lse
+    options |= {"sink": sink, "kv_lengths": kv_lengths}
+    if gradients:
+        check_operands(q, k, v)
+        check_gradients(spec_json, softcap=options.get("softcap"), sink=sink, kv_lengths=kv_lengths)
+        chosen_for(q, spec_json)
+    options |= {"overflow": overflow, "lse": lse or gradients}
+    out, found = attend(q, k, v, tuple(tensors), spec_json, out=out, **options)
+    return out, nothing(q) if found is None else found
 
 
 def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -50,17 +52,15 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
     return _run(*inputs, spec_json, out=out, **options)[1]
 
 
-def like(q: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor with the layout of the result: that of q, where it has no gaps, else contiguous."""
-    found = torch.empty_like(q)
-    return found if found.stride() == q.stride() else q.new_empty(q.shape)
-
-
-def _fake(*arguments: Any, lse: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(
+    *arguments: Any, lse: bool = False, gradients: bool = False, softcap: float | None = None, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors like the results, without values."""
-    q, k, v, tensors, sink, kv_lengths, *_rest = arguments
+    q, k, v, tensors, sink, kv_lengths, *_rest, spec_json = arguments
     check_types(q, k, v, tensors, sink=sink, kv_lengths=kv_lengths)
-    return like(q), q.new_empty(q.shape[:3], dtype=torch.float32) if lse else _no_lse(q)
+    if gradients:
+        check_gradients(spec_json, softcap=softcap, sink=sink, kv_lengths=kv_lengths)
+    return like(q), q.new_empty(q.shape[:3], dtype=torch.float32) if lse or gradients else nothing(q)
 
 
 def _fake_out(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -73,24 +73,13 @@ def _refuse_vmap(*_: Any) -> NoReturn:
     raise ArgumentError("q, k, v and pattern", f"one of them {reason}")
 
 
-def _without_gradients(overload: Any) -> Callable[..., Any]:
-    """Return what autograd does with an operator: refuse inputs that require a gradient, and go on below."""
-
-    def called(keys: Any, *arguments: Any, **options: Any) -> Any:
-        refuse_gradients(overload, arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
-
-    return called
-
-
-for _name, _implementation, _without_values in (
-    ("block_sparse_attention", _run, _fake),
-    ("block_sparse_attention_out", _run_out, _fake_out),
+for _name, _implementation, _without_values, _differentiated in (
+    ("block_sparse_attention", _run, _fake, with_gradients),
+    ("block_sparse_attention_out", _run_out, _fake_out, without_gradients),
 ):
     _overload = getattr(torch.ops.sparse_kernel_codegen, _name).default
     _library.impl(_name, _implementation, "CompositeExplicitAutograd")
-    _library.impl(_name, _without_gradients(_overload), "Autograd", with_keyset=True)
+    _library.impl(_name, _differentiated(_overload), "Autograd", with_keyset=True)
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _without_values, lib=_library)
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap, lib=_library)
 

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.errors import ArgumentError
-from runtime.ops.attention_operator import NAMESPACE
 from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
 from runtime.ops.bsr_layout import ALIGNED
+from runtime.ops.operators import NAMESPACE, STRIDES
 from runtime.prepare.bsr_matrix import BsrMatrix
 
 _MATMUL = (
@@ -169,13 +169,12 @@ def _refuse_vmap(*_: Any) -> NoReturn:
 
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)  # of inputs, as traced
 for _schema, _run, _fake, _save, _backward in (
     (_MATMUL, _run_matmul, _fake_matmul, _save_matmul, _backward_matmul),
     (_SDDMM, _run_sddmm, _fake_sddmm, _save_sddmm, _backward_sddmm),
 ):
     _name = _schema.partition("(")[0]
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, _STRIDES))
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_library)
     torch.library.register_autograd(f"{NAMESPACE}::{_name}", _backward, setup_context=_save, lib=_library)

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from codegen.select import Choice
+from codegen.select.backward import BackwardKernels
 from runtime.errors import ArgumentError
 from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
+from runtime.ops.attention_gradients import check_gradients, gradient_choice
 
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
@@ -25,12 +27,14 @@ class Explanation:
         shape_class: the class of calls that share the kernel.
         head_dim: of the call; the kernel's is ``shape_class.head_dim``.
         lists: what becomes of the caller's lists; "": nothing.
+        gradients: the kernels of the gradients; None where they were not asked for.
     """
 
     choice: Choice
     shape_class: ShapeClass
     head_dim: int
     lists: str
+    gradients: BackwardKernels | None = None
 
     @property
     def padding(self) -> float:
@@ -56,6 +60,8 @@ class Explanation:
             lines.append(f"heads: {wanted.pack_gqa} query heads that share their lists fill a tile together")
         dense = self.choice.dense or "no measured row near has a faster one"
         lines.append(f"dense attention of a library: {dense}")
+        if self.gradients is not None:
+            lines += [f"dQ: {self.gradients.dq.stem}", f"dK and dV: {self.gradients.dkdv.stem}"]
         return "\n".join(lines)
 
 
@@ -70,6 +76,7 @@ def explain_attention(
     kv_lengths: torch.Tensor | None = None,
     return_lse: bool = False,
     arch: str | None = None,
+    gradients: bool = False,
 ) -> Explanation:
     """Say which kernel ``block_sparse_attention`` takes for a call, and why; nothing is compiled or launched.
 
@@ -77,6 +84,7 @@ def explain_attention(
         q, k, v, pattern, softcap, sink, kv_lengths, return_lse: those of the call.
         arch: architecture of the kernel, for tensors that are on no GPU (``device="meta"`` will do); by default that of
             q's device.
+        gradients: also say which kernels compute the gradients of q, k and v. The forward then has a log-sum-exp.
 
     Returns:
         The choice. ``str()`` of it has the kernel, the rule and the measured row, the class of shapes that share it,
@@ -103,10 +111,14 @@ def explain_attention(
         softcap,
         sink is not None,
         kv_lengths is not None,
-        return_lse,
+        return_lse or gradients,
     )
+    backward = None
+    if gradients:
+        check_gradients(pattern.spec_json, softcap=softcap, sink=sink, kv_lengths=kv_lengths)
+        backward = gradient_choice(pattern.spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
     found = resolve(call, arch or arch_of(q.device), name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]
     steps += [] if found.fit is None else [str(found.fit)]
-    return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps))
+    return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps), backward)

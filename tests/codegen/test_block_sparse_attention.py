@@ -313,14 +313,6 @@ def test_a_call_like_one_before_is_checked_as_well() -> None:
         block_sparse_attention(**lists(q=memory[:, :4], out=memory[:, 4:]))
 
 
-def test_gradients_are_refused() -> None:
-    q, k, v = qkv()
-    with pytest.raises(ArgumentError, match="q: requires a gradient"):
-        block_sparse_attention(q.requires_grad_(), k, v, Dense())
-    with torch.no_grad():
-        block_sparse_attention(q, k, v, Dense())
-
-
 def test_values_are_checked_on_demand(loaded: Any) -> None:
     split = TopK(torch.full((2, 4, 2, 2), 5, dtype=torch.int32), block=(256, 64))
     block_sparse_attention(**lists(pattern=split))

@@ -181,8 +181,8 @@ def test_wrong_values_and_places_are_named() -> None:
     with pytest.raises(ArgumentError, match="kv_indices: is 8 at batch 0"):
         wrong = torch.full((1, 1, 8, 3), 8, dtype=torch.int32, device="cuda")
         block_sparse_attention(q, k, v, TopK(wrong), validate=True)
-    with pytest.raises(ArgumentError, match="q: requires a gradient"):
-        block_sparse_attention(q.detach().requires_grad_(), k, v, Dense())
+    with pytest.raises(ArgumentError, match="out: is given, and q requires a gradient"):
+        block_sparse_attention(q.detach().requires_grad_(), k, v, Dense(), out=torch.empty_like(q))
     with pytest.raises(ArgumentError, match=r"q: is torch\.float32"):
         block_sparse_attention(q.float(), k.float(), v.float(), Dense())
 

@@ -1,0 +1,106 @@
+"""Which kernels compute the gradients of attention: one of dQ, one of dK and dV, by the rules for fields left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from codegen.arch import ARCHS
+from codegen.errors import SpecError
+from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.patterns import PATTERNS
+
+OP = "attention_backward"
+HEAD_DIMS = (64, 128)
+"""Head sizes that the kernels are made for: others are filled up to the next."""
+BLOCK_SIZES = (64, 128)
+"""Queries, and keys, of the blocks of lists."""
+
+
+@dataclass(frozen=True)
+class BackwardKernels:
+    """The kernels of the gradients of one kind of attention.
+
+    Attributes:
+        dq: computes dQ.
+        dkdv: computes dK and dV.
+    """
+
+    dq: NamedSpec
+    dkdv: NamedSpec
+
+
+def backward_archs() -> tuple[str, ...]:
+    """Return the architectures that have kernels of gradients."""
+    return tuple(name for name, arch in ARCHS.items() if arch.of(OP))
+
+
+def check_arch(arch: str) -> None:
+    """Refuse an architecture without kernels of gradients.
+
+    Raises:
+        SpecError: naming those that have them.
+    """
+    if arch not in backward_archs():
+        raise SpecError("arch", f"is {arch}, and gradients of attention are written for {', '.join(backward_archs())}")
+
+
+def check_pattern(pattern: Mapping[str, Any]) -> None:
+    """Refuse a pattern that has no gradient.
+
+    Args:
+        pattern: of a spec, as plain data; its blocks may be of any size.
+
+    Raises:
+        SpecError: naming ``pattern``, and the patterns that have one.
+    """
+    block = pattern.get("block")
+    fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
+    model = PATTERNS[pattern["kind"]].model_construct(**fields)
+    if model.queries is None or model.masks_by_bits:
+        written = ", ".join(kind for kind, each in PATTERNS.items() if each.queries is not None)
+        bits = " with a mask of bits" if model.masks_by_bits else ""
+        reason = f"has no gradient; there is one of {written}, with masks by position"
+        raise SpecError("pattern", f"is {pattern['kind']}{bits}, which {reason}")
+
+
+def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_dim: int) -> BackwardKernels:
+    """Choose the kernels of the gradients.
+
+    Args:
+        pattern: of the forward kernel's spec, as plain data.
+        arch: architecture of the device.
+        dtype: ``fp16`` or ``bf16``.
+        head_dim: elements of a head.
+
+    Returns:
+        The two specs, by their shipped names where they have some.
+
+    Raises:
+        SpecError: naming the field, what it is and what has a gradient.
+    """
+    check_arch(arch)
+    if head_dim > HEAD_DIMS[-1]:
+        raise SpecError("head_dim", f"is {head_dim}, and gradients are written for heads of up to {HEAD_DIMS[-1]}")
+    check_pattern(pattern)
+    block = pattern.get("block")
+    for side, size in block.items() if isinstance(block, dict) else ():
+        if size not in BLOCK_SIZES:
+            allowed = ", ".join(map(str, BLOCK_SIZES))
+            raise SpecError(f"pattern.block.{side}", f"is {size}; allowed in a gradient: {allowed}")
+    fields = {
+        "op": OP,
+        "arch": arch,
+        "dtype": dtype,
+        "head_dim": next(size for size in HEAD_DIMS if size >= head_dim),
+        "pattern": dict(pattern),
+    }
+    return BackwardKernels(*(_named({**fields, "gradients": which}) for which in ("dq", "dkdv")))
+
+
+def _named(fields: Mapping[str, Any]) -> NamedSpec:
+    """Return a spec by its shipped name, which has a receipt, if it has one."""
+    found = find_spec(fields)
+    return next((shipped for shipped in shipped_specs() if shipped.spec == found.spec), found)

@@ -1,0 +1,160 @@
+"""Gradients of the attention operators, and the operator that computes them.
+
+Between the passes a call keeps q, k, v, the result, its log-sum-exp and the pattern's tensors, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from runtime.errors import ArgumentError
+from runtime.ops.attention_checks import check_types
+from runtime.ops.attention_gradients import attend_backward
+from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+
+_NAME = "block_sparse_attention_backward"
+_SCHEMA = (
+    f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+    "Tensor?[] tensors, str spec_json, *, float? scale=None, bool dq=True, bool dkdv=True) -> (Tensor, Tensor, Tensor)"
+)
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _run(*arguments: Any, **options: Any) -> Three:
+    """Compute the operator: gradients that are not asked for have no elements."""
+    dout, q, k, v, out, lse, dlse, tensors, spec_json = arguments
+    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
+    found = attend_backward(q, k, v, tuple(tensors), spec_json, **options)
+    dq, dk, dv = (nothing(q) if gradient is None else gradient for gradient in found)
+    return dq, dk, dv
+
+
+def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, **_: Any) -> Three:
+    """Return tensors like the gradients, without values."""
+    dout, q, k, v, out, lse, dlse, tensors, _spec_json = arguments
+    check_types(q, k, v, tensors, sink=None, kv_lengths=None)
+    for name, tensor in (("dout", dout), ("out", out)):
+        if tensor.dtype != q.dtype:
+            raise ArgumentError(name, f"is {tensor.dtype}, q is {q.dtype}: pass one type")
+    for name, tensor in (("lse", lse), ("dlse", dlse)):
+        if tensor is not None and tensor.dtype != torch.float32:
+            raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float32")
+    wanted = (dq, q), (dkdv, k), (dkdv, v)
+    first, second, third = (like(tensor) if needed else nothing(q) for needed, tensor in wanted)
+    return first, second, third
+
+
+def _refuse_second(ctx: Any, *gradients: Any) -> NoReturn:
+    """Refuse a gradient of the gradients."""
+    reason = "has no gradient of its gradient: what is computed of q.grad, k.grad or v.grad is not differentiated again"
+    raise ArgumentError("block_sparse_attention", reason)
+
+
+def _refuse_vmap(*_: Any) -> NoReturn:
+    reason = "is mapped by torch.vmap: pass the batch as a dimension, (batch, heads, length, head_dim)"
+    raise ArgumentError("dout, q, k and v", f"one of them {reason}")
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
+_library.impl(_NAME, _run, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::{_NAME}", _fake, lib=_library)
+torch.library.register_autograd(f"{NAMESPACE}::{_NAME}", _refuse_second, lib=_library)
+torch.library.register_vmap(f"{NAMESPACE}::{_NAME}", _refuse_vmap, lib=_library)
+
+
+class _Forward(NamedTuple):
+    """A call of the operator below autograd.
+
+    Attributes:
+        overload: the operator.
+        keys: of the dispatcher, those that come after autograd's.
+        others: its arguments after the pattern's tensors.
+        options: those by name.
+    """
+
+    overload: Any
+    keys: Any
+    others: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class _Attention(torch.autograd.Function):
+    """Attention with gradients of q, k and v."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Forward, q: Any, k: Any, v: Any, *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the result, and the LSE, which the caller may not have asked for."""
+        options = {**call.options, "gradients": True}
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = call.overload.redispatch(call.keys, q, k, v, tensors, *call.others, **options)
+        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.spec_json, ctx.scale = call.others[-1], call.options.get("scale")
+        ctx.set_materialize_grads(False)
+        if call.options.get("lse"):
+            return out, lse
+        unasked = nothing(q)
+        ctx.mark_non_differentiable(unasked)
+        return out, unasked
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        """Return the gradients of q, k and v."""
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        _, needs_q, needs_k, needs_v = ctx.needs_input_grad[:4]
+        found: Sequence[Any] = None, None, None
+        if dout is not None or dlse is not None:
+            dout = torch.zeros_like(out) if dout is None else dout
+            needs = {"dq": needs_q, "dkdv": needs_k or needs_v}
+            compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
+            found = compute(dout, q, k, v, out, lse, dlse, tensors, ctx.spec_json, scale=ctx.scale, **needs)
+        needed = zip(found, (needs_q, needs_k, needs_v), strict=True)
+        return (None, *(gradient if needs else None for gradient, needs in needed), *(None for _ in tensors))
+
+
+def _differentiated(*tensors: Any) -> bool:
+    """Return whether gradients are on, and one of the tensors requires one."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def with_gradients(overload: Any) -> Callable[..., Any]:
+    """Return what autograd does with the operator that returns a new result.
+
+    Raises:
+        ArgumentError, SpecError: by what is returned, for what has no gradient.
+    """
+
+    def called(keys: Any, *arguments: Any, **options: Any) -> Any:
+        below = keys & torch._C._after_autograd_keyset
+        q, k, v, tensors, sink, *others = arguments
+        if _differentiated(q, k, v, sink):
+            if torch._C._are_functorch_transforms_active():
+                reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
+                raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
+            call = _Forward(overload, below, (sink, *others), options)
+            return _Attention.apply(call, q, k, v, *tensors)  # type: ignore[no-untyped-call]
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(below, *arguments, **options)
+
+    return called
+
+
+def without_gradients(overload: Any) -> Callable[..., Any]:
+    """Return what autograd does with the operator that writes into ``out``: refuse what requires a gradient.
+
+    Raises:
+        ArgumentError: by what is returned.
+    """
+
+    def called(keys: Any, *arguments: Any, **options: Any) -> Any:
+        for argument, value in zip(overload._schema.arguments, arguments, strict=False):
+            if isinstance(value, torch.Tensor) and _differentiated(value):
+                reason = f"is given, and {argument.name} requires a gradient, which what is written has not"
+                raise ArgumentError("out", f"{reason}; leave it out, or call it under torch.no_grad()")
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
+
+    return called

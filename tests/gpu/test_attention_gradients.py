@@ -1,0 +1,303 @@
+"""Gradients of block_sparse_attention on a GPU: beside float64 and SDPA, bit for bit, and under torch's machinery.
+
+pytest -n 0 tests/gpu/test_attention_gradients.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradient_oracle  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from runtime import ArgumentError, block_sparse_attention, merge_attention  # noqa: E402
+from runtime.patterns import BlockLists, Causal, Dense, SlidingWindow, TopK  # noqa: E402
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = pytest.mark.skipif(torch.cuda.is_available() and not HOPPER, reason="gradients are written for sm_90a")
+LENGTH = 1024
+DTYPES = (torch.float16, torch.bfloat16)
+OPERATORS = torch.ops.sparse_kernel_codegen
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def qkv(
+    q_len: int = LENGTH,
+    kv_len: int = LENGTH,
+    heads: int = 4,
+    kv_heads: int = 4,
+    head_dim: int = 128,
+    dtype: Any = torch.bfloat16,
+) -> list[Any]:
+    shapes = (heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len)
+    return [torch.randn(2, h, n, head_dim, device="cuda").to(dtype).requires_grad_() for h, n in shapes]
+
+
+def ints(*shape: int, most: int) -> Any:
+    return torch.randint(0, most, shape, dtype=torch.int32, device="cuda")
+
+
+def drawn(heads: int, rows: int, blocks: int, entries: int) -> Any:
+    """Return lists of different blocks."""
+    return torch.rand(2, heads, rows, blocks, device="cuda").argsort(-1)[..., :entries].to(torch.int32).contiguous()
+
+
+def topk(
+    block: tuple[int, int] = (128, 128), heads: int = 4, q_len: int = LENGTH, kv_len: int = LENGTH, entries: int = 3
+) -> TopK:
+    return TopK(drawn(heads, -(-q_len // block[0]), -(-kv_len // block[1]), entries), block=block)
+
+
+def block_lists(block: tuple[int, int] = (128, 128), mask: Any = "causal", heads: int = 4) -> BlockLists:
+    """Return lists of which some are empty."""
+    rows, blocks = -(-LENGTH // block[0]), -(-LENGTH // block[1])
+    partial, full = drawn(heads, rows, blocks, 4), drawn(1, rows, blocks, 3)
+    counts, full_counts = ints(2, heads, rows, most=5), ints(2, 1, rows, most=3)
+    counts[:, :, 1], full_counts[:, :, 1] = 0, 0
+    return BlockLists(counts, partial, full_counts, full, block=block, mask=mask)
+
+
+PATTERNS: dict[str, Callable[[], Any]] = {
+    "dense": Dense,
+    "causal": Causal,
+    "top left": lambda: Causal(align="top_left"),
+    "window": lambda: SlidingWindow(200, 50),
+    "topk": topk,
+    "topk 64 x 64": lambda: topk((64, 64), entries=5),
+    "topk 64 x 128": lambda: topk((64, 128)),
+    "topk 128 x 64": lambda: topk((128, 64)),
+    "topk, shared": lambda: topk(heads=1),
+    "topk, repeated": lambda: TopK(ints(2, 4, 8, 6, most=3)),
+    "topk, out of range": lambda: TopK(ints(2, 4, 8, 6, most=13) - 2),
+    "lists": lambda: block_lists(mask="none"),
+    "causal lists": block_lists,
+    "causal lists 64 x 64": lambda: block_lists((64, 64)),
+    "256 x 64": lambda: topk((256, 64)),
+    "192 x 192": lambda: topk((192, 192)),
+}
+
+
+def gradients(tensors: list[Any], pattern: Any, dout: Any, **options: Any) -> tuple[Any, ...]:
+    out = block_sparse_attention(*tensors, pattern, **options)
+    return torch.autograd.grad(out, tensors, dout)
+
+
+def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
+    dout = torch.randn_like(tensors[0])
+    found = gradients(tensors, pattern, dout, **options)
+    right = gradient_oracle.exact(*tensors, pattern, dout, **options)
+    theirs = gradient_oracle.by_sdpa(*tensors, pattern, dout, **options)
+    gradient_oracle.assert_near(found, right, theirs)
+    seen = gradient_oracle.seen_by(pattern, *tensors[:2])
+    by_heads = seen.unflatten(1, (tensors[1].shape[1], -1)).sum((2, 3))
+    assert not found[0][seen.sum(-1) == 0].any(), "a query without keys has no gradient"
+    assert not found[1][by_heads == 0].any() and not found[2][by_heads == 0].any(), "nor has a key that nobody sees"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_patterns(name: str, head_dim: int, dtype: Any) -> None:
+    check(qkv(head_dim=head_dim, dtype=dtype), PATTERNS[name]())
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1000, 1000), (77, 900), (900, 333), (1, 500)])
+@pytest.mark.parametrize("make", [Dense, Causal, lambda: SlidingWindow(100, 3)], ids=["dense", "causal", "window"])
+def test_lengths(q_len: int, kv_len: int, make: Any) -> None:
+    """With fewer keys than queries some rows of causal attention are empty."""
+    check(qkv(q_len, kv_len), make())
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1000, 1000), (77, 900), (900, 333)])
+def test_lengths_of_lists(q_len: int, kv_len: int) -> None:
+    check(qkv(q_len, kv_len), topk((64, 64), q_len=q_len, kv_len=kv_len))
+
+
+@pytest.mark.parametrize("head_dim", [8, 72, 80, 120])
+def test_head_sizes_that_are_filled_up(head_dim: int) -> None:
+    check(qkv(500, 500, head_dim=head_dim), Causal(), scale=0.2)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "list_heads"), [(8, 2, 2), (8, 2, 4), (8, 2, 8), (6, 2, 2), (8, 1, 1)])
+def test_grouped_heads(heads: int, kv_heads: int, list_heads: int) -> None:
+    check(qkv(heads=heads, kv_heads=kv_heads), topk((64, 64), heads=list_heads))
+    check(qkv(heads=heads, kv_heads=kv_heads), Causal())
+
+
+def test_strided_operands() -> None:
+    packed = torch.randn(2, LENGTH, 3, 4, 128, device="cuda").bfloat16()
+    tensors = [packed[:, :, i].transpose(1, 2).requires_grad_() for i in range(3)]
+    check(tensors, topk())
+    shared = [torch.randn(1, 4, LENGTH, 128, device="cuda").bfloat16().expand(2, -1, -1, -1) for _ in range(2)]
+    check([tensors[0], *(t.requires_grad_() for t in shared)], Causal())
+
+
+def test_gradients_that_no_kernel_can_read_are_copied() -> None:
+    tensors = qkv()
+    block_sparse_attention(*tensors, Causal()).sum().backward()  # one expanded element
+    right = gradient_oracle.exact(*tensors, Causal(), torch.ones_like(tensors[0]))
+    gradient_oracle.assert_near([t.grad for t in tensors], right)
+
+
+@pytest.mark.parametrize("name", ["causal", "causal lists"])
+def test_a_loss_may_depend_on_the_log_sum_exp(name: str) -> None:
+    tensors, pattern = qkv(), PATTERNS[name]()
+    dout, dlse = torch.randn_like(tensors[0]), torch.randn(2, 4, LENGTH, device="cuda")
+    out, lse = block_sparse_attention(*tensors, pattern, return_lse=True)
+    some = torch.where(lse > -torch.inf, lse, 0.0)
+    found = torch.autograd.grad((out.float() * dout.float()).sum() + (some * dlse).sum(), tensors)
+    gradient_oracle.assert_near(found, gradient_oracle.exact(*tensors, pattern, dout, dlse))
+
+
+def test_parts_of_the_keys_that_are_merged_have_the_gradients_of_the_whole() -> None:
+    q, k, v = qkv()
+    dout = torch.randn_like(q)
+    halves = [
+        block_sparse_attention(q, k[:, :, part], v[:, :, part], Dense(), return_lse=True)
+        for part in (slice(512), slice(512, None))
+    ]
+    out, _ = merge_attention(*halves[0], *halves[1])  # type: ignore[arg-type]
+    found = torch.autograd.grad(out, (q, k, v), dout)
+    right = gradient_oracle.exact(q, k, v, Dense(), dout)
+    for gradient, name in zip(found, gradient_oracle.NAMES, strict=True):  # more roundings than of one call
+        error = float((gradient.double() - right[name]).abs().max() / right[name].abs().max())
+        assert error < 6 * gradient_oracle.ROUNDOFF[torch.bfloat16], name
+
+
+def long_lists() -> TopK:
+    """Return lists of 2048 keys with a block that counts twice."""
+    lists = drawn(8, 32, 32, 6)
+    lists[..., 1] = lists[..., 0]
+    return TopK(lists, block=(64, 64))
+
+
+@pytest.mark.parametrize("make", [Dense, Causal, long_lists], ids=["dense", "causal", "lists"])
+def test_fifty_runs_beside_a_busy_stream_have_the_same_bits(make: Any) -> None:
+    tensors, pattern = qkv(2048, 2048, heads=8, kv_heads=2), make()
+    dout = torch.randn_like(tensors[0])
+    first = gradients(tensors, pattern, dout)
+    busy, work = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda").bfloat16()
+    for run in range(50):
+        with torch.cuda.stream(busy):
+            for _ in range(run % 5):
+                work = (work @ work).clamp(-1, 1)
+        again = gradients(tensors, pattern, dout)
+        assert all(map(torch.equal, first, again)), f"run {run}"
+    torch.cuda.synchronize()
+
+
+def test_opcheck() -> None:
+    q, k, v = qkv(512, 512)
+    lists = topk(q_len=512, kv_len=512)
+    for pattern in (Causal(), lists):
+        tensors = list(pattern.index_tensors())
+        inputs = (q, k, v, tensors, None, None, None, pattern.spec_json)
+        torch.library.opcheck(OPERATORS.block_sparse_attention.default, inputs, {"lse": True})
+        out, lse = block_sparse_attention(q, k, v, pattern, return_lse=True)
+        given = [t.detach() for t in (torch.randn_like(q), q, k, v, out, lse)]
+        for dlse in (None, torch.randn_like(lse)):
+            arguments = (*given, dlse, tensors, pattern.spec_json)
+            torch.library.opcheck(OPERATORS.block_sparse_attention_backward.default, arguments)
+
+
+def step(q: Any, k: Any, v: Any, pattern: Any) -> Any:
+    return block_sparse_attention(q * 2, k, v, pattern).float().pow(2).mean()
+
+
+def assert_same_step(found: Any, tensors: list[Any], pattern: Any) -> None:
+    """Compare with eager: the compiler rounds what stands around the attention in another way."""
+    right = torch.autograd.grad(step(*tensors, pattern), tensors)
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one, other, atol=1.6e-2 * float(other.abs().max()), rtol=0)
+
+
+@pytest.mark.own_allocator
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("name", ["causal", "causal lists", "256 x 64"])
+def test_compile_takes_a_training_step_whole(name: str, mode: str) -> None:
+    compiled = torch.compile(step, fullgraph=True, mode=mode)
+    for _ in range(4):
+        tensors, pattern = qkv(), PATTERNS[name]()
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled(*tensors, pattern).backward()
+        assert_same_step([t.grad.clone() for t in tensors], tensors, pattern)
+    torch._dynamo.reset()
+
+
+@pytest.mark.own_allocator
+def test_graphs_of_both_passes_read_the_lists_of_each_replay() -> None:
+    tensors, pattern = qkv(), topk()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            torch.autograd.grad(step(*tensors, pattern), tensors)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = torch.autograd.grad(step(*tensors, pattern), tensors)
+    for _ in range(3):
+        pattern.kv_indices.copy_(topk().kv_indices)
+        with torch.no_grad():
+            tensors[0].copy_(torch.randn_like(tensors[0]))
+        graph.replay()
+        right = torch.autograd.grad(step(*tensors, pattern), tensors)
+        assert all(map(torch.equal, found, right))
+
+
+def test_the_first_backward_pass_cannot_be_captured() -> None:
+    from runtime.ops import attention_gradients
+
+    tensors = qkv()
+    step(*tensors, Causal())  # the forward alone
+    attention_gradients._loaded.cache_clear()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(ArgumentError, match="make one before the capture"), torch.cuda.graph(graph):
+        torch.autograd.grad(step(*tensors, Causal()), tensors)
+    torch.cuda.synchronize()
+
+
+def test_checkpoint_and_autocast() -> None:
+    tensors, pattern = qkv(), topk()
+    right = torch.autograd.grad(step(*tensors, pattern), tensors)
+    found = torch.autograd.grad(checkpoint(step, *tensors, pattern, use_reentrant=False), tensors)
+    assert all(map(torch.equal, found, right))
+    wide = [t.detach().float().requires_grad_() for t in tensors]
+    dout = torch.randn_like(tensors[0])
+    with torch.autocast("cuda", torch.bfloat16):
+        out = block_sparse_attention(*wide, pattern)
+    found = torch.autograd.grad(out, wide, dout)
+    for one, other in zip(found, gradients(tensors, pattern, dout), strict=True):
+        assert one.dtype == torch.float32 and torch.equal(one, other.float())
+
+
+def test_lists_that_change_between_the_passes_are_noticed() -> None:
+    pattern = topk()
+    out = block_sparse_attention(*qkv(), pattern)
+    pattern.kv_indices.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_rows_of_another_call_are_refused() -> None:
+    q, k, v = (t.detach() for t in qkv())
+    out, lse = block_sparse_attention(q, k, v, Causal(), return_lse=True)
+    call = OPERATORS.block_sparse_attention_backward
+    for given, message in (
+        ((out, q, k, v, out, lse[:, :, 1:].contiguous()), r"lse: has shape \(2, 4, 1023\)"),
+        ((out, q, k, v, out[:, :, 1:], lse), r"out: has shape \(2, 4, 1023, 128\)"),
+        ((out.half(), q, k, v, out, lse), r"dout: is torch\.float16"),
+        ((out, q, k, v, out, lse.cpu()), "lse: is on cpu"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            call(*given, None, [], Causal().spec_json)

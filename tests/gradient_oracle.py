@@ -1,0 +1,76 @@
+"""Gradients of attention by autograd through the dense definition, in float64, and how far others may be off."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attention_oracle
+import torch
+
+NAMES = ("dq", "dk", "dv")
+ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # a rounded number is off by that share of itself at most
+
+
+def dense(q: Any, k: Any, v: Any, seen: torch.Tensor, *, scale: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the result and the log-sum-exp, in the type of q, where each key counts as often as it is seen."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    logits = q @ k.mT * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    logits = torch.where(seen > 0, logits + seen.clamp(min=1).to(q.dtype).log(), -math.inf)
+    any_key = (seen > 0).any(-1, keepdim=True)
+    logits = torch.where(any_key, logits, 0.0)  # softmax of a row without keys would be NaN, and its gradients
+    lse = torch.where(any_key[..., 0], logits.logsumexp(-1), -math.inf)
+    return (logits.softmax(-1) * any_key) @ v, lse
+
+
+def seen_by(pattern: Any, q: Any, k: Any) -> torch.Tensor:
+    """Return how often each query sees each key, on q's device."""
+    shape = (*q.shape[:3], k.shape[2])
+    return attention_oracle.times_seen(pattern.spec_json, pattern.index_tensors(), shape).to(q.device)
+
+
+def exact(
+    q: Any, k: Any, v: Any, pattern: Any, dout: Any, dlse: Any = None, *, scale: Any = None
+) -> dict[str, torch.Tensor]:
+    """Return the gradients in float64."""
+    leaves = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    out, lse = dense(*leaves, seen_by(pattern, q, k), scale=scale)
+    loss = (out * dout.double()).sum()
+    if dlse is not None:
+        some = lse > -math.inf
+        loss = loss + (torch.where(some, lse, 0.0) * dlse.double()).sum()
+    return dict(zip(NAMES, torch.autograd.grad(loss, leaves), strict=True))
+
+
+def by_sdpa(q: Any, k: Any, v: Any, pattern: Any, dout: Any, *, scale: Any = None) -> dict[str, torch.Tensor] | None:
+    """Return the gradients of torch's SDPA in the type of q; None where a key is seen more than once."""
+    seen = seen_by(pattern, q, k)
+    if bool((seen > 1).any()):
+        return None
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    group = q.shape[1] // k.shape[1]
+    keys, values = (t.repeat_interleave(group, 1) for t in leaves[1:])
+    any_key = (seen > 0).any(-1, keepdim=True)
+    mask = (seen > 0) | ~any_key  # a row without keys may be NaN there: it sees all, and its gradient is 0
+    out = torch.nn.functional.scaled_dot_product_attention(leaves[0], keys, values, attn_mask=mask, scale=scale)
+    found = torch.autograd.grad(out, leaves, torch.where(any_key, dout, 0.0).to(out.dtype))
+    return dict(zip(NAMES, found, strict=True))
+
+
+def assert_near(found: Any, right: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor] | None = None) -> None:
+    """Compare gradients with exact ones: twice torch's error, or three halves of the roundoff of the largest element.
+
+    Args:
+        found: dq, dk and dv, in this order.
+        right: in float64.
+        theirs: torch's own, in the type of ``found``.
+    """
+    for name, gradient in zip(NAMES, found, strict=True):
+        assert gradient is not None, name
+        largest = float(right[name].abs().max())
+        allowed = 1.5 * ROUNDOFF[gradient.dtype] * largest
+        if theirs is not None:
+            allowed = max(allowed, 2 * float((theirs[name].double() - right[name]).abs().max()))
+        error = float((gradient.double() - right[name]).abs().max())
+        assert error <= max(allowed, 1e-30), f"{name}: {error:.3e} of {largest:.3e}, allowed {allowed:.3e}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
     key = owner(device, stream)
     found = _counters.get(key)
     if found is None or found.numel() < number:
-        found = _counters[key] = torch.zeros(number, dtype=torch.int32, device=device)
+        found = _counters[key] = _kept(device, stream, torch.zeros, number, torch.int32)
     return found
 
 
@@ -48,8 +49,27 @@ def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
     key = owner(device, stream)
     found = _scratch.get(key)
     if found is None or found.numel() < size:
-        found = _scratch[key] = torch.empty(size, dtype=torch.uint8, device=device)
+        found = _scratch[key] = _kept(device, stream, torch.empty, size, torch.uint8)
     return found
+
+
+def _kept(
+    device: torch.device, stream: int, make: Callable[..., torch.Tensor], number: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a new tensor of a stream that outlives the call.
+
+    It is made in a thread of its own: where torch.compile warms up for CUDA graphs, what this thread allocates is of
+    the graphs' pool, and torch refuses what stays in it. A stream of each thread would be another one there.
+    """
+
+    def made() -> torch.Tensor:
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
+            return make(number, dtype=dtype, device=device)
+
+    if device.type != "cuda" or stream == PER_THREAD_STREAM:
+        return make(number, dtype=dtype, device=device)
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(made).result()
 
 
 class Memory(NamedTuple):

@@ -33,7 +33,7 @@ from codegen.receipts import Receipt, ReceiptError, source_sha256
 from codegen.render import render
 from codegen.select.problem import Problem, parse_problem, preparation_of, problem_of, said_by, tuning_of
 from codegen.select.table import TABLE, Dense, Measurement, Timing, merged, place_of, read_rows, shared, written
-from codegen.spec import Spec
+from codegen.spec import Spec, UnchosenSpec
 
 Fields = dict[str, Any]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -76,7 +76,7 @@ def spec_in_row(spec: Spec) -> str | Fields:
 
 
 def _key(spec: Spec) -> object:
-    return None if spec.op == "tile_copy" else problem_of(spec).key()
+    return None if isinstance(spec, UnchosenSpec) else problem_of(spec).key()
 
 
 def timing(spec: Spec, figures: Fields, source: str | None, packed: bool = False) -> Timing:

@@ -560,10 +560,17 @@ class SpmmWmmaFlags(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionBackwardFlags(AttentionFlags):
-    """What the templates of attention_backward/ ask.
+class AttentionBackwardFlags(Flags):
+    """What the templates of attention_backward/ ask, and those of patterns that they include.
 
     Attributes:
+        pattern_template: the pattern's template.
+        partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
+        skip_masked: whether warpgroups skip steps of their tile of which they see no key.
+        step_is: a step, in words.
+        lists: what the templates of lists insert.
+        key_end_of_batch: where the keys of a batch end.
+        no_block: number of a listed block that has no key.
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
@@ -575,6 +582,13 @@ class AttentionBackwardFlags(AttentionFlags):
         other_workers: what computes while one of them waits.
     """
 
+    pattern_template: str
+    partial_range: bool
+    skip_masked: bool
+    step_is: str
+    lists: ListWords
+    key_end_of_batch: str
+    no_block: str
     queries_piece: str
     masks_pairs: bool
     transposes: bool

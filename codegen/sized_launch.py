@@ -129,6 +129,8 @@ def _check_lists(plan: Plan, sizes: Mapping[str, int]) -> None:
     wanted: tuple[str, ...] = ()
     if isinstance(spec, AttentionSpec) and spec.pattern.fixed_block is not None:
         wanted = ("list_batches", "list_heads")
+    if isinstance(spec, AttentionBackwardSpec) and spec.gradients == "dkdv" and spec.pattern.fixed_block is not None:
+        wanted = ("list_batches", "list_heads", "list_length")  # it transposes the lists
     if isinstance(spec, BsrSpmmSpec):
         wanted = (*(("chunk_blocks",) if plan.row_cutting else ()), *(("groups", "rounds") if plan.gathered else ()))
     if isinstance(spec, BsrSpgemmSpec) and spec.output == "bsr":

@@ -165,7 +165,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         *lists,
         i32("q_len", "queries of a head"),
         i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
-        i32("kv_len", "keys of a head"),
+        *((i32("kv_len", "keys of a head"),) if is_dq or spec.pattern.masks_pairs else ()),
         i32("heads", "query heads"),
         i32("heads_per_kv_head", "query heads that share one K/V head"),
         i32("batch_heads", "batch * heads"),
@@ -201,11 +201,12 @@ def _constants(
     elif block is not None:
         listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
     lists = spec.pattern.constants().items()
+    asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
         Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
         Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
-        *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if is_dq else ()),
+        *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
         Constant("kStages", spec.stages, "depth of the ring"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
@@ -227,7 +228,7 @@ def _constants(
 
 def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlags:
     """Return what the templates ask."""
-    forward, block = spec.forward, spec.pattern.fixed_block
+    forward, block, words = spec.forward, spec.pattern.fixed_block, key_end_words(spec.forward)
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
     rows = "queries" if spec.gradients == "dq" else "keys"
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
@@ -243,7 +244,8 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
             block_steps=block_steps,
             step_blocks=1,
         ),
-        key_end_words=key_end_words(forward),
+        key_end_of_batch=words.key_end_of_batch,
+        no_block=words.no_block,
         queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=_transposes(spec),
@@ -265,8 +267,11 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, AttentionBackwardSpec)
     padded = padded_rows(shape.q_len)
-    tiles = {"query_tiles": -(-shape.q_len // spec.tile.m), "key_tiles": -(-shape.kv_len // spec.tile.n)}
-    count = shape.heads * tiles["query_tiles"] if spec.gradients == "dq" else shape.kv_heads * tiles["key_tiles"]
+    if spec.gradients == "dq":
+        heads, tiles = shape.heads, {"query_tiles": -(-shape.q_len // spec.tile.m)}
+    else:
+        heads, tiles = shape.kv_heads, {"key_tiles": -(-shape.kv_len // spec.tile.n)}
+    count = heads * sum(tiles.values())
     block = spec.pattern.fixed_block
     numbers = {
         **tiles,
@@ -276,7 +281,7 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "heads": shape.heads,
         "heads_per_kv_head": shape.heads // shape.kv_heads,
         "batch_heads": shape.batch * shape.heads,
-        "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
+        **({} if block is None else {"query_blocks": -(-shape.q_len // block.q)}),
     }
     rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
     stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)

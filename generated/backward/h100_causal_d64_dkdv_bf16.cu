@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: a5a1e895feceff12ed5905c82c04c4076d63cbd5b84e32667e58eab35d673291
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5ecfb6308c65ee7cb7344a1db6c86856e22d12cf902af81a2fa8eb3d0c3f32ee
+// seal: sha256 72f4db83f1cbfc9d064cc865d62b8f0cd3b76a25c1b8faa859cef3781653d41e
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -20,8 +20,8 @@
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its own
-// products, another one computes.
+// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
+// own products, another one computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, which a thread block works on

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d194845f3e79c039b6e6a762b74bcbca3d6912c4b3d5a1d0ed8de2e8d850ec6f
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 148b82ec95675392f28bc6736558e6261e6e15d5f5d49b89faf7947e64556db1
+// seal: sha256 40cfef83c682a6d2b78c5c45d4496b5323727292862cd219bf63c7d788fcfec0
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -520,7 +520,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kKvGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
-  const int query = tile.first_query + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  const int query = tile.first_query + warpgroup * kWarpgroupRows + warp_row + lane / 4;  // and query + 8
   const RowStats* of_head = p.stats + (static_cast<int64>(tile.batch) * p.heads + tile.head) * p.padded_q_len;
   const RowStats stats[2] = {of_head[query], of_head[query + 8]};
   float dq[kHeadDim / 2] = {};

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: bced3db6b1951f3e9576e153083a7084f20a97a10e8ce73bf0eda67cecaed70c
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a4943855bd645ce5f41d03ca3ffcf9e52fdd8322ded429600e23daf666a5fedd
+// seal: sha256 1c574663204b59c7beff080e581eea7657c66c364370aaeda925290872982183
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -20,8 +20,8 @@
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its own
-// products, another one computes.
+// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
+// own products, another one computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, which a thread block works on
@@ -98,7 +98,6 @@ struct Params {
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
-  int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 0718ddacf2d602ab71b775c9981904bb3fb7d7edd8b906d007d44d487d3f7150
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 36a505468fefaea57587f0b1f5576ad23a6c327a17823072bb5e7c8bcd8fe63e
+// seal: sha256 024fabf5d8676463476dc9af0c09507d4f3f52fef5af0f6fd89ac5190e3feccf
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -20,8 +20,8 @@
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its own
-// products, another one computes.
+// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
+// own products, another one computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, which a thread block works on
@@ -98,7 +98,6 @@ struct Params {
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
-  int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e8cbeb817845a3a0fe49a6b5c5bcea2de53446b98350c2c7f7eddfcf910681a1
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 375b5c0f54fb81ec66dd8c53ff1a8d526bbf21a805f33a7ec5ff6fdd7cffdb63
+// seal: sha256 9002b32357de1b2d5ad5952f478f20e9601a52e6be5eb559a11376a5b069326a
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -20,8 +20,8 @@
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its own
-// products, another one computes.
+// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
+// own products, another one computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, which a thread block works on

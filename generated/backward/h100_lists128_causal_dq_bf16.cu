@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 6546e019583a06798869da44631e042bae56f7f113909d41053bed41e4a70458
 // templates: attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 454de4c857e62af40569f1820982893055d89f7f7748997dc7499c6286f4ab31
+// seal: sha256 46a9c444b49ce8144116b6c35dda7ce398ea9686dc8f3b9b66c27c3d24e59fd9
 
 // Attention backward for sm_90a, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -591,7 +591,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kKvGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
-  const int query = tile.first_query + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  const int query = tile.first_query + warpgroup * kWarpgroupRows + warp_row + lane / 4;  // and query + 8
   const RowStats* of_head = p.stats + (static_cast<int64>(tile.batch) * p.heads + tile.head) * p.padded_q_len;
   const RowStats stats[2] = {of_head[query], of_head[query + 8]};
   float dq[kHeadDim / 2] = {};

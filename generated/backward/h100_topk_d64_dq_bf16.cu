@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: e1385e0f0ed60d74e141c661fd72557284395aa64491818efadeea7a5bf9d6dc
 // templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 48a1148b6e08cf96f5aed530d7ba78fb9ab78c66fdf698841d9d1654c9842b80
+// seal: sha256 a6ed42e4d77695d3e53250b275f94b896ad6223b7ef051efcbedd516aa7b3029
 
 // Attention backward for sm_90a, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -547,7 +547,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kKvGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
-  const int query = tile.first_query + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  const int query = tile.first_query + warpgroup * kWarpgroupRows + warp_row + lane / 4;  // and query + 8
   const RowStats* of_head = p.stats + (static_cast<int64>(tile.batch) * p.heads + tile.head) * p.padded_q_len;
   const RowStats stats[2] = {of_head[query], of_head[query + 8]};
   float dq[kHeadDim / 2] = {};

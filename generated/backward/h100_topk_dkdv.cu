@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 54dffe9135420e36f7f3de1b1ce7778168fc1ac430111fd21188c64d5d561bc4
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ad06f3042a3c1492c4178bec6c02f6d8e3496adbe6c3344daca6dae47e919058
+// seal: sha256 675de349b0c33901dc24967e0a3f77dff7f044d335eda6f1e969fa632bbe9798
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -20,8 +20,8 @@
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its own
-// products, another one computes.
+// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
+// own products, another one computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, which a thread block works on
@@ -112,7 +112,6 @@ struct Params {
   int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
-  int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads

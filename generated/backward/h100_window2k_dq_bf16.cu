@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: bf63f95d6f33fa36d7c4c07a526e93b205d797fcb7f181fb9996da90eea86029
 // templates: attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6e9857a1bda236968cc72a62c781170e91d82ae9035d6c2307f58223618e9fa7
+// seal: sha256 4056f89bc0258dbd52540acd7b0740f79e4bb62bfe455147c3e3c5be09bb0edc
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -552,7 +552,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kKvGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
-  const int query = tile.first_query + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  const int query = tile.first_query + warpgroup * kWarpgroupRows + warp_row + lane / 4;  // and query + 8
   const RowStats* of_head = p.stats + (static_cast<int64>(tile.batch) * p.heads + tile.head) * p.padded_q_len;
   const RowStats stats[2] = {of_head[query], of_head[query + 8]};
   float dq[kHeadDim / 2] = {};

@@ -198,9 +198,11 @@ def drawn_sizes(plan: Plan, draw: random.Random) -> dict[str, int]:
     """A problem of a kernel: multiples of its smallest one."""
     least = {name: value for name, value in vars(smallest_shape(plan)).items() if value}
     sizes = {name: value * draw.randint(1, 40) for name, value in least.items()}
-    if plan.spec.op == "attention":
-        sizes["heads"] = sizes["kv_heads"] * plan.spec.pack_gqa * draw.randint(1, 4)  # type: ignore[union-attr]
+    if plan.spec.op in ("attention", "attention_backward"):
+        sizes["heads"] = sizes["kv_heads"] * getattr(plan.spec, "pack_gqa", 1) * draw.randint(1, 4)
         sizes |= {"q_len": draw.randint(1, 9000), "kv_len": draw.randint(1, 9000)}
+    if plan.spec.op == "attention_backward":
+        sizes |= {"heads": sizes["kv_heads"] * draw.randint(1, 4), "q_len": draw.randint(1, 9000)}
     if plan.spec.op == "select_topk":
         sizes["heads"] = sizes["kv_heads"] * draw.randint(1, 4)
     return sizes

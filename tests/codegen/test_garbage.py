@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +27,13 @@ def test_kernels_with_indices_are_those_of_lists_prefixes_and_products() -> None
     attention = [named.spec for named in INDEXED if isinstance(named.spec, AttentionSpec)]
     kinds = {spec.pattern.kind for spec in attention if not spec.kv_lengths}
     assert kinds == {"topk", "block_lists", "prefix_lm"}
-    assert {named.spec.op for named in INDEXED} == {"attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm"}
+    assert {named.spec.op for named in INDEXED} == {
+        "attention",
+        "attention_backward",
+        "bsr_spmm",
+        "bsr_sddmm",
+        "bsr_spgemm",
+    }
 
 
 @pytest.mark.parametrize("named", INDEXED, ids=lambda named: named.stem)
@@ -35,6 +41,7 @@ def test_every_index_tensor_is_spoilt_and_row_pointers_are_not(named: NamedSpec)
     spec: Any = named.spec
     positional, _ = small_call.arguments_of(spec, "cpu")
     found = garbage.spoil(spec, positional, seed=0)
+    spec = spec.forward if isinstance(spec, AttentionBackwardSpec) else spec
     if isinstance(spec, AttentionSpec):
         tensors = found.given[3:]
         listed = [what for what in spec.index_tensors if not what.of_entries][: len(tensors)]

@@ -43,7 +43,7 @@ def test_stem_begins_with_the_device(named: NamedSpec) -> None:
 
 def test_folders_of_specs() -> None:
     assert {path.suffix for path in SPECS.rglob("*") if path.is_file()} == {".yaml"}
-    assert {path.name for path in SPECS.iterdir() if path.is_dir()} == {"ladder"}
+    assert {path.name for path in SPECS.iterdir() if path.is_dir()} == {"backward", "ladder"}
     stems = sorted(path.stem for path in SPECS.rglob("*.yaml"))
     assert shipped_names() == stems and len(set(stems)) == len(stems)
 

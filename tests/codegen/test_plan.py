@@ -59,6 +59,7 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
     assert plan.dynamic_scheduler == ("scheduler" in pointers)
     shape = {
         "attention": AttentionShape(2, 64, 1, 1000, 1000, 1, 1),
+        "attention_backward": AttentionShape(2, 64, 1, 1000, 1000, 1, 1, 8),
         "bsr_spmm": SpmmShape(4096, 4096, 1000, 900, 1000, chunk_blocks=plan.row_cutting and 120),
         "bsr_sddmm": SddmmShape(1024, 1024, 1000, 10),
         "bsr_spgemm": SpgemmShape(1024, 1024, 1024, 10),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from codegen.library import NamedSpec, shipped_specs
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 torch = pytest.importorskip("torch")
 
@@ -55,6 +55,11 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
             and (tensor.shape == q.shape[:1] if which.per_batch else tensor.shape[1] in (1, heads))
             for which, tensor in zip(required, indices, strict=True)
         )
+        return
+    if isinstance(spec, AttentionBackwardSpec):
+        q, k, v, *indices = positional
+        assert more["out"].shape == more["dout"].shape == q.shape and more["lse"].shape == q.shape[:3]
+        assert k.shape == v.shape and len(indices) == sum(not t.optional for t in spec.forward.index_tensors)
         return
     if spec.op in ("tile_copy", "select_topk"):
         assert positional[0].shape[-1] % 8 == 0

@@ -647,7 +647,7 @@ def check(named: NamedSpec, record: Record) -> None:
     plan = plan_for(named)
     for way, opcode in COPY_OPCODE.items():
         assert (counts[opcode] > 0) == (spec.copy_ == way), (way, counts)
-    stores_by_map = {"o_map", "c_map"} & plan.tensor_maps.keys()
+    stores_by_map = {"o_map", "c_map", "dq_map", "dk_map"} & plan.tensor_maps.keys()
     assert (counts["UTMASTG"] > 0) == bool(stores_by_map)
 
 

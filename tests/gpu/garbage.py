@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from codegen.plans.gathered import gathers_rows
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec, UnchosenSpec
+from codegen.spec import (
+    AttentionBackwardSpec,
+    AttentionSpec,
+    BsrSddmmSpec,
+    BsrSpgemmSpec,
+    BsrSpmmSpec,
+    Spec,
+    UnchosenSpec,
+)
 from runtime.verify.common import ABSOLUTE, ROUNDOFF
 
 INT32 = torch.iinfo(torch.int32)
@@ -42,6 +50,7 @@ class Garbage:
 
 def has_indices(spec: Spec) -> bool:
     """Return whether a kernel reads index tensors."""
+    spec = spec.forward if isinstance(spec, AttentionBackwardSpec) else spec
     return bool(spec.index_tensors) if isinstance(spec, AttentionSpec) else not isinstance(spec, UnchosenSpec)
 
 
@@ -54,6 +63,7 @@ def spoil(spec: Spec, positional: list[Any], seed: int) -> Garbage:
         seed: of what is drawn, on the CPU.
     """
     random = torch.Generator().manual_seed(seed)
+    spec = spec.forward if isinstance(spec, AttentionBackwardSpec) else spec
     if isinstance(spec, AttentionSpec):
         return _attention(spec, positional, random)
     if isinstance(spec, BsrSpmmSpec):
@@ -159,6 +169,11 @@ def check(kernel: Any, garbage: Garbage, named: dict[str, Any]) -> None:
             return
         assert torch.equal(*outs), "garbage changes the result"
         assert lses[0] is None or torch.equal(*lses), "garbage changes the LSE"
+        return
+    if isinstance(spec, AttentionBackwardSpec):
+        gradients = [kernel(*arguments, **named)[:3] for arguments in (garbage.given, garbage.proper)]
+        for given, proper in zip(*gradients, strict=True):
+            assert (given is None and proper is None) or torch.equal(given, proper), "garbage changes a gradient"
         return
     results = [_product(kernel, arguments, named) for arguments in (garbage.given, garbage.proper)]
     if garbage.zeros is not None:

@@ -31,7 +31,15 @@ from codegen.library import find_spec, shipped_names
 from codegen.plans.balance import cuts_rows
 from codegen.plans.gathered import gathers_rows, slots
 from codegen.plans.row_chunks import row_cutting
-from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec, Spec
+from codegen.spec import (
+    AttentionBackwardSpec,
+    AttentionSpec,
+    BsrSddmmSpec,
+    BsrSpgemmSpec,
+    BsrSpmmSpec,
+    SelectTopkSpec,
+    Spec,
+)
 from runtime import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
 
@@ -52,6 +60,10 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
 
     if isinstance(spec, AttentionSpec):
         return _attention(spec, draw, device)
+    if isinstance(spec, AttentionBackwardSpec):
+        given, _ = _attention(spec.forward, draw, device)
+        gradients = {name: torch.randn_like(given[0]) for name in ("out", "dout")}
+        return given, {**gradients, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
     if isinstance(spec, BsrSpmmSpec):
         # Where long rows are cut, the first one is.
         longest = row_cutting(spec).cut(6, 0).limit + 5 if cuts_rows(spec) else 3

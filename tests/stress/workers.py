@@ -13,6 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 Work = Callable[[Any], Any]
+# A process that another thread forks meanwhile would inherit the far end of the pipe, which then never ends: a process
+# that died would seem to hang.
+_ONE_START = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,11 @@ class _Worker:
     def do(self, task: Any) -> Answer:
         """Do a task; it fails if that takes longer than there is patience for, or ends the process."""
         if self._process is None:
-            self._connection, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
-            self._process.start()
-            theirs.close()
+            with _ONE_START:
+                self._connection, theirs = self._context.Pipe()
+                self._process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
+                self._process.start()
+                theirs.close()
         try:
             self._connection.send(task)
             if self._connection.poll(self._patience):

@@ -82,7 +82,7 @@ class _Forward(NamedTuple):
     options: dict[str, Any]
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Attention with gradients of q, k and v."""
 
     @staticmethod
@@ -135,7 +135,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
                 reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
                 raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
             call = _Forward(overload, below, (sink, *others), options)
-            return _Attention.apply(call, q, k, v, *tensors)  # type: ignore[no-untyped-call]
+            return _Attention.apply(call, q, k, v, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(below, *arguments, **options)
 

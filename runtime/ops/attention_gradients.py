@@ -56,15 +56,24 @@ class GradientChoice:
     fit: BlockFit | None
 
 
+def refuse_options(*, softcap: Any, sink: Any, kv_lengths: Any) -> None:
+    """Refuse options that have no gradient.
+
+    Raises:
+        ArgumentError: naming the first that is given.
+    """
+    for name, value in (("softcap", softcap), ("sink", sink), ("kv_lengths", kv_lengths)):
+        if value is not None:
+            raise ArgumentError(name, f"is given, and attention with it {WITHOUT}")
+
+
 def check_gradients(spec_json: str, *, softcap: Any, sink: Any, kv_lengths: Any) -> None:
     """Refuse what has no gradient on any device, of tensors whose sizes may not be known.
 
     Raises:
         ArgumentError, SpecError: naming the argument.
     """
-    for name, value in (("softcap", softcap), ("sink", sink), ("kv_lengths", kv_lengths)):
-        if value is not None:
-            raise ArgumentError(name, f"is given, and attention with it {WITHOUT}")
+    refuse_options(softcap=softcap, sink=sink, kv_lengths=kv_lengths)
     check_pattern(json.loads(spec_json))
     _fitted(spec_json, backward_archs()[0])
 

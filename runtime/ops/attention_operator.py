@@ -16,7 +16,7 @@ from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import with_gradients, without_gradients
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import check_operands, check_types
-from runtime.ops.attention_gradients import check_gradients, chosen_for
+from runtime.ops.attention_gradients import check_gradients, chosen_for, refuse_options
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
@@ -39,7 +39,7 @@ def _run(
     options |= {"sink": sink, "kv_lengths": kv_lengths}
     if gradients:
         check_operands(q, k, v)
-        check_gradients(spec_json, softcap=options.get("softcap"), sink=sink, kv_lengths=kv_lengths)
+        refuse_options(softcap=options.get("softcap"), sink=sink, kv_lengths=kv_lengths)
         chosen_for(q, spec_json)
     options |= {"overflow": overflow, "lse": lse or gradients}
     out, found = attend(q, k, v, tuple(tensors), spec_json, out=out, **options)

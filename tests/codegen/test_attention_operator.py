@@ -20,6 +20,7 @@ from runtime.ops.operators import NAMESPACE  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Dense, SlidingWindow, TopK  # noqa: E402
 
 OPERATOR = torch.ops.sparse_kernel_codegen.block_sparse_attention.default
+BACKWARD = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward.default
 OUT_OPERATOR = torch.ops.sparse_kernel_codegen.block_sparse_attention_out.default
 
 
@@ -98,6 +99,14 @@ def test_dispatch_modes_see_the_operator() -> None:
     with Seen() as seen:
         block_sparse_attention(*tensors, Causal(), out=torch.empty_like(tensors[0]))
     assert OUT_OPERATOR in seen.operators
+
+
+def test_dispatch_modes_see_the_operator_of_the_gradients() -> None:
+    tensors = [t.requires_grad_() for t in qkv()]
+    with Seen() as seen:
+        block_sparse_attention(*tensors, Causal()).sum().backward()
+    assert [each for each in seen.operators if NAMESPACE in str(each)] == [OPERATOR, BACKWARD]
+    assert all(t.grad is not None for t in tensors)
 
 
 def test_function_modes_and_subclasses_see_it() -> None:

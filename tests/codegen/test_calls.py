@@ -23,8 +23,10 @@ torch = pytest.importorskip("torch")
 
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.kernels import arguments, attention  # noqa: E402
+from runtime.kernels import arguments, attention, attention_backward  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
+
+GRADIENTS: Any = attention_backward.AttentionBackwardKernel
 
 
 class Driver:
@@ -63,7 +65,8 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
+    for module in (attention, attention_backward):
+        monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(workspace, "_counters", {})
@@ -72,7 +75,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
     def make(name: str) -> tuple[attention.AttentionKernel, Driver]:
         named = find_spec(name)
         loaded, driver = loaded_kernel(plan_for(named))
-        return attention.AttentionKernel(SimpleNamespace(named=named, plan=loaded.plan), loaded), driver  # type: ignore[arg-type]
+        called = attention.AttentionKernel if isinstance(named.spec, AttentionSpec) else GRADIENTS
+        return called(SimpleNamespace(named=named, plan=loaded.plan), loaded), driver  # type: ignore[arg-type]
 
     return make
 
@@ -289,6 +293,32 @@ def refused_gradients(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             raise ArgumentError(name, "requires a gradient")
 
     monkeypatch.setattr(attention, "check_tensor", refuse)
+
+
+@pytest.mark.parametrize("name", ["h100_dense_dq", "h100_topk_dq", "h100_dense_dkdv", "h100_topk_dkdv"])
+def test_a_gradient_of_the_log_sum_exp_makes_the_statistics_of_a_gradient(kernel: Any, name: str) -> None:
+    call, driver = kernel(name)
+    lists = [torch.zeros(1, 1, 2, 4, dtype=torch.int32)] if "topk" in name else []
+    q, k, v = qkv()
+    rows = {"out": torch.randn_like(q), "dout": torch.randn_like(q), "lse": torch.randn(1, 2, 256)}
+    rows["lse"][0, 1, 3] = -math.inf
+    stats = call(q, k, v, *lists, **rows).stats
+    assert len(driver.launches) == 2, "the prologue, and the kernel"
+    for given in ({"dlse": torch.randn(1, 2, 256)}, {}):
+        driver.launches.clear()
+        stats = call(q, k, v, *lists, **rows, **(given or {"stats": stats})).stats
+        assert len(driver.launches) == 1 + (name == "h100_topk_dkdv"), "lists are transposed all the same"
+        _, _, block = driver.launches[-1]
+        assert field(call, block, "stats") == (stats.data_ptr(),)
+        if name == "h100_topk_dkdv":
+            assert driver.launches[0][0] == 1 and field(call, block, "stats_blocks") == (0,)
+        if given:
+            delta = (rows["out"].float() * rows["dout"].float()).sum(-1) - given["dlse"]
+            delta[0, 1, 3] = 0
+            torch.testing.assert_close(stats[:, :, :256, 1], delta)
+            right = rows["lse"] * math.log2(math.e)
+            torch.testing.assert_close(stats[:, :, :256, 0], torch.where(right > -math.inf, right, math.inf))
+            assert not stats[:, :, 256:, 1].any() and bool((stats[:, :, 256:, 0] == math.inf).all())
 
 
 @pytest.mark.usefixtures("refused_gradients")

@@ -59,7 +59,9 @@ def by_sdpa(q: Any, k: Any, v: Any, pattern: Any, dout: Any, *, scale: Any = Non
 
 
 def assert_near(found: Any, right: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor] | None = None) -> None:
-    """Compare gradients with exact ones: twice torch's error, or three halves of the roundoff of the largest element.
+    """Compare gradients with exact ones, as runtime/verify does: errors as a whole twice torch's, the largest three times.
+
+    Without torch's, and at least, three halves of the roundoff of the largest element.
 
     Args:
         found: dq, dk and dv, in this order.
@@ -68,9 +70,17 @@ def assert_near(found: Any, right: dict[str, torch.Tensor], theirs: dict[str, to
     """
     for name, gradient in zip(NAMES, found, strict=True):
         assert gradient is not None, name
-        largest = float(right[name].abs().max())
-        allowed = 1.5 * ROUNDOFF[gradient.dtype] * largest
-        if theirs is not None:
-            allowed = max(allowed, 2 * float((theirs[name].double() - right[name]).abs().max()))
-        error = float((gradient.double() - right[name]).abs().max())
-        assert error <= max(allowed, 1e-30), f"{name}: {error:.3e} of {largest:.3e}, allowed {allowed:.3e}"
+        exact = right[name]
+        floor = max(1.5 * ROUNDOFF[gradient.dtype] * float(exact.abs().max()), 1e-30)
+        for told, factor, measure in (("largest", 3, _largest), ("rms", 2, _rms)):
+            allowed = floor if theirs is None else max(floor, factor * measure(theirs[name].double() - exact))
+            error = measure(gradient.double() - exact)
+            assert error <= allowed, f"{name}: {told} error {error:.3e}, allowed {allowed:.3e}"
+
+
+def _largest(errors: torch.Tensor) -> float:
+    return float(errors.abs().max())
+
+
+def _rms(errors: torch.Tensor) -> float:
+    return float(errors.pow(2).mean().sqrt())

@@ -59,7 +59,7 @@ def by_sdpa(q: Any, k: Any, v: Any, pattern: Any, dout: Any, *, scale: Any = Non
 
 
 def assert_near(found: Any, right: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor] | None = None) -> None:
-    """Compare gradients with exact ones, as runtime/verify does: errors as a whole twice torch's, the largest three times.
+    """Compare gradients with exact ones, as runtime/verify does: by RMS twice torch's error, the largest three times.
 
     Without torch's, and at least, three halves of the roundoff of the largest element.
 

@@ -252,6 +252,7 @@ def step(a: BsrMatrix, b: Any, bias: Any, values: Any) -> Any:
     return (found + 1).float().square().sum()
 
 
+@pytest.mark.own_allocator
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compile_takes_steps_of_training_in_one_graph(mode: str) -> None:
     a = prepare_bsr(matrix())

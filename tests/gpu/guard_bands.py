@@ -13,7 +13,7 @@ from typing import Any
 
 BAND = 1 << 14  # bytes
 FILL = 0xFF
-MOST_HELD = 8 << 30  # bytes that were freed and are not yet looked at
+MOST_HELD = 2 << 30  # bytes that were freed and are not yet looked at
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be allocated while a stream is being captured
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
@@ -54,14 +54,19 @@ class GuardBands:
         mode = ctypes.c_int(_RELAXED)
         self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         address = ctypes.c_uint64()
-        failed = self._cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size + 2 * BAND))
+        whole = ctypes.c_size_t(size + 2 * BAND)
+        failed = self._cuda.cuMemAlloc_v2(ctypes.byref(address), whole)
+        if failed and not self._cuda.cuCtxSynchronize():  # freed memory is held: give it back
+            self._release()
+            failed = self._cuda.cuMemAlloc_v2(ctypes.byref(address), whole)
         if not failed:
-            filled = ctypes.c_uint64(address.value), ctypes.c_ubyte(FILL), ctypes.c_size_t(size + 2 * BAND)
-            self._call("cuMemsetD8Async", *filled, self._stream)
+            self._call("cuMemsetD8Async", ctypes.c_uint64(address.value), ctypes.c_ubyte(FILL), whole, self._stream)
             self._call("cuStreamSynchronize", self._stream)
             self._live[address.value + BAND] = size
         self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-        return 0 if failed else address.value + BAND
+        if failed:  # torch would go on with address 0
+            raise SystemExit(f"{size} bytes of GPU memory could not be had: {failed}; use fewer processes")
+        return address.value + BAND
 
     def _free(self, address: int | None, size: int, device: int, stream: int | None) -> None:
         del size, device, stream

@@ -2,6 +2,7 @@
 
     python benchmarks/attention_backward.py --json benchmarks/results/attention_backward_h100.json
     python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json  # no GPU: an old run
+    python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json --page
 
 Effective TFLOPS are of five products over the pairs that the pattern shows, whatever a kernel computes; ours computes
 seven. A call of ours is all that a backward does: statistics, dQ, transposed lists, dK and dV. It is deterministic,
@@ -96,7 +97,7 @@ def seen(problem: Problem, queries: torch.Tensor, keys: torch.Tensor) -> torch.T
     block = pattern.fixed_block
     if block is None:
         found: torch.Tensor = pattern.visible(queries[:, None], keys[None, :], length, length)
-        return found.double()
+        return found.double().expand(len(queries), len(keys))
     blocks = torch.zeros(length // block.q, length // block.kv, dtype=torch.float64, device=queries.device)
     lists = problem.lists[0][-1, -1].long()
     blocks.scatter_(1, lists, 1.0)
@@ -223,14 +224,46 @@ def show(report: Fields) -> None:
         console.print(f"{'; '.join(names)}: {label} has no time: {why}", markup=False, soft_wrap=True)
 
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "training.md"
+MARKERS = "<!-- gradients:begin -->", "<!-- gradients:end -->"
+ALWAYS = ("SDPA cuDNN", "SDPA flash", "FlexAttention")  # the first columns of peers
+
+
+def page_table(report: Fields) -> str:
+    """Return the table of docs/training.md."""
+    labels = [*ALWAYS, *sorted({label for record in report["rows"] for label in record["results"]} - {OURS, *ALWAYS})]
+    lines = [
+        f"{report['device']}, driver {report['driver']}, {report['date']}, bf16; TFLOPS of five products, of a single",
+        "call / back to back. std1, std4: the standard deviation of the logits.",
+        "",
+        f"| workload | data | ours | {' | '.join(labels)} |",
+        f"| --- | --- |{' ---: |' * (1 + len(labels))}",
+    ]
+    for record in report["rows"]:
+        told = (record["results"].get(label) for label in (OURS, *labels))
+        cells = ["-" if r is None else f"{r[SINGLE]:.0f} / {r[BACK_TO_BACK]:.0f}" for r in told]
+        lines.append(f"| {record['name']} | {record['data']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_table(page: str, report: Fields) -> str:
+    """Return the page with the table between its markers."""
+    before, rest = page.split(MARKERS[0])
+    return f"{before}{MARKERS[0]}\n{page_table(report)}\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names have this in them")
+    parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/training.md")
     options = parser.parse_args(arguments)
     if options.earlier:
-        show(json.loads(options.earlier.read_text(encoding="utf-8")))
+        report = json.loads(options.earlier.read_text(encoding="utf-8"))
+        if options.page:
+            PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
+        show(report)
         return
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")

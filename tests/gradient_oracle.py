@@ -58,22 +58,41 @@ def by_sdpa(q: Any, k: Any, v: Any, pattern: Any, dout: Any, *, scale: Any = Non
     return dict(zip(NAMES, found, strict=True))
 
 
-def assert_near(found: Any, right: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor] | None = None) -> None:
-    """Compare gradients with exact ones, as runtime/verify does: by RMS twice torch's error, the largest three times.
+def rounded(q: Any, k: Any, v: Any, pattern: Any, dout: Any, *, scale: Any = None) -> dict[str, torch.Tensor]:
+    """Return the gradients where P, dS, the result and they are rounded to the type of q: what any kernel does."""
+    seen, group, dtype = seen_by(pattern, q, k), q.shape[1] // k.shape[1], q.dtype
+    q, k, v, dout = (t.detach().double() for t in (q, k, v, dout))
+    out, lse = dense(q, k, v, seen, scale=scale)
+    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+    factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
 
-    Without torch's, and at least, three halves of the roundoff of the largest element.
+    def round_(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype).double()
+
+    weights = torch.where(seen > 0, seen * (q @ keys.mT * factor - lse.nan_to_num(neginf=0.0)[..., None]).exp(), 0.0)
+    ds = round_(weights * (dout @ values.mT - (dout * round_(out)).sum(-1, keepdim=True)))
+    of_heads = factor * ds.mT @ q, round_(weights).mT @ dout
+    dk, dv = (t.unflatten(1, (-1, group)).sum(2) for t in of_heads)
+    return {name: round_(t) for name, t in zip(NAMES, (factor * ds @ keys, dk, dv), strict=True)}
+
+
+def assert_near(found: Any, right: dict[str, torch.Tensor], *others: dict[str, torch.Tensor] | None) -> None:
+    """Compare gradients with exact ones, as runtime/verify does: by RMS twice others' error, the largest three times.
+
+    Without others, and at least, three halves of the roundoff of the largest element.
 
     Args:
         found: dq, dk and dv, in this order.
         right: in float64.
-        theirs: torch's own, in the type of ``found``.
+        others: gradients in the type of ``found``: torch's own, and what rounding alone makes of them.
     """
     for name, gradient in zip(NAMES, found, strict=True):
         assert gradient is not None, name
         exact = right[name]
         floor = max(1.5 * ROUNDOFF[gradient.dtype] * float(exact.abs().max()), 1e-30)
         for told, factor, measure in (("largest", 3, _largest), ("rms", 2, _rms)):
-            allowed = floor if theirs is None else max(floor, factor * measure(theirs[name].double() - exact))
+            theirs = [factor * measure(other[name].double() - exact) for other in others if other is not None]
+            allowed = max(floor, *theirs) if theirs else floor
             error = measure(gradient.double() - exact)
             assert error <= allowed, f"{name}: {told} error {error:.3e}, allowed {allowed:.3e}"
 

@@ -98,7 +98,8 @@ def explain_attention(
         raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
     pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
-    check_operands(q, k, v, on_gpu=arch is None)
+    with torch.no_grad():  # what is explained may want gradients, which the kernels of the forward have not
+        check_operands(q, k, v, on_gpu=arch is None)
     check_lists(pattern.spec_json, tensors, q, k)
     check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
     call = Call(

@@ -97,7 +97,7 @@ def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
     found = gradients(tensors, pattern, dout, **options)
     right = gradient_oracle.exact(*tensors, pattern, dout, **options)
     theirs = gradient_oracle.by_sdpa(*tensors, pattern, dout, **options)
-    gradient_oracle.assert_near(found, right, theirs)
+    gradient_oracle.assert_near(found, right, theirs, gradient_oracle.rounded(*tensors, pattern, dout, **options))
     seen = gradient_oracle.seen_by(pattern, *tensors[:2])
     by_heads = seen.unflatten(1, (tensors[1].shape[1], -1)).sum((2, 3))
     assert not found[0][seen.sum(-1) == 0].any(), "a query without keys has no gradient"

@@ -1,0 +1,83 @@
+"""The benchmark of gradients, as far as it goes without a GPU: its problems, its table, its page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "attention_backward.py"
+RESULTS = SCRIPT.parent / "results" / "attention_backward_h100.json"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
+        spec = importlib.util.spec_from_file_location("backward_benchmark", SCRIPT)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
+        spec.loader.exec_module(module)
+        yield module
+
+
+PATTERNS: dict[str, dict[str, Any]] = {
+    "dense": {"kind": "dense"},
+    "causal": {"kind": "causal"},
+    "window": {"kind": "sliding_window", "left": 40, "right": 0},
+    "lists": {"kind": "topk", "block": {"q": 64, "kv": 64}},
+}
+
+
+def problem(script: ModuleType, row: Any) -> Any:
+    """A problem on the CPU, with the forward by its definition."""
+    spec = script.parse_spec(
+        {"op": "attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": row.head_dim, "pattern": row.pattern}
+    )
+    q, k, v, dout = (torch.randn(row.batch, row.heads, row.length, row.head_dim).double() for _ in range(4))
+    block = row.pattern.get("block")
+    lists: tuple[Any, ...] = ()
+    if block:
+        drawn = torch.rand(row.batch, row.heads, row.length // block["q"], row.length // block["kv"])
+        lists = (drawn.topk(row.entries, -1).indices.int(),)
+    every = torch.arange(row.length)
+    empty = script.Problem(spec, q, k, v, dout, q, q[..., 0], lists)
+    seen = script.seen(empty, every, every)
+    scores = (q @ k.mT * row.head_dim**-0.5).masked_fill(seen == 0, -torch.inf)
+    return script.Problem(spec, q, k, v, dout, scores.softmax(-1) @ v, scores.logsumexp(-1), lists), seen
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_right_gradients_pass_and_wrong_ones_do_not(script: ModuleType, name: str) -> None:
+    row = script.Row(1, 1, 256, 64, PATTERNS[name], entries=2)
+    given, seen = problem(script, row)
+    assert float(seen.sum()) == script.pairs_of(row)
+    leaves = [t.clone().requires_grad_() for t in (given.q, given.k, given.v)]
+    scores = (leaves[0] @ leaves[1].mT * 64**-0.5).masked_fill(seen == 0, -torch.inf)
+    right = torch.autograd.grad(scores.softmax(-1) @ leaves[2], leaves, given.dout)
+    error = script.error_of(given)
+    assert error("ours", right) < 1e-9
+    for which in range(3):
+        wrong = [gradient * 1.1 if place == which else gradient for place, gradient in enumerate(right)]
+        assert error("ours", wrong) > 0.05
+
+
+def test_the_page_has_the_table_of_the_results(script: ModuleType) -> None:
+    report = json.loads(RESULTS.read_text(encoding="utf-8"))
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.with_table(page, report) == page, "run it with --from the results and --page"
+    assert {record["name"] for record in report["rows"]} == {row.name for row in script.ROWS}
+
+
+def test_an_earlier_run_is_shown(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    script.main(["--from", str(RESULTS)])
+    assert "top 32 of 64 x 64" in capsys.readouterr().out

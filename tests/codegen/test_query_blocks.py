@@ -1,0 +1,137 @@
+"""The queries that dK and dV walk over, run on the host: their pairs are those of the pattern's definition.
+
+What tests/codegen/test_key_blocks.py does for keys: a host program of the pieces prints, for each tile of keys, the
+steps of queries and the pairs that a kernel then sees.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.library import find_spec
+from codegen.plan import Plan
+from codegen.plans import plan_for
+from codegen.render import render_plan, render_template
+from codegen.spec import AttentionBackwardSpec
+
+PATTERNS: tuple[dict[str, Any], ...] = (
+    {"kind": "dense"},
+    {"kind": "causal"},
+    {"kind": "causal", "align": "top_left"},
+    {"kind": "sliding_window", "left": 0, "right": 0},
+    {"kind": "sliding_window", "left": 100, "right": 37},
+    {"kind": "sliding_window", "left": 300, "right": 0},
+)
+TILES = ((64, 128), (80, 128), (128, 128), (64, 64), (16, 64))  # queries of a step, keys of a tile
+LENGTHS = (
+    *((1, 1), (1, 50), (1, 700), (17, 50), (128, 128), (129, 127), (64, 320), (300, 300), (70, 501), (300, 40)),
+    *((400, 129), (260, 1)),
+)
+PROGRAM = """\
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#define __device__
+#define __forceinline__ inline
+using std::max;
+using std::min;
+struct Params { int q_len, kv_len; };
+%(kernels)s
+void (*const kPrint[])(const Params&) = {%(names)s};
+int main(int count, char** words) {
+  for (int i = 2; i < count; i += 2) kPrint[std::atoi(words[1])]({std::atoi(words[i]), std::atoi(words[i + 1])});
+}
+"""
+KERNEL = """
+namespace kernel_%(index)d {
+%(constants)s
+%(piece)s
+// For each tile of keys a line with its steps (* behind a masked one), then for each of its keys one with its queries.
+void print(const Params& p) {
+  for (int first = 0; first < p.kv_len; first += kTileN) {
+    QueryBlockIterator blocks(p, 0, 0, first);
+    for (int i = 0; i < blocks.count; ++i) {
+      const int step = blocks.at(i);
+      std::printf("%%d%%s ", step, %(masked)s ? "*" : "");
+    }
+    std::puts("");
+    for (int key = first; key < min(first + kTileN, p.kv_len); ++key) {
+      std::string queries(p.q_len, '.');
+      for (int i = 0; i < blocks.count; ++i) {
+        const int step = blocks.at(i);
+        for (int query = step * kTileM; query < min((step + 1) * kTileM, p.q_len); ++query) {
+          if (!%(masked)s || %(visible)s) queries.at(query) = 'x';
+        }
+      }
+      std::puts(queries.c_str());
+    }
+  }
+}
+}  // namespace kernel_%(index)d
+"""
+
+
+def plan_of(pattern: dict[str, Any], m: int, n: int) -> Plan:
+    fields = {"op": "attention_backward", "arch": "sm_90a", "gradients": "dkdv", "head_dim": 64, "pattern": pattern}
+    return plan_for(find_spec({**fields, "tile": {"m": m, "n": n}}))
+
+
+PLANS = [plan_of(pattern, *tile) for pattern in PATTERNS for tile in TILES]
+
+
+def kernel(index: int, plan: Plan) -> str:
+    """One kernel's part of the host program."""
+    assert isinstance(plan.spec, AttentionBackwardSpec)
+    piece = render_template(plan, f"attention_backward/queries/{plan.spec.pattern.queries}.cuh.j2").strip()
+    assert piece in render_plan(plan)
+    masks = plan.spec.pattern.masks_pairs
+    return KERNEL % {
+        "index": index,
+        "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
+        "piece": piece,
+        "masked": "blocks.masked(i, step)" if masks else "false",
+        "visible": "visible(p, query, key)" if masks else "true",
+    }
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    folder = tmp_path_factory.mktemp("query_blocks")
+    names = ", ".join(f"kernel_{index}::print" for index in range(len(PLANS)))
+    source = PROGRAM % {"kernels": "".join(map(kernel, range(len(PLANS)), PLANS)), "names": names}
+    (folder / "main.cpp").write_text(source, encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "main.cpp", "-o", "main"], cwd=folder, check=True)
+    return folder / "main"
+
+
+@pytest.mark.parametrize("index", range(len(PLANS)), ids=[f"{p.spec.pattern.stem()}-{p.spec.tile.m}" for p in PLANS])  # type: ignore[union-attr]
+def test_query_blocks_are_those_of_the_definition(program: Path, index: int) -> None:
+    spec = PLANS[index].spec
+    assert isinstance(spec, AttentionBackwardSpec)
+    step, tile, visible = spec.tile.m, spec.tile.n, spec.pattern.visible
+    words = [str(number) for lengths in LENGTHS for number in lengths]
+    run = subprocess.run([program, str(index), *words], check=True, capture_output=True, text=True)
+    lines = iter(run.stdout.splitlines())
+    for q_len, kv_len in LENGTHS:
+        for first in range(0, kv_len, tile):
+            where = f"q_len {q_len}, kv_len {kv_len}, keys from {first}"
+            listed = next(lines).split()
+            keys = range(first, min(first + tile, kv_len))
+            pairs = ["".join(".x"[bool(visible(q, k, q_len, kv_len))] for q in range(q_len)) for k in keys]
+            assert [next(lines) for _ in keys] == pairs, where
+            for word in listed:
+                begin = int(word.rstrip("*")) * step
+                of_step = "".join(row[begin : begin + step] for row in pairs)
+                assert "x" in of_step, f"{where}: step {word} holds no visible pair"
+                # Keys and queries beyond the last ones count as hidden.
+                whole = begin + step <= q_len and first + tile <= kv_len
+                assert not whole or word.endswith("*") == ("." in of_step), f"{where}: step {word}"
+    assert next(lines, None) is None

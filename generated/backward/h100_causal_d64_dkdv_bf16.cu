@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_d64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: a5a1e895feceff12ed5905c82c04c4076d63cbd5b84e32667e58eab35d673291
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 72f4db83f1cbfc9d064cc865d62b8f0cd3b76a25c1b8faa859cef3781653d41e
+// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 c484f2d232242dbda522061c4fc497709a7aab1b311b1307d8e928d5989e52b1
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -517,7 +517,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_d64_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d7f2f741c4cc5d0b0c2c8842bc87a42000d3dd950a5e7ef6dcf9f5dc3b833f1f
-// templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bfb842dcd493182800b654ceb1376cb14445093431f5523d8ec06a4ec7ecea9d
+// templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b7a517dc00f4df1a6afceaaecdaf74f2ec647c6e31f754550bd1b1dee5b17bf1
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -512,7 +512,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA expects).
+// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1df607f2dae9077f83ee0264d40aca658d3170edbcac3ff531ef21b3f92f9c99
-// templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 86fe3747385d5880090c9bf118bc24b3a879ec64e75929b9c1d8c346d3ae31e1
+// templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b681a9fbd4f56d67610001a22abdcfd8c999a94a14c46bc4af348338559876f3
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -520,7 +520,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA expects).
+// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_d64_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d194845f3e79c039b6e6a762b74bcbca3d6912c4b3d5a1d0ed8de2e8d850ec6f
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 40cfef83c682a6d2b78c5c45d4496b5323727292862cd219bf63c7d788fcfec0
+// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 3bc172cd275117ef7fa5d162343a9735288c5885043194fd458f96d60fb98b8d
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -494,7 +494,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA expects).
+// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

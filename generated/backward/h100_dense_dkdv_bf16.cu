@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 0718ddacf2d602ab71b775c9981904bb3fb7d7edd8b906d007d44d487d3f7150
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 024fabf5d8676463476dc9af0c09507d4f3f52fef5af0f6fd89ac5190e3feccf
+// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 d98f17e385748fa6098a5b84bad4b8f8690f7e77170f7cc36420b00a2e8d7428
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -489,7 +489,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b158ef8ac318e5c8f3d41ecc91deb83991d544558ecd1bd0beebbba4936b9407
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 254534098023bdeaca43e29ec33ece3a71f8928f2bd32f5150377d530eb974ec
+// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b97dbd541ecf3187686017181d80baf82149f82c285846d5780a087ebec57ec8
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -506,7 +506,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA expects).
+// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_lists128_causal_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e8cbeb817845a3a0fe49a6b5c5bcea2de53446b98350c2c7f7eddfcf910681a1
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9002b32357de1b2d5ad5952f478f20e9601a52e6be5eb559a11376a5b069326a
+// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 75d4ed6b2d0b98bc5745cfb571512fea55f3de007fc1491359092dd42d18fe50
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -635,7 +635,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

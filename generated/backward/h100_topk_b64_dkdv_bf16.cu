@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_b64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 7b8a63aac6742ee82bc02d0682b21b8c30ee64609d604382d2953425c237ed67
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4ad5ea81a593ce66366709616f548a7654c5486cd397f9eed492d7c03d7aa282
+// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 864d0bc9408fb5fbfafd0b52d78e07d6192991632789b969269f7a56fcac9932
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -595,7 +595,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_d64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 5a4604bf57ca5561a6276cb3494eb3cdb596e8e82717f2697c76d7eda3368df8
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c0c76fcb2939e8f0d967e452bf758453235915db15893a8cebda51ec0490cb1e
+// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 3afb3e2d3ffc17aeb96df72e433744b4bd73740138e9b58525632def9601d0f1
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -603,7 +603,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_window2k_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: bf63f95d6f33fa36d7c4c07a526e93b205d797fcb7f181fb9996da90eea86029
-// templates: attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4056f89bc0258dbd52540acd7b0740f79e4bb62bfe455147c3e3c5be09bb0edc
+// templates: attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 764f90bfb6760b7cba09dde8d4c54152aedd4ffb7ae94b7e6d70200722d3a707
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -526,7 +526,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA expects).
+// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA
+// expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll

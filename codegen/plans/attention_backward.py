@@ -35,7 +35,9 @@ PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a hea
 # By consumer warpgroups: registers of a producer and of a consumer thread; the first split that fits is taken. Those
 # of one consumer are for two thread blocks on an SM.
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
-OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics of a few queries: an allowance
+# Addresses, loop state, statistics: an allowance with which nothing spills, and ptxas need not wait behind each wgmma.
+# dQ has S of a step and dS of the one before at once, which the sum of its accumulators leaves out.
+OVERHEAD_REGISTERS = {"dq": 40, "dkdv": 12}
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
 
 
@@ -53,9 +55,9 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     sums = spec.head_dim // 2 * (1 if is_dq else 2)
     operand = 0 if is_dq else step // 4  # P^T beside S^T and dP^T; dS takes their place
     accumulators = sums + 2 * (step // 2) + operand
-    splits = REGISTER_SPLITS[consumers]
-    producer, consumer = next((s for s in splits if accumulators + OVERHEAD_REGISTERS <= s[1]), splits[-1])
-    registers = Registers(accumulators=accumulators, overhead=OVERHEAD_REGISTERS, limit=consumer)
+    splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
+    producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
+    registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
     check_budget(spec, shared.size, registers)
     fits_twice = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
     return Plan(

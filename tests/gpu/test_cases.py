@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.spec import AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
+from codegen.spec import AttentionBackwardSpec, AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402
-from runtime.verify import attention, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
+from runtime.verify import attention, attention_backward, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.verify.common import summary  # noqa: E402
 from runtime.verify.run import MODULES, run_case  # noqa: E402
 
@@ -27,6 +28,8 @@ def cases_of(named: NamedSpec) -> tuple[Any, ...]:
         return bsr_spgemm.cases_of(spec)
     if isinstance(spec, BsrSpmmSpec):
         return bsr_spmm.cases_of(plan_for(named))
+    if isinstance(spec, AttentionBackwardSpec):
+        return attention_backward.cases_of(spec)
     return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else MODULES[spec.op].CASES
 
 
@@ -53,12 +56,20 @@ def test_case(name: str, case: Any) -> None:
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k {name}-{case.name}"
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_names() if find_spec(name).spec.op == "attention"])
+OF_ATTENTION = [name for name in shipped_names() if find_spec(name).spec.op.startswith("attention")]
+
+
+def forward_of(kernel: Kernel) -> AttentionSpec:
+    """The spec of the forward kernel whose cases a kernel has."""
+    assert isinstance(kernel, AttentionKernel | AttentionBackwardKernel)
+    return kernel.spec if isinstance(kernel, AttentionKernel) else kernel.spec.forward
+
+
+@pytest.mark.parametrize("name", OF_ATTENTION)
 def test_random_shapes(name: str) -> None:
     skip_if_newer_than_the_device(find_spec(name))
     kernel, device = kernel_of(name), torch.device("cuda", 0)
-    assert isinstance(kernel, AttentionKernel)
-    shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
+    shapes = [attention.fitted(case, forward_of(kernel)) for case in attention.random_cases()]
     outcome = summary("random_shapes", [run_case(kernel, case, device) for case in shapes])
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
 
@@ -148,8 +159,7 @@ def test_unshipped_tiles(fields: dict[str, Any]) -> None:
     named, device = find_spec(fields), torch.device("cuda", 0)
     skip_if_newer_than_the_device(named)
     kernel = load_kernel(fields, forward_compatible=True)
-    assert isinstance(kernel, AttentionKernel) and isinstance(named.spec, AttentionSpec)
-    shapes = [attention.fitted(case, kernel.spec) for case in attention.random_cases()]
-    outcomes = [run_case(kernel, case, device) for case in (*attention.cases_of(named.spec), *shapes)]
+    shapes = [attention.fitted(case, forward_of(kernel)) for case in attention.random_cases()]
+    outcomes = [run_case(kernel, case, device) for case in (*cases_of(named), *shapes)]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     assert not wrong, "\n".join(map(str, wrong))

@@ -464,3 +464,12 @@ def test_rows_of_another_call_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         with pytest.raises(ArgumentError, match=message):
             kernel._check_operands({**operands, **change})
+
+
+def test_operands_that_want_gradients_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels refuse them where gradients are on; what is explained is not called."""
+    on: list[bool] = []
+    monkeypatch.setattr("runtime.ops.explain.check_operands", lambda *_, **__: on.append(torch.is_grad_enabled()))
+    q, k, v = (torch.randn(1, 2, 256, 64).half().requires_grad_() for _ in range(3))
+    told = str(explain_attention(q, k, v, Causal(), arch="sm_90a", gradients=True))
+    assert on == [False] and "dQ: " in told

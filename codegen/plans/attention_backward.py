@@ -138,10 +138,10 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     is_dq = spec.gradients == "dq"
     element = "unsigned short"
     lists = index_params(spec.forward)
-    if spec.pattern.fixed_block is not None and "query_blocks" not in {param.name for param in lists}:
-        lists += [i32("query_blocks", "query blocks of a head: rows of the lists")] if not is_dq else []
     if _transposes(spec):
+        rows = i32("query_blocks", "query blocks of a head: rows of the lists")
         lists += [
+            *([] if rows in lists else [rows]),
             pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
             pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
@@ -259,7 +259,7 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
         consumers_own=f"consumer. It owns the tile's 64 {rows}"
         if consumers == 1
         else f"consumers. Each owns 64 {rows}",
-        other_workers="the SM's other thread block, if it has one," if consumers == 1 else "another one",
+        other_workers="the SM's other thread block, if it has one," if consumers == 1 else "the other warpgroup",
     )
 
 

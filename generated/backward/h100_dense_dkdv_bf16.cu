@@ -4,12 +4,12 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 0718ddacf2d602ab71b775c9981904bb3fb7d7edd8b906d007d44d487d3f7150
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d98f17e385748fa6098a5b84bad4b8f8690f7e77170f7cc36420b00a2e8d7428
+// seal: sha256 26941760069f516ded52a16f6f199933b23c4ffaed6c229dff4ea879244dc466
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
-// Each thread block sums up all that the queries add to its keys, in one order: no atomics, so every run gives the same
-// bits.
+// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
+// every run gives the same bits.
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the ring of queries by TMA, and loads K and V.
@@ -21,7 +21,7 @@
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
 // Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
-// own products, another one computes.
+// own products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, which a thread block works on
@@ -330,8 +330,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row. A query
-// without keys, and the rows that fill a head's queries up, have infinity and 0: their weights are 2^-inf = 0.
+// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
+// infinity and 0: their weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };

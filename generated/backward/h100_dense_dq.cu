@@ -4,12 +4,12 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b158ef8ac318e5c8f3d41ecc91deb83991d544558ecd1bd0beebbba4936b9407
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b97dbd541ecf3187686017181d80baf82149f82c285846d5780a087ebec57ec8
+// seal: sha256 3961804711c5aa0e4d18ab81be362b47f7675686e9b78bd201731a53f2dc9b55
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
-// Each thread block sums up all that the keys add to its queries, in one order: no atomics, so every run gives the same
-// bits.
+// Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
+// every run gives the same bits.
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
@@ -334,8 +334,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row. A query
-// without keys, and the rows that fill a head's queries up, have infinity and 0: their weights are 2^-inf = 0.
+// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
+// infinity and 0: their weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };

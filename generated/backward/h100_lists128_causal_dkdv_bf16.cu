@@ -4,12 +4,12 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e8cbeb817845a3a0fe49a6b5c5bcea2de53446b98350c2c7f7eddfcf910681a1
 // templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 75d4ed6b2d0b98bc5745cfb571512fea55f3de007fc1491359092dd42d18fe50
+// seal: sha256 c78e0c974620e977b576aec5e374b48cca2f1a2b3ce330b31acb5101c7f022fd
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
-// Each thread block sums up all that the queries add to its keys, in one order: no atomics, so every run gives the same
-// bits.
+// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
+// every run gives the same bits.
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the ring of queries by TMA, and loads K and V.
@@ -21,7 +21,7 @@
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
 // Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
-// own products, another one computes.
+// own products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, which a thread block works on
@@ -355,8 +355,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row. A query
-// without keys, and the rows that fill a head's queries up, have infinity and 0: their weights are 2^-inf = 0.
+// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
+// infinity and 0: their weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
@@ -370,8 +371,8 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 }
 
 // Transposed lists: of each key block the query blocks that list it, ascending. One thread block sorts the entries of a
-// head by key block (a stable counting sort), so every run has the same. Lists that batches or heads share are
-// transposed once.
+// head by key block (a stable counting sort), so every run has the same: what is added up atomically are integers, and
+// each warp has counters of its own. Lists that batches or heads share are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
 // Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
@@ -403,7 +404,7 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   }
 }
 
-// From the numbers of entries of each warp and key block to where they begin. Returns nothing: `places` is both.
+// Turns `places`, how many entries each warp has of each key block, into where these go: by key block, then by warp.
 __device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
   __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -438,6 +439,7 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
   }
 }
 
+// Counts the entries of each warp and key block, finds their places, then writes them there.
 __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
   // What this thread block has of the scratch memory: numbers, then places, of each warp and key block.

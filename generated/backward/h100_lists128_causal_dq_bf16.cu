@@ -4,12 +4,12 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 6546e019583a06798869da44631e042bae56f7f113909d41053bed41e4a70458
 // templates: attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 be61da2d60186ffbe6a8fff8d6c71382cca6013ad7a9a7fa0c86cfd60263c1c3
+// seal: sha256 941387f59e4dc649587b48f895caecfc438632796bf427e4f9cfd2d3bd6a10c3
 
 // Attention backward for sm_90a, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
-// Each thread block sums up all that the keys add to its queries, in one order: no atomics, so every run gives the same
-// bits.
+// Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
+// every run gives the same bits.
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
@@ -355,8 +355,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row. A query
-// without keys, and the rows that fill a head's queries up, have infinity and 0: their weights are 2^-inf = 0.
+// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
+// infinity and 0: their weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 griffe = pytest.importorskip("griffe")
 
@@ -18,19 +17,7 @@ SHAPE = re.compile(r"\(.*\)|\bas \S|\bsame\b|\bthose\b")
 """What the description of a tensor has: a shape, or the argument whose shape it shares."""
 
 
-def load_script() -> ModuleType:
-    path = PROJECT / "benchmarks" / "api_page.py"
-    spec = importlib.util.spec_from_file_location("api_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as when it is run
-        spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("api_page")
 ENTRIES = [entry for module in script.public_modules() for entry in script.entries(module)]
 FUNCTIONS = [
     function

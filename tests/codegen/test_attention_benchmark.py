@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.library import find_spec
 from codegen.parse import parse_spec
@@ -19,19 +19,11 @@ from codegen.render import render
 from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "attention.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
-        spec = importlib.util.spec_from_file_location("attention_benchmark", SCRIPT)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
+    with imported("attention") as module:
         yield module
 
 

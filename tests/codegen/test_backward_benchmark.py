@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import BENCHMARKS, imported
 
 torch = pytest.importorskip("torch")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "attention_backward.py"
-RESULTS = SCRIPT.parent / "results" / "attention_backward_h100.json"
+RESULTS = BENCHMARKS / "results" / "attention_backward_h100.json"
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
-        spec = importlib.util.spec_from_file_location("backward_benchmark", SCRIPT)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
+    with imported("attention_backward") as module:
         yield module
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.library import find_spec
 
@@ -19,18 +18,10 @@ torch = pytest.importorskip("torch")
 from codegen.patterns import Block  # noqa: E402
 from runtime.verify.mask_bits import visible_pairs  # noqa: E402
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bit_masks.py"
-
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
-        spec = importlib.util.spec_from_file_location("bit_masks_benchmark", SCRIPT)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
+    with imported("bit_masks") as module:
         yield module
 
 

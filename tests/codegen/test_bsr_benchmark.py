@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import sys
@@ -13,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.library import find_spec
 from codegen.render import render
 
 torch = pytest.importorskip("torch")
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "bsr.py"
 # Rows of the groups with targets for which none was set.
 WITHOUT_TARGET = {
     *("spgemm_b128_bsr", "ada_spmm_b16", "ada_spmm_wmma_b16", "ada_sddmm_b128", "ada_sddmm_b64", "ada_sddmm_b32"),
@@ -29,14 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
-        spec = importlib.util.spec_from_file_location("bsr_benchmark", SCRIPT)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
+    with imported("bsr") as module:
         yield module
 
 

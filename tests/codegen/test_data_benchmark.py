@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.library import find_spec
 from codegen.receipts import source_sha256
@@ -21,19 +20,10 @@ torch = pytest.importorskip("torch")
 
 from runtime.verify import rows  # noqa: E402
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "data.py"
-
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
-        spec = importlib.util.spec_from_file_location("data_benchmark", SCRIPT)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
+    with imported("data") as module:
         yield module
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.spec import BsrSpmmSpec
 
 torch = pytest.importorskip("torch")
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)  # as when it is run
-        yield importlib.import_module("few_columns")
+    with imported("few_columns") as module:
+        yield module
 
 
 def test_each_layer_has_a_kernel_for_its_blocks(script: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -11,25 +10,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.library import find_spec, shipped_specs
 from codegen.receipts import source_sha256
 from codegen.render import render
 
 torch = pytest.importorskip("torch")
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "ladder.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as when it is run
-        spec = importlib.util.spec_from_file_location("ladder_benchmark", SCRIPT)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
+    with imported("ladder") as module:
         yield module
 
 

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import load_script
 
-PROJECT = Path(__file__).resolve().parents[2]
-
-
-def load_script() -> ModuleType:
-    path = PROJECT / "benchmarks" / "ladder_page.py"
-    spec = importlib.util.spec_from_file_location("ladder_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as when it is run
-        spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("ladder_page")
 RECORDS = {name: script.read(path) for name, path in script.RECORDS.items()}
 
 

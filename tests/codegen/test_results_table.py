@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import load_script
 
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import Receipt, receipt_path, source_sha256
@@ -18,18 +17,6 @@ from codegen.render import render
 PROJECT = Path(__file__).resolve().parents[2]
 Make = Callable[[NamedSpec, str], Receipt]
 README = "above\n<!-- results:begin -->\nold\n<!-- results:end -->\nbelow\n"
-
-
-def load_script(name: str) -> ModuleType:
-    path = PROJECT / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as when it is run
-        spec.loader.exec_module(module)
-    return module
 
 
 script = load_script("results_table")

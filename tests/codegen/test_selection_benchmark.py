@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,27 +9,26 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
 from codegen.select.calibration import FEWEST
 from codegen.select.table import measurements
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 pytest.importorskip("runtime.tune.command", exc_type=ImportError)
 
-from runtime.tune.command import read_problems  # noqa: E402
-from runtime.tune.database import Database, Device, Figures  # noqa: E402
-from runtime.tune.tuner import tune  # noqa: E402
+from runtime.tune.command import read_problems
+from runtime.tune.database import Database, Device, Figures
+from runtime.tune.tuner import tune
 
 DEVICE = Device("a GPU", "580.1")
 
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("selection")
+    with imported("selection") as module:
+        yield module
 
 
 class Bench:

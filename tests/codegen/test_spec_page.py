@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import get_args
 
 import pytest
+from scripts import load_script
 
 from codegen.arch import ARCHS
 from codegen.library import shipped_specs
@@ -19,19 +18,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 PAGE = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
 
 
-def load_script() -> ModuleType:
-    path = PROJECT / "benchmarks" / "spec_page.py"
-    spec = importlib.util.spec_from_file_location("spec_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as when it is run
-        spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("spec_page")
 
 
 def table_of(name: str) -> list[list[str]]:

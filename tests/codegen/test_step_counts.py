@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import imported
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "step_counts.py"
 SOURCE = "constexpr int kWarpRows = 16;  // rows\nconstexpr int kTileN = 8;\nconstexpr int kHeadDim = 16;\n"
 # A loop from 0x10 on. Block by block: a copy that the last steps skip, scores, a mask, a shuffle that is of no maximum,
 # the vote, a raise out of line, exponentials, output, the way out.
@@ -47,13 +44,7 @@ SASS = """
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("step_counts", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
+    with imported("step_counts") as module:
         yield module
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.receipts import Receipt
@@ -19,19 +18,7 @@ PAGE = PROJECT / "docs" / "tasks" / "verified.md"
 Make = Callable[[NamedSpec, str], Receipt]
 
 
-def load_script() -> ModuleType:
-    path = PROJECT / "benchmarks" / "verified_page.py"
-    spec = importlib.util.spec_from_file_location("verified_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as when it is run
-        spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("verified_page")
 SPECS = [find_spec(name) for name in ("h100_topk32", "h100_causal", "l4_causal")]
 
 

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from scripts import load_script
 
 from codegen.library import GENERATED
 from runtime.compile import toolchain
 
-
-def load_script() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "step_counts.py"
-    spec = importlib.util.spec_from_file_location("step_counts", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+script = load_script("step_counts")
 PAGE = script.PAGE.read_text(encoding="utf-8")
 
 

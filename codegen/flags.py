@@ -101,8 +101,8 @@ class KeyEndOfMasks(KeyEndWords):
 
 
 @dataclass(frozen=True)
-class AttentionFlags(Flags):
-    """What the templates of patterns ask, which all attention kernels include.
+class PatternFlags(Flags):
+    """What the templates of patterns ask, which all attention kernels and gradients include.
 
     Attributes:
         pattern_template: the pattern's template.
@@ -110,7 +110,6 @@ class AttentionFlags(Flags):
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
         step_is: a step, in words.
         lists: what the templates of lists insert.
-        key_end_words: where the keys of a batch end.
     """
 
     pattern_template: str
@@ -118,6 +117,16 @@ class AttentionFlags(Flags):
     skip_masked: bool
     step_is: str
     lists: ListWords
+
+
+@dataclass(frozen=True)
+class AttentionFlags(PatternFlags):
+    """What all attention kernels ask.
+
+    Attributes:
+        key_end_words: where the keys of a batch end.
+    """
+
     key_end_words: KeyEndWords
 
 
@@ -560,15 +569,10 @@ class SpmmWmmaFlags(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionBackwardFlags(Flags):
-    """What the templates of attention_backward/ ask, and those of patterns that they include.
+class AttentionBackwardFlags(PatternFlags):
+    """What the templates of attention_backward/ ask.
 
     Attributes:
-        pattern_template: the pattern's template.
-        partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
-        skip_masked: whether warpgroups skip steps of their tile of which they see no key.
-        step_is: a step, in words.
-        lists: what the templates of lists insert.
         key_end_of_batch: where the keys of a batch end.
         no_block: number of a listed block that has no key.
         queries_piece: how dK and dV walk over the queries that see their keys.
@@ -582,11 +586,6 @@ class AttentionBackwardFlags(Flags):
         other_workers: what computes while one of them waits.
     """
 
-    pattern_template: str
-    partial_range: bool
-    skip_masked: bool
-    step_is: str
-    lists: ListWords
     key_end_of_batch: str
     no_block: str
     queries_piece: str

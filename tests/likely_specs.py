@@ -18,7 +18,15 @@ Choose = Callable[[Sequence[Any]], Any]
 """Returns one of the values that it is given."""
 
 # More often what has most options, and what is refused most.
-OPS = (*["attention"] * 12, *["bsr_spmm"] * 6, *["bsr_sddmm"] * 3, *["bsr_spgemm"] * 2, "select_topk", "tile_copy")
+OPS = (
+    *["attention"] * 12,
+    *["attention_backward"] * 6,
+    *["bsr_spmm"] * 6,
+    *["bsr_sddmm"] * 3,
+    *["bsr_spgemm"] * 2,
+    "select_topk",
+    "tile_copy",
+)
 ARCHS = (*["sm_90a"] * 6, "sm_89", "sm_89", "sm_80", "sm_86", "sm_120")
 SIDES = (16, 32, 64, 128)
 RARELY = (True, False, False, False, False)
@@ -97,6 +105,27 @@ def _sharing_attention(choose: Choose) -> dict[str, Any]:
         **choose(({}, {"softcap": 20.0}, {"sink": True})),
         **choose(({}, {}, {"kv_lengths": True})),
     }
+
+
+def _attention_backward(choose: Choose) -> dict[str, Any]:
+    pattern = _pattern(choose)
+    if "mask" in pattern or pattern["kind"] == "topk":  # blocks of the sizes that gradients have, most of the time
+        pattern["block"] = {side: choose((64, 64, 64, 128, 128, 128, 32)) for side in ("q", "kv")}
+    which = choose(("dq", "dkdv"))
+    fields: dict[str, Any] = {
+        "gradients": which,
+        "dtype": choose(("fp16", "bf16")),
+        "head_dim": choose((64, 64, 64, 128, 128, 128, 96, 192, 256)),
+        "pattern": pattern,
+    }
+    if choose(OFTEN):
+        # What a tile keeps, and what a step adds: queries and keys, or the other way round.
+        kept, step = choose((64, 64, 128, 128, 192)), choose((*range(16, 177, 16), 32, 64, 64, 64, 128, 128))
+        tile = {"m": kept, "n": step} if which == "dq" else {"m": step, "n": kept}
+        fields["tile"] = {name: tile[name] for name in choose((("m", "n"), ("m",), ("n",)))}
+    if choose(OFTEN):
+        fields["stages"] = choose((1, 1, 2, 3, 4, 5, 6))
+    return fields
 
 
 def _pattern(choose: Choose) -> dict[str, Any]:
@@ -190,6 +219,7 @@ def _tile_copy(choose: Choose) -> dict[str, Any]:
 
 _ATTENTION_OR_PRODUCT: dict[str, Callable[[Choose], dict[str, Any]]] = {
     "attention": _attention,
+    "attention_backward": _attention_backward,
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,

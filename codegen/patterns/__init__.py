@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.patterns.base import NO_VALUES, Block, IndexTensor, PatternBase
 
-__all__ = ["NO_VALUES", "PATTERNS", "Block", "IndexTensor", "PatternBase", "pattern_union"]
+__all__ = ["NO_VALUES", "PATTERNS", "Block", "IndexTensor", "PatternBase", "pattern_union", "without_gradient"]
 
 
 def _discover() -> dict[str, type[PatternBase]]:
@@ -26,3 +26,12 @@ PATTERNS: dict[str, type[PatternBase]] = dict(sorted(_discover().items()))
 def pattern_union() -> Any:
     """Return the union of all patterns, for a discriminated field."""
     return reduce(or_, PATTERNS.values())
+
+
+def without_gradient(pattern: PatternBase) -> str:
+    """Return why attention over a pattern has no gradient, and what has one; "" if it has."""
+    if pattern.queries is not None and not pattern.masks_by_bits:
+        return ""
+    written = ", ".join(kind for kind, each in PATTERNS.items() if each.queries is not None)
+    bits = " with a mask of bits" if pattern.masks_by_bits else ""
+    return f"is {pattern.kind}{bits}, which has no gradient; there is one of {written}, with masks by position"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from codegen.arch import ARCHS, KIB, WARP
 from codegen.dtypes import DTYPES
 from codegen.flags import AttentionBackwardFlags
+from codegen.patterns import without_gradient
 from codegen.plan import (
     Constant,
     Param,
@@ -90,8 +91,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    written = spec.pattern.queries is not None and not spec.pattern.masks_by_bits
-    require(written, "pattern", f"is {spec.pattern.describe()}, of which no gradient is written yet")
+    reason = without_gradient(spec.pattern)
+    require(not reason, "pattern", reason)
     field, resident, step = ("tile.m", m, n) if spec.gradients == "dq" else ("tile.n", n, m)
     other = "tile.n" if field == "tile.m" else "tile.m"
     require(resident in (64, 128), field, f"is {resident}; allowed: 64, 128 (warpgroups of 64 rows)")

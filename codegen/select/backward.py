@@ -10,7 +10,7 @@ from typing import Any
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.patterns import PATTERNS
+from codegen.patterns import PATTERNS, without_gradient
 
 OP = "attention_backward"
 HEAD_DIMS = (64, 128)
@@ -59,11 +59,8 @@ def check_pattern(pattern: Mapping[str, Any]) -> None:
     block = pattern.get("block")
     fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
     model = PATTERNS[pattern["kind"]].model_construct(**fields)
-    if model.queries is None or model.masks_by_bits:
-        written = ", ".join(kind for kind, each in PATTERNS.items() if each.queries is not None)
-        bits = " with a mask of bits" if model.masks_by_bits else ""
-        reason = f"has no gradient; there is one of {written}, with masks by position"
-        raise SpecError("pattern", f"is {pattern['kind']}{bits}, which {reason}")
+    if reason := without_gradient(model):
+        raise SpecError("pattern", reason)
 
 
 def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_dim: int) -> BackwardKernels:

@@ -62,6 +62,7 @@ def test_drawn_specs_are_of_every_operator_and_have_what_is_unusual() -> None:
     assert {spec.arch for spec in specs} == set(HOPPER)
     assert {spec.op for spec in specs} == {
         "attention",
+        "attention_backward",
         "bsr_spmm",
         "bsr_sddmm",
         "bsr_spgemm",

@@ -1,0 +1,103 @@
+"""The cases of gradients, as far as they go without a GPU: drawn specs have some, and wrong gradients fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from likely_specs import accepted_specs
+
+from codegen.library import find_spec
+from codegen.spec import AttentionBackwardSpec
+
+torch = pytest.importorskip("torch")
+
+import attention_oracle  # noqa: E402
+
+from runtime.kernels.attention_backward import AttentionGradients  # noqa: E402
+from runtime.verify import attention_backward  # noqa: E402
+from runtime.verify.attention import Case  # noqa: E402
+
+DRAWN = [named.spec for named in accepted_specs(150, 5, ("sm_90a",)) if named.spec.op == "attention_backward"]
+SMALL = Case("small", heads=4, kv_heads=2, q_len=140, kv_len=200)
+Spoil = Callable[[dict[str, Any], int], None]
+
+
+class Definition:
+    """Stands for a kernel: the gradients by the definition, rounded to its type, and then spoilt."""
+
+    def __init__(self, spec: AttentionBackwardSpec, spoil: Spoil) -> None:
+        self.spec, self.spoil, self.calls = spec, spoil, 0
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, *lists: Any, out: Any, dout: Any, lse: Any, scale: Any
+    ) -> AttentionGradients:
+        seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, (*q.shape[:3], k.shape[2]))
+        found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=None, scale=scale)
+        made = {name: torch.empty_like(t).copy_(found[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
+        self.calls += 1
+        self.spoil(made, self.calls)
+        wanted = ("dq",) if self.spec.gradients == "dq" else ("dk", "dv")
+        return AttentionGradients(*(made[name] if name in wanted else None for name in ("dq", "dk", "dv")), stats=lse)
+
+
+def outcome_of(spec: Any, spoil: Spoil = lambda made, call: None, case: Case = SMALL) -> Any:
+    kernel: Any = Definition(spec, spoil)
+    return attention_backward.run_case(kernel, case, torch.device("cpu"))
+
+
+def scaled(made: dict[str, Any], call: int) -> None:
+    for gradient in made.values():
+        gradient.mul_(1.05)
+
+
+def one_row(made: dict[str, Any], call: int) -> None:
+    for gradient in made.values():
+        gradient[-1, -1, 77] *= 2.0
+
+
+def second_run_differs(made: dict[str, Any], call: int) -> None:
+    if call == 2:
+        for gradient in made.values():
+            gradient.view(torch.int16)[0, 0, 0, 0] ^= 1  # the last bit: far less than an error may be
+
+
+def left_out(made: dict[str, Any], call: int) -> None:
+    for gradient in made.values():
+        gradient[0, 0, 3] = float("nan")
+
+
+def test_drawn_specs_are_of_both_kernels_and_of_lists_too() -> None:
+    assert {spec.gradients for spec in DRAWN} == {"dq", "dkdv"}
+    assert any(spec.pattern.fixed_block is None for spec in DRAWN) and any(spec.pattern.fixed_block for spec in DRAWN)
+
+
+@pytest.mark.parametrize("spec", DRAWN, ids=lambda spec: f"{spec.gradients}_d{spec.head_dim}_{spec.pattern.kind}")
+def test_drawn_specs_have_cases_and_right_gradients_pass(spec: AttentionBackwardSpec) -> None:
+    cases = attention_backward.cases_of(spec)
+    assert len(cases) > 20
+    smallest = min(cases, key=lambda case: case.batch * case.heads * case.q_len * case.kv_len)
+    for case in (SMALL, smallest):
+        outcome = outcome_of(spec, case=case)
+        assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize("name", ["h100_dense_dq", "h100_topk_dkdv"])
+@pytest.mark.parametrize("spoil", [scaled, one_row, left_out, second_run_differs])
+def test_wrong_gradients_fail(name: str, spoil: Spoil) -> None:
+    spec = find_spec(name).spec
+    assert outcome_of(spec).passed
+    outcome = outcome_of(spec, spoil)
+    assert not outcome.passed
+    assert ("two runs of" in outcome.problem) is (spoil in (second_run_differs, left_out))  # NaN equals nothing
+
+
+def test_a_gradient_where_no_pair_is_seen_fails() -> None:
+    def spoil(made: dict[str, Any], call: int) -> None:
+        made["dq"][0, 0, 0, 0] = 1e-7  # less than any tolerance
+
+    spec, case = find_spec("h100_causal_dq_bf16").spec, replace(SMALL, q_len=200, kv_len=140)
+    assert outcome_of(spec, case=case).passed
+    assert "dq is not 0 where no pair is seen" in outcome_of(spec, spoil, case).problem

@@ -12,9 +12,11 @@ from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 torch = pytest.importorskip("torch")
 
+import attention_oracle  # noqa: E402
 from gpu import garbage, small_call  # noqa: E402
 
 from runtime.kernels.attention import AttentionResult  # noqa: E402
+from runtime.kernels.attention_backward import AttentionGradients  # noqa: E402
 from runtime.verify.attention import Case, Inputs, oracle  # noqa: E402
 from runtime.verify.bsr_sddmm import sampled  # noqa: E402
 
@@ -105,6 +107,33 @@ def test_entries_that_wrap_are_found(name: str) -> None:
     wrong = Attention(name, wrapped)
     with pytest.raises(AssertionError, match="garbage changes the result"):
         garbage.check(wrong, garbage.spoil(wrong.spec, small_attention(name), 0), {})
+
+
+class Gradients:
+    """Stands for a gradient kernel: the definition, after ``spoil`` has changed the index tensors."""
+
+    def __init__(self, name: str, spoil: Any) -> None:
+        self.spec: Any = find_spec(name).spec
+        self.spoil = spoil
+
+    def __call__(self, q: Any, k: Any, v: Any, *indices: Any, **of_call: Any) -> AttentionGradients:
+        tensors = self.spec.forward.index_tensors
+        taken = tuple(self.spoil(tensor, what) for tensor, what in zip(indices, tensors, strict=True))
+        seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), taken, (*q.shape[:3], k.shape[2]))
+        found = attention_oracle.gradients(q, k, v, of_call["out"], of_call["lse"], of_call["dout"], seen)
+        wanted = ("dq",) if self.spec.gradients == "dq" else ("dk", "dv")
+        return AttentionGradients(*(found[name] if name in wanted else None for name in ("dq", "dk", "dv")), seen)
+
+
+@pytest.mark.parametrize("name", ["h100_topk_dq", "h100_topk_b64_dkdv_bf16", "h100_lists128_causal_dkdv_bf16"])
+def test_gradients_are_those_of_the_proper_lists(name: str) -> None:
+    spec = find_spec(name).spec
+    positional, more = small_call.arguments_of(spec, "cpu")
+    found = garbage.spoil(spec, positional, 0)
+    assert len(found.given) == len(found.proper) == 3 + len(spec.forward.index_tensors)  # type: ignore[union-attr]
+    garbage.check(Gradients(name, lambda tensor, what: tensor), found, more)
+    with pytest.raises(AssertionError, match="garbage changes a gradient"):
+        garbage.check(Gradients(name, wrapped), found, more)
 
 
 def test_an_order_must_be_followed() -> None:

@@ -6,7 +6,8 @@ Inputs are made on the CPU and copied, so that initcheck knows who wrote them; f
 also wants ``--report-api-errors no``: torch asks the driver for what it may not have. A name may have wildcards.
 
 With --garbage the index tensors hold anything (tests/gpu/garbage.py says what), drawn ROUNDS times, and the results are
-compared with those of the proper ones; kernels without index tensors are passed over:
+compared with those of the proper ones; kernels without index tensors are passed over. Those of gradients are given the
+lists of the forward pass, and transpose them in front of the main kernel, within the same filter:
 
     compute-sanitizer --tool memcheck --report-api-errors no --kernel-regex kns=h100_ \\
         python tests/gpu/small_call.py --garbage 'h100_*'
@@ -47,6 +48,8 @@ LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles
 COLUMNS = 328  # of a dense matrix
 DENSE_ROWS = 1000  # of a copy
+LISTED = 9  # blocks of a list, where the spec leaves that open
+LISTED_OF_GRADIENTS = 40  # more than the 32 that a warp takes at once where lists are transposed
 ROUNDS = 6  # of garbage
 
 Arguments = tuple[list[Any], dict[str, Any]]
@@ -61,7 +64,7 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, AttentionSpec):
         return _attention(spec, draw, device)
     if isinstance(spec, AttentionBackwardSpec):
-        given, _ = _attention(spec.forward, draw, device)
+        given, _ = _attention(spec.forward, draw, device, LISTED_OF_GRADIENTS)
         gradients = {name: torch.randn_like(given[0]) for name in ("out", "dout")}
         return given, {**gradients, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
     if isinstance(spec, BsrSpmmSpec):
@@ -88,7 +91,7 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     return [draw(DENSE_ROWS, COLUMNS)], {}
 
 
-def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
+def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED) -> Arguments:
     # Where the ends of tiles are a protocol of their own, one tile follows another.
     packs = MANY_HEADS if spec.share_kv_loads or spec.kv_splits > 1 else HEADS
     heads = packs * spec.pack_gqa
@@ -102,7 +105,7 @@ def _attention(spec: AttentionSpec, draw: Any, device: str) -> Arguments:
         return [q, k, v, *(tensor.to(device) for tensor in (*values, *lengths))], more
     lists, rows, columns = packs if spec.pack_gqa > 1 else heads, -(-LENGTH // block.q), -(-LENGTH // block.kv)
     if spec.pattern.kind == "topk":
-        shape = (1, lists, rows, spec.pattern.k or 9)  # type: ignore[attr-defined]
+        shape = (1, lists, rows, spec.pattern.k or listed)  # type: ignore[attr-defined]
         indices = [torch.randint(0, columns, shape, dtype=torch.int32)]
         if spec.query_grouping == "given":
             indices.append(torch.rand(shape[:3]).argsort(-1).int())

@@ -3,6 +3,7 @@
     python benchmarks/attention_backward.py --json benchmarks/results/attention_backward_h100.json
     python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json  # no GPU: an old run
     python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json --page
+    python benchmarks/attention_backward.py --prologue  # how long statistics and transposed lists take by themselves
 
 Effective TFLOPS are of five products over the pairs that the pattern shows, whatever a kernel computes; ours computes
 seven. A call of ours is all that a backward does: statistics, dQ, transposed lists, dK and dV. It is deterministic,
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import backward_peers
+import backward_prologue
 import harness
 import torch
 from backward_peers import Problem
@@ -89,6 +91,7 @@ ROWS = (
     Row(1, 8, 8192, 128, topk(128), 16),
     Row(1, 8, 32768, 128, {"kind": "sliding_window", "left": 2047, "right": 0}),
 )
+LONG = Row(1, 16, 131072, 128, topk(128), 32)  # of --prologue
 
 
 def seen(problem: Problem, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -128,12 +131,17 @@ def error_of(problem: Problem) -> Callable[[str, Any], float]:
     return error
 
 
+def kernels_of(problem: Problem) -> tuple[Any, Any]:
+    """Load our kernels of dQ, and of dK and dV."""
+    fields = problem.spec.model_dump(include={"arch", "dtype", "head_dim", "pattern"})
+    specs = (find_spec({"op": "attention_backward", "gradients": each, **fields}) for each in ("dq", "dkdv"))
+    dq, dkdv = map(load_kernel, specs)
+    return dq, dkdv
+
+
 def ours(problem: Problem) -> Call:
     """Return the call of our kernels: all of a backward."""
-    fields = problem.spec.model_dump(include={"arch", "dtype", "head_dim", "pattern"})
-    dq, dkdv = (
-        load_kernel(find_spec({"op": "attention_backward", "gradients": each, **fields})) for each in ("dq", "dkdv")
-    )
+    dq, dkdv = kernels_of(problem)
     q, k, v = problem.q, problem.k, problem.v
     of_call = {"out": problem.out, "dout": problem.dout, "lse": problem.lse}
 
@@ -188,6 +196,23 @@ def measure(rows: Sequence[Row], path: Path | None) -> Fields:
                 path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
             del problem, made, calls
             free_memory()
+    return report
+
+
+def measure_prologue(row: Row, path: Path | None) -> Fields:
+    """Time the parts of a backward that are not its main kernels, on data of std 1."""
+    report: Fields = environment(PACKAGES)
+    torch.manual_seed(0)
+    problem = problem_of(row, DATA[0])
+    whole = ours(problem)
+    _, failed = check_calls({OURS: whole}, error_of(problem))
+    if failed:
+        raise SystemExit(f"error: {failed[OURS]}; nothing was timed")
+    calls = backward_prologue.calls_of(problem, whole, lambda: kernels_of(problem))
+    record = {"name": row.name, "data": DATA[0], "prologue": backward_prologue.times_of(calls, REPEATS)}
+    report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": [record]}
+    if path:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return report
 
 
@@ -258,7 +283,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names have this in them")
     parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/training.md")
+    parser.add_argument("--prologue", action="store_true", help=f"time what is no main kernel: {LONG.name}")
     options = parser.parse_args(arguments)
+    if options.earlier and options.prologue:
+        backward_prologue.show(json.loads(options.earlier.read_text(encoding="utf-8")))
+        return
     if options.earlier:
         report = json.loads(options.earlier.read_text(encoding="utf-8"))
         if options.page:
@@ -267,6 +296,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
+    if options.prologue:
+        backward_prologue.show(measure_prologue(LONG, options.json))
+        return
     report = measure([row for row in ROWS if options.rows in row.name], options.json)
     show(report)
     if any(OURS not in record["results"] for record in report["rows"]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,3 +73,37 @@ def test_the_page_has_the_table_of_the_results(script: ModuleType) -> None:
 def test_an_earlier_run_is_shown(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     script.main(["--from", str(RESULTS)])
     assert "top 32 of 64 x 64" in capsys.readouterr().out
+
+
+def test_the_prologue_is_told_as_a_share_of_the_whole(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prologue = script.backward_prologue
+    times = {prologue.WHOLE: 200.0, prologue.STATISTICS: 3.0, prologue.LISTS: 1.5}
+    monkeypatch.setattr(prologue, "single_calls", lambda calls, repeats: {label: times[label] for label in calls})
+    monkeypatch.setattr(prologue, "back_to_back", lambda calls: {label: 2 * times[label] for label in calls})
+    found = prologue.times_of(dict.fromkeys(times, lambda: None), repeats=3)
+    assert found[prologue.PROLOGUE] == {"milliseconds": 4.5, "back_to_back_milliseconds": 9.0}
+    record = {"name": script.LONG.name, "data": "std1", "prologue": found}
+    report = {"device": "a GPU", "driver": "1", "date": "2026-01-01", "rows": [record]}
+    assert prologue.table_rows(record)[-1] == [prologue.PROLOGUE, "4.500", "2.2%", "9.000", "2.2%"]
+    path = tmp_path / "prologue.json"
+    path.write_text(json.dumps(report), encoding="utf-8")
+    script.main(["--from", str(path), "--prologue"])
+    told = capsys.readouterr().out
+    assert "top 32 of 128 x 128, B1 H16 S131072 d128" in told and "2.2%" in told
+
+
+def test_statistics_alone_must_be_those_of_the_whole_kernel(script: ModuleType) -> None:
+    class Kernel:
+        """Leaves half of the statistics out where it is alone."""
+
+        def __init__(self) -> None:
+            self._loaded = SimpleNamespace(_launch_by=None)
+
+        def __call__(self, *inputs: Any, **of_call: Any) -> Any:
+            return SimpleNamespace(stats=torch.tensor([1.0, float(self._loaded._launch_by is None)]))
+
+    problem = SimpleNamespace(q=0, k=0, v=0, lists=(), out=0, dout=0, lse=0)
+    with pytest.raises(SystemExit, match="statistics alone are not those of the whole kernel; nothing was timed"):
+        script.backward_prologue.calls_of(problem, lambda: None, lambda: (Kernel(), Kernel()))

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripts import imported
 
 from codegen.library import find_spec, shipped_specs
 from codegen.plan import PARAM_ABI, Plan
@@ -319,6 +320,24 @@ def test_a_gradient_of_the_log_sum_exp_makes_the_statistics_of_a_gradient(kernel
             right = rows["lse"] * math.log2(math.e)
             torch.testing.assert_close(stats[:, :, :256, 0], torch.where(right > -math.inf, right, math.inf))
             assert not stats[:, :, 256:, 1].any() and bool((stats[:, :, 256:, 0] == math.inf).all())
+
+
+def test_the_prologue_of_a_gradient_alone_is_one_launch(kernel: Any) -> None:
+    q, k, v = qkv()
+    lists = torch.zeros(1, 1, 2, 4, dtype=torch.int32)
+    rows = {"out": torch.randn_like(q), "dout": torch.randn_like(q), "lse": torch.randn(1, 2, 256)}
+    with imported("backward_prologue") as script:
+        for name in ("h100_topk_dq", "h100_topk_dkdv"):
+            call, driver = kernel(name)
+            stats = call(q, k, v, lists, **rows).stats
+            (of_prologue, _, _), (of_kernel, _, _) = driver.launches
+            assert of_prologue != of_kernel
+            driver.launches.clear()
+            script.alone(call)(q, k, v, lists, **rows)
+            assert [grid for grid, *_ in driver.launches] == [of_prologue]
+            driver.launches.clear()
+            script.alone(call)(q, k, v, lists, **rows, stats=stats)
+            assert [grid for grid, *_ in driver.launches] == ([1] if name == "h100_topk_dkdv" else []), "lists alone"
 
 
 @pytest.mark.usefixtures("refused_gradients")

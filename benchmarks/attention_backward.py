@@ -1,6 +1,6 @@
 """Times the gradients of attention beside other libraries' backward, in one run.
 
-    python benchmarks/attention_backward.py --json benchmarks/results/attention_backward_h100.json
+    python benchmarks/attention_backward.py --all-peers --json benchmarks/results/attention_backward_h100.json
     python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json  # no GPU: an old run
     python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json --page
     python benchmarks/attention_backward.py --prologue  # how long statistics and transposed lists take by themselves
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ from runtime import load_kernel
 from runtime.bench.data_sets import make_data
 from runtime.bench.timing import Call
 
-PACKAGES = ("torch", "flash-attn-4", "nvidia-cudnn-frontend")
+PACKAGES = ("torch", "flash-attn-4", "nvidia-cutlass-dsl", "nvidia-cudnn-frontend")
 OURS = "ours"
 SAMPLES = 8  # queries and keys whose gradients are checked
 REPEATS = 11
@@ -178,6 +179,11 @@ def pairs_of(row: Row) -> float:
     return row.length * (row.length + 1) / 2 if row.pattern == CAUSAL else float(row.length) ** 2
 
 
+def tell(line: str) -> None:
+    """Say at once what would else be seen at the end of a run, or not at all."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def measure(rows: Sequence[Row], path: Path | None) -> Fields:
     """Run rows; the JSON is written after each, so that a crash costs no finished one."""
     report: Fields = environment(PACKAGES)
@@ -186,12 +192,15 @@ def measure(rows: Sequence[Row], path: Path | None) -> Fields:
         for data in DATA:
             torch.manual_seed(0)
             problem = problem_of(row, data)
-            made, absent = backward_peers.calls_of(problem)
-            errors, failed = check_calls({OURS: ours(problem), **made}, error_of(problem))
+            made, failed = backward_peers.calls_of(problem)
             calls = {OURS: ours(problem), **made}
+            errors, wrong = check_calls(calls, error_of(problem))
+            failed |= wrong
+            for label, why in failed.items():
+                tell(f"{row.name}, {data}: {label} has no time: {why}")
             work = 10.0 * row.head_dim * row.heads * row.batch * pairs_of(row)
             results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
-            report["rows"].append({"name": row.name, "data": data, "results": results, "failed": failed | absent})
+            report["rows"].append({"name": row.name, "data": data, "results": results, "failed": failed})
             if path:
                 path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
             del problem, made, calls
@@ -246,7 +255,7 @@ def show(report: Fields) -> None:
     console = Console(width=None if Console().is_terminal else 200, highlight=False)
     console.print(printed)
     for (label, why), names in harness.failures(report).items():
-        console.print(f"{'; '.join(names)}: {label} has no time: {why}", markup=False, soft_wrap=True)
+        console.print(f"{'; '.join(dict.fromkeys(names))}: {label} has no time: {why}", markup=False, soft_wrap=True)
 
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "training.md"
@@ -282,6 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names have this in them")
+    parser.add_argument("--all-peers", action="store_true", help="stop at once where a peer cannot be imported")
     parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/training.md")
     parser.add_argument("--prologue", action="store_true", help=f"time what is no main kernel: {LONG.name}")
     options = parser.parse_args(arguments)
@@ -299,6 +309,11 @@ def main(arguments: list[str] | None = None) -> None:
     if options.prologue:
         backward_prologue.show(measure_prologue(LONG, options.json))
         return
+    missing = backward_peers.not_importable()
+    for label, why in missing.items():
+        tell(f"{label} cannot be imported: {why}")
+    if missing and options.all_peers:
+        raise SystemExit("error: peers are missing, see docs/measuring.md; nothing was timed")
     report = measure([row for row in ROWS if options.rows in row.name], options.json)
     show(report)
     if any(OURS not in record["results"] for record in report["rows"]):

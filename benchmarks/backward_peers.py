@@ -1,13 +1,14 @@
 """Other libraries' backward of attention, called on the inputs of benchmarks/attention_backward.py.
 
-A peer takes a problem and returns calls by label; each call returns dq, dk and dv as (batch, heads, length, head_dim).
-What cannot compute the problem raises.
+A peer takes a problem and returns its call, which returns dq, dk and dv as (batch, heads, length, head_dim). One that
+cannot compute the problem raises. docs/measuring.md says how they are installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,21 +47,30 @@ def leaves(problem: Problem, convert: Callable[[torch.Tensor], torch.Tensor]) ->
     return [convert(t).detach().clone().requires_grad_() for t in (problem.q, problem.k, problem.v)]
 
 
-def sdpa(problem: Problem) -> dict[str, Call]:
-    """torch's attention, by each of its fast backends."""
+def sdpa(problem: Problem, backend: str) -> Call:
+    """torch's attention, by one of its backends."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    kind = problem.spec.pattern.kind
-    if kind not in {"dense", "causal"}:
-        raise ValueError(f"has no {kind}")
+    inputs, causal = leaves(problem, lambda t: t), problem.spec.pattern.kind == "causal"
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+    return lambda: torch.autograd.grad(out, inputs, problem.dout, retain_graph=True)
 
-    def of(backend: SDPBackend) -> Call:
-        inputs = leaves(problem, lambda t: t)
-        with sdpa_kernel(backend):
-            out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=kind == "causal")
-        return lambda: torch.autograd.grad(out, inputs, problem.dout, retain_graph=True)
 
-    return {"SDPA flash": of(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": of(SDPBackend.CUDNN_ATTENTION)}
+def find_fa4() -> Any:
+    """Import FlashAttention 4's function."""
+    from flash_attn.cute import flash_attn_func
+
+    return flash_attn_func
+
+
+def find_cudnn_bsa() -> Any:
+    """Import cuDNN's block-sparse attention; its functions import the kernels when they are called."""
+    torch.backends.cudnn.version()  # loads the library that the package needs
+    import cutlass  # noqa: F401 - what those import
+    from cudnn import BSA
+
+    return BSA
 
 
 def fa4_lists(problem: Problem) -> Fields:
@@ -92,10 +102,9 @@ def fa4_lists(problem: Problem) -> Fields:
     }
 
 
-def fa4(problem: Problem, *, deterministic: bool = False) -> dict[str, Call]:
+def fa4(problem: Problem, *, deterministic: bool = False) -> Call:
     """FlashAttention 4, which takes (batch, length, heads, head_dim)."""
-    from flash_attn.cute import flash_attn_func
-
+    flash_attn_func = find_fa4()
     inputs = leaves(problem, lambda t: t.transpose(1, 2).contiguous())
     dout = problem.dout.transpose(1, 2).contiguous()
     pattern = problem.spec.pattern
@@ -110,57 +119,90 @@ def fa4(problem: Problem, *, deterministic: bool = False) -> dict[str, Call]:
     def call() -> tuple[torch.Tensor, ...]:
         return tuple(g.transpose(1, 2) for g in torch.autograd.grad(out, inputs, dout, retain_graph=True))
 
-    return {DETERMINISTIC if deterministic else "FA4": call}
+    return call
 
 
-def fa4_deterministic(problem: Problem) -> dict[str, Call]:
+def fa4_deterministic(problem: Problem) -> Call:
     """The same with its deterministic option. With lists it wants an order that the caller works out on the host."""
     if problem.spec.pattern.fixed_block is not None:
         raise ValueError("wants a write order made on the host")
     return fa4(problem, deterministic=True)
 
 
-def cudnn_bsa(problem: Problem) -> dict[str, Call]:
+def cudnn_bsa(problem: Problem) -> Call:
     """cuDNN's block-sparse attention."""
-    torch.backends.cudnn.version()  # loads the library that the package needs
-    from cudnn import BSA
-
+    bsa = find_cudnn_bsa()
     block, (lists,) = problem.spec.pattern.fixed_block, problem.lists
     assert block is not None
     options: Fields = {"sparse_block_size": block.q, "layout": "bhsd"}
-    made = BSA.block_sparse_attention_forward(problem.q, problem.k, problem.v, lists, **options)
+    made = bsa.block_sparse_attention_forward(problem.q, problem.k, problem.v, lists, **options)
 
     def call() -> tuple[torch.Tensor, ...]:
-        found = BSA.block_sparse_attention_backward(
+        found = bsa.block_sparse_attention_backward(
             *(problem.dout, problem.q, problem.k, problem.v, made["o_tensor"], made["lse_tensor"], lists), **options
         )
         return tuple(found[name] for name in ("dq_tensor", "dk_tensor", "dv_tensor"))
 
-    return {"cuDNN BSA": call}
+    return call
 
 
-def flex(problem: Problem) -> dict[str, Call]:
+def flex(problem: Problem) -> Call:
     """FlexAttention, compiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
     inputs = leaves(problem, lambda t: t)
     mask = flex_mask(problem.spec, problem.q.shape[2], problem.lists)
     out = torch.compile(flex_attention, dynamic=False)(*inputs, block_mask=mask)
-    return {"FlexAttention": lambda: torch.autograd.grad(out, inputs, problem.dout, retain_graph=True)}
+    return lambda: torch.autograd.grad(out, inputs, problem.dout, retain_graph=True)
 
 
-PEERS = (sdpa, fa4, fa4_deterministic, cudnn_bsa, flex)
+@dataclass(frozen=True)
+class Peer:
+    """A library's backward.
+
+    Attributes:
+        label: what tables call it.
+        make: takes a problem, returns the call; raises where it cannot compute the problem.
+        kinds: of patterns that it is asked for; None for all.
+        find: imports what it needs beside torch.
+    """
+
+    label: str
+    make: Callable[[Problem], Call]
+    kinds: tuple[str, ...] | None = None
+    find: Callable[[], Any] | None = None
+
+
+PEERS = (
+    Peer("SDPA flash", partial(sdpa, backend="FLASH_ATTENTION"), ("dense", "causal")),
+    Peer("SDPA cuDNN", partial(sdpa, backend="CUDNN_ATTENTION"), ("dense", "causal")),
+    Peer("FA4", fa4, find=find_fa4),
+    Peer(DETERMINISTIC, fa4_deterministic, find=find_fa4),
+    Peer("cuDNN BSA", cudnn_bsa, ("topk",), find_cudnn_bsa),
+    Peer("FlexAttention", flex),
+)
+
+
+def not_importable() -> dict[str, str]:
+    """Return the peers whose packages cannot be imported, and why: not there, or there without what they need."""
+    found: dict[str, str] = {}
+    for peer in PEERS:
+        if peer.find is not None:
+            try:
+                peer.find()
+            except Exception as error:
+                found[peer.label] = reason(error)
+    return found
 
 
 def calls_of(problem: Problem) -> tuple[dict[str, Call], dict[str, str]]:
-    """Return the calls of all peers that can compute a problem by label, and why the others cannot."""
+    """Return the calls of the peers that compute a problem by label, and why the others that were asked do not."""
     calls: dict[str, Call] = {}
-    absent: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for peer in PEERS:
-        if peer is cudnn_bsa and problem.spec.pattern.fixed_block is None:
-            continue
-        try:
-            calls |= peer(problem)
-        except Exception as error:
-            absent[peer.__name__] = reason(error)
-    return calls, absent
+        if peer.kinds is None or problem.spec.pattern.kind in peer.kinds:
+            try:
+                calls[peer.label] = peer.make(problem)
+            except Exception as error:
+                failed[peer.label] = reason(error)
+    return calls, failed

@@ -63,6 +63,9 @@ def _macros(facts: KernelFacts) -> Iterator[tuple[str, object]]:
             "PROLOGUE_PROGRAMMATIC_STREAM_SERIALIZATION",
             int(facts.prologue.programmatic_stream_serialization),
         )
+    if facts.epilogue is not None:
+        yield "EPILOGUE_SYMBOL", f'"{facts.epilogue.symbol}"'
+        yield "EPILOGUE_BLOCK", facts.epilogue.block[0]
 
 
 def _tensor_map(prefix: str, told: TensorMapRecord) -> list[str]:
@@ -142,6 +145,8 @@ def _launch(prefix: str, launch: LaunchRecord) -> list[str]:
     ]
     if launch.prologue_grid is not None:
         macros.append(("LAUNCH_PROLOGUE_GRID", launch.prologue_grid[0]))
+    if launch.epilogue_grid is not None:
+        macros.append(("LAUNCH_EPILOGUE_GRID", launch.epilogue_grid[0]))
     macros += [(f"WORKSPACE_{name.upper()}_BYTES", size) for name, size in launch.workspace.items()]
     assigned = [f"    (params)->{name} = {value}; \\" for name, value in launch.numbers.items()]
     return [

@@ -79,6 +79,13 @@ class PrologueRecord(SpecModel):
     )
 
 
+class EpilogueRecord(SpecModel):
+    """A kernel of the same cubin that is launched behind the main one, on the same stream, with the same parameter."""
+
+    symbol: str
+    block: Dim3
+
+
 class WorkspaceRecord(SpecModel):
     """Device memory that a launch needs beside its arguments."""
 
@@ -99,6 +106,7 @@ class LaunchRecord(SpecModel):
     block: Dim3
     dynamic_shared_bytes: Size
     prologue_grid: Dim3 | None
+    epilogue_grid: Dim3 | None = None
     numbers: dict[str, int] = Field(description="values of parameters that the shape decides")
     workspace: dict[str, int] = Field(description="bytes, by parameter; 0: the parameter is a null pointer")
     copy_stride: int | None = Field(description="elements of a row of the copy of B that the prologue writes")
@@ -119,6 +127,7 @@ class KernelFacts(SpecModel):
     cluster: Dim3 = Field(description="thread blocks; compiled in: a launch needs no attribute, but whole clusters")
     grid: GridRecord
     prologue: PrologueRecord | None
+    epilogue: EpilogueRecord | None = None
     params_bytes: Size = Field(description="of the struct")
     params_alignment: Size
     params: tuple[ParamRecord, ...]
@@ -158,6 +167,9 @@ def facts_of(plan: Plan) -> KernelFacts:
             dynamic_shared_bytes=prologue.shared_bytes,
             programmatic_stream_serialization=prologue.overlaps,
         ),
+        epilogue=None
+        if plan.epilogue is None
+        else EpilogueRecord(symbol=plan.epilogue.symbol, block=(plan.epilogue.threads, 1, 1)),
         params_bytes=params_size(plan.params),
         params_alignment=params_alignment(plan.params),
         params=tuple(
@@ -182,6 +194,7 @@ def launch_record(sized: SizedLaunch) -> LaunchRecord:
         block=(size.threads, 1, 1),
         dynamic_shared_bytes=size.shared_bytes,
         prologue_grid=None if sized.plan.prologue is None else (args.prologue_grid, 1, 1),
+        epilogue_grid=None if sized.plan.epilogue is None else (args.epilogue_grid, 1, 1),
         numbers=dict(args.numbers),
         workspace={**counters, **args.scratch},
         copy_stride=args.copy_stride,

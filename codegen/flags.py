@@ -584,6 +584,7 @@ class AttentionBackwardFlags(PatternFlags):
         consumer_warpgroups: numbers of the warpgroups that compute.
         consumers_own: what each of them has.
         other_workers: what computes while one of them waits.
+        dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
     """
 
     key_end_of_batch: str
@@ -597,6 +598,7 @@ class AttentionBackwardFlags(PatternFlags):
     consumer_warpgroups: str
     consumers_own: str
     other_workers: str
+    dq_queries: int = 0
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,19 @@ class SharedRegion:
 
 
 @dataclass(frozen=True)
+class Epilogue:
+    """A kernel of the same source that is launched behind the main one, with the same parameters.
+
+    Attributes:
+        symbol: its name in the source.
+        threads: threads of a block.
+    """
+
+    symbol: str
+    threads: int
+
+
+@dataclass(frozen=True)
 class Prologue:
     """A kernel of the same source that is launched before the main one, with the same parameters.
 
@@ -253,6 +266,7 @@ class Plan:
         row_cutting: split-K of long block rows, if there is one.
         gathered: layout of prepared row clusters, if tiles gather block rows.
         prologue: the kernel that is launched before this one, if there is one.
+        epilogue: the kernel that is launched behind it, likewise.
     """
 
     spec: Spec
@@ -284,6 +298,7 @@ class Plan:
     row_cutting: RowCutting | None = None
     gathered: GatheredLayout | None = None
     prologue: Prologue | None = None
+    epilogue: Epilogue | None = None
 
     def launch(self) -> dict[str, Any]:
         """Return what a host has to pass to launch the kernel, as JSON has it, without names.
@@ -304,6 +319,7 @@ class Plan:
                 [places[name], list(how.box), how.swizzle, how.promotion] for name, how in self.tensor_maps.items()
             ),
             "prologue": [before.threads, before.shared_bytes, before.overlaps] if before else None,
+            **({"epilogue": [self.epilogue.threads]} if self.epilogue else {}),
         }
 
     @property
@@ -331,6 +347,8 @@ class Plan:
             overlaps = ", and need not have ended when the main kernel begins" if before.overlaps else ""
             if before.shared_bytes:
                 notes.append(f"It has {before.shared_bytes} bytes of dynamic shared memory{overlaps}.")
+        if after := self.epilogue:
+            notes.append(f"Behind it, with the same parameters: {after.symbol}, {after.threads} threads a block.")
         if self.promoted:
             maps = self.promoted
             notes.append(f"{maps}: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.")

@@ -150,6 +150,7 @@ class LaunchArgs:
         scratch: bytes of uninitialised device memory, by pointer parameter.
         copy_stride: elements from one row to the next of the copy of B that the prologue writes; None without one.
         block: a thread block's size where the shape decides it; None for the plan's, which is the largest.
+        epilogue_grid: thread blocks of the plan's epilogue.
     """
 
     numbers: Mapping[str, int]
@@ -159,3 +160,4 @@ class LaunchArgs:
     scratch: Mapping[str, int] = field(default_factory=dict)
     copy_stride: int | None = None
     block: BlockSize | None = None
+    epilogue_grid: int = 0

@@ -210,7 +210,9 @@ class AttentionBackwardSpec(SpecBase):
     """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects; deterministic."""
 
     op: Literal["attention_backward"] = Field(description="operator")
-    gradients: Literal["dq", "dkdv"] = Field(description="what the kernel computes: dQ, or dK and dV")
+    gradients: Literal["dq", "dkdv", "dq_dkdv"] = Field(
+        description="what the kernel computes: dQ; dK and dV; or all three, with five products in place of seven"
+    )
     head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements of a head, at most")
     pattern: AnyPattern = Field(description="keys that a query sees")
     tile: AttentionBackwardTile = Field(description="tile of one thread block, and what a step adds to it")

@@ -16,6 +16,7 @@ class SlidingWindow(PatternBase):
     supports_stream_k: ClassVar[bool] = True
     supports_kv_splits: ClassVar[bool] = True
     queries: ClassVar[str | None] = "sliding_window"
+    dq_order: ClassVar[str | None] = "sliding_window"
     kind: Literal["sliding_window"]
     left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
     right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.plan import Param, Plan, Prologue, param_offsets, params_size
+from codegen.plan import Epilogue, Param, Plan, Prologue, param_offsets, params_size
 from codegen.problem import BlockSize
 from runtime.compile.compiler import Compiled
 from runtime.driver import process
@@ -85,6 +85,7 @@ class Signature:
         list_address: the address of that list.
         lock: what a launch holds, as ``_lock_of`` describes it.
         prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
+        epilogue_grid: of the one that is launched behind it, likewise.
         config: how the driver launches the kernel, made once, as it costs more to make than to launch by; the stream
             is each launch's.
     """
@@ -100,6 +101,7 @@ class Signature:
     lock: threading.Lock
     config: Any
     prologue_grid: int = 0
+    epilogue_grid: int = 0
 
 
 class LoadedKernel:
@@ -121,7 +123,9 @@ class LoadedKernel:
         if prologue is not None:
             self._prologue_kernel = self._find(prologue.symbol)
             self._prologue = cuda.CUfunction(int(self._prologue_kernel))
-        self._launch = cuda.cuLaunchKernel  # of prologues
+        epilogue = compiled.plan.epilogue
+        self._epilogue = None if epilogue is None else cuda.CUfunction(int(self._find(epilogue.symbol)))
+        self._launch = cuda.cuLaunchKernel  # of prologues and epilogues
         self._launch_by = cuda.cuLaunchKernelEx
         self._sm_counts: dict[int, int] = {}
 
@@ -161,6 +165,7 @@ class LoadedKernel:
         extra: Any = None,
         *,
         prologue_grid: int = 0,
+        epilogue_grid: int = 0,
         size: BlockSize | None = None,
     ) -> Signature:
         """Prepare calls of one signature.
@@ -172,6 +177,7 @@ class LoadedKernel:
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
             extra: kept with the signature.
             prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
+            epilogue_grid: of the one that is launched behind it, likewise.
             size: of a thread block; None for the plan's.
         """
         slots = self.slots(device)  # prepares the kernel, which any grid needs
@@ -200,6 +206,7 @@ class LoadedKernel:
             list_address=ctypes.addressof(arguments),
             lock=_lock_of(device),
             prologue_grid=prologue_grid,
+            epilogue_grid=epilogue_grid,
             config=self._config(grid, size or BlockSize(self.plan.threads, self.plan.shared_bytes)),
         )
 
@@ -240,6 +247,8 @@ class LoadedKernel:
                 self._launch_prologue(self.plan.prologue, signature.prologue_grid, arguments, stream)
             signature.config.hStream = stream
             (status,) = self._launch_by(signature.config, self._function, arguments, 0)
+            if status == 0 and self.plan.epilogue is not None:
+                self._launch_epilogue(self.plan.epilogue, signature.epilogue_grid, arguments, stream)
         if status != 0:
             raise _launch_error(self.plan.stem, status)
 
@@ -267,6 +276,11 @@ class LoadedKernel:
         )
         if status != 0:
             raise _launch_error(prologue.symbol, status)
+
+    def _launch_epilogue(self, epilogue: Epilogue, grid: int, arguments: int, stream: int) -> None:
+        (status,) = self._launch(self._epilogue, grid, 1, 1, epilogue.threads, 1, 1, 0, stream, arguments, 0)
+        if status != 0:
+            raise _launch_error(epilogue.symbol, status)
 
 
 def _lock_of(device: int) -> threading.Lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
 
 
+SUMS = ("dq_accum",)
+"""Scratch memory as large as an operand, which each call allocates: of the rest, a stream keeps the most it needed."""
+
+
 class AttentionGradients(NamedTuple):
     """What a call of a gradient kernel returns.
 
@@ -42,7 +47,7 @@ class AttentionGradients(NamedTuple):
         dq: (batch, heads, q_len, d), the gradient of q; None from kernels of ``gradients: dkdv``.
         dk: (batch, kv_heads, kv_len, d), that of k; None from kernels of ``gradients: dq``.
         dv: that of v, likewise.
-        stats: float32 (batch, heads, rows, 2), what the other kernel of the same call may be given.
+        stats: float32 (batch, heads, rows, 2), what another kernel of the same call may be given.
     """
 
     dq: torch.Tensor | None
@@ -52,10 +57,11 @@ class AttentionGradients(NamedTuple):
 
 
 class _Outputs(NamedTuple):
-    """What a signature knows: the layouts of the gradients and of the statistics, and what else a launch needs."""
+    """What a signature knows: the layouts of the gradients, the statistics and the sums, and what else a launch needs."""
 
     gradients: dict[str, Layout]
     stats: Layout
+    sums: dict[str, Layout]
     allocate: Allocate
     left_out: dict[str, int]
     memory: Memory
@@ -78,9 +84,9 @@ class AttentionBackwardKernel:
         self.spec: AttentionBackwardSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._is_dq = self.spec.gradients == "dq"
+        self._names = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dq_dkdv": ("dq", "dk", "dv")}[self.spec.gradients]
         self._listed = self.spec.pattern.fixed_block is not None
-        self._transposes = self._listed and not self._is_dq
+        self._transposes = self._listed and "dk" in self._names
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
         self._signatures = Signatures()
 
@@ -149,7 +155,9 @@ class AttentionBackwardKernel:
         for name, address in addresses.items():
             if address % TMA_ALIGNMENT:
                 check_address(name, address)
+        sums = {name: outputs.allocate(*layout) for name, layout in outputs.sums.items()}
         addresses |= {"lse": lse.data_ptr(), "stats": row_stats.data_ptr(), **outputs.left_out}
+        addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}
         named = zip(self._arguments.names, indices, strict=False)
         addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}
         if dlse is not None and stats is None:
@@ -167,7 +175,7 @@ class AttentionBackwardKernel:
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         lists = self._lists(indices)
         args = self.compiled.plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists))
-        if max(args.tiles, args.prologue_grid) >= 2**31:
+        if max(args.tiles, args.prologue_grid, args.epilogue_grid) >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
         rows = args.numbers["padded_q_len"]
         stats_shape = (batch, heads, rows, 2)
@@ -186,21 +194,29 @@ class AttentionBackwardKernel:
         prologue_grid = args.prologue_grid
         if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
             prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
-        for name, tensor in (("out", out), ("dout", dout)):
-            for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
+        gradients = {name: layout_like(t) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names}
+        strided = {"out": used_strides(out), "dout": used_strides(dout)}
+        strided |= {
+            name: strides
+            for name, (_, strides, _) in gradients.items()
+            if f"{name}_map" not in self.compiled.plan.tensor_maps
+        }
+        for name, strides in strided.items():
+            for axis, stride in zip(("batch", "head", "row"), strides[:3], strict=True):
                 values[f"{name}_{axis}_stride"] = stride
-        gradients = {name: layout_like(t) for name, t in ({"dq": q} if self._is_dq else {"dk": k, "dv": v}).items()}
         maps = {name: (tuple(t.shape), t.stride()) for name, t in (("q", q), ("k", k), ("v", v), ("dout", dout))}
         maps |= {name: (shape, strides) for name, (shape, strides, _) in gradients.items()}
         left_out = [name for name, tensor in zip_longest(self._arguments.names, indices) if tensor is None]
         made = _Outputs(
             gradients,
             (stats_shape, (heads * rows * 2, rows * 2, 2, 1), torch.float32),
+            {name: ((size // 4,), (1,), torch.float32) for name, size in args.scratch.items() if name in SUMS},
             allocator(q.device),
             dict.fromkeys(left_out, 0),
-            Memory.of(args),
+            Memory.of(replace(args, scratch={name: size for name, size in args.scratch.items() if name not in SUMS})),
         )
-        return self._loaded.signature(q.device.index, args.tiles, values, maps, extra=made, prologue_grid=prologue_grid)
+        grids = {"prologue_grid": prologue_grid, "epilogue_grid": args.epilogue_grid}
+        return self._loaded.signature(q.device.index, args.tiles, values, maps, extra=made, **grids)
 
     def _check_operands(self, operands: dict[str, Any]) -> None:
         """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""

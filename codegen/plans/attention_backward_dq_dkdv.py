@@ -1,0 +1,244 @@
+"""Plan of all gradients of attention on sm_90a, by key tiles: five products, dQ added up in an order that is fixed."""
+
+from __future__ import annotations
+
+from codegen.dtypes import DTYPES
+from codegen.flags import AttentionBackwardFlags
+from codegen.plan import (
+    Constant,
+    Epilogue,
+    Param,
+    Plan,
+    Prologue,
+    Registers,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    f32,
+    i32,
+    pointer,
+    require,
+    tensor_map,
+)
+from codegen.plans.attention_backward import PROLOGUE_THREADS, STATS_BYTES, STATS_ROWS, WARPGROUP, padded_rows
+from codegen.plans.attention_kv_lengths import key_end_words
+from codegen.plans.attention_lists import list_words
+from codegen.plans.attention_logits import keys_of_pattern
+from codegen.plans.attention_params import tensor_params
+from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
+from codegen.problem import AttentionShape, LaunchArgs
+from codegen.spec import AttentionBackwardSpec
+
+KEYS = 128  # of a tile: two consumer warpgroups
+DQ_WARPS = 2  # that add to dQ, each every other step
+CONVERT_THREADS = 256
+# Registers of a producer and of a consumer thread; the first split that fits is taken.
+REGISTER_SPLITS = (40, 232), (24, 240)
+OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics: as in the kernel of dK and dV
+# Tiles in flight, and those that begin meanwhile: so many heads take turns that the tiles of one head begin one after
+# another, as they have to wait for each other's dQ. More heads would have more of dQ than the L2 holds.
+TILES_IN_TURNS, UNEVEN_TILES_IN_TURNS = 256, 512
+
+
+def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    _check(spec)
+    columns = SWIZZLE // DTYPES[spec.dtype].bytes
+    groups, m, n = -(-spec.head_dim // columns), spec.tile.m, spec.tile.n
+    shared = _shared(spec, groups)
+    # A thread has half a column of what 64 rows of a product have, and of an operand in 16 bits a quarter: dK, dV; S^T
+    # and dP^T, or dQ in their place; P^T.
+    accumulators = spec.head_dim + m + m // 4
+    needed = accumulators + OVERHEAD_REGISTERS
+    producer, consumer = next((s for s in REGISTER_SPLITS if needed <= s[1]), REGISTER_SPLITS[-1])
+    registers = Registers(accumulators=accumulators, overhead=OVERHEAD_REGISTERS, limit=consumer)
+    check_budget(spec, shared.size, registers)
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="attention_backward/dq_dkdv.cu.j2",
+        threads=WARPGROUP * 3,
+        ctas_per_sm=1,
+        persistent=False,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=_params(spec),
+        tensor_maps=_tensor_maps(spec, columns),
+        constants=_constants(spec, groups, columns, producer=producer, consumer=consumer),
+        flags=_flags(spec),
+        grid_summary="one thread block for each tile",
+        summary=(
+            ("tile", f"{n} keys, {m} queries of a step"),
+            ("schedule", f"{spec.schedule}: a TMA producer, two warps that add to dQ, 2 consumer warpgroups"),
+        ),
+        flops=2 * spec.head_dim * m * n * 5,
+        bytes=2 * m * groups * SWIZZLE + 4 * m * spec.head_dim,
+        arguments=_arguments,
+        prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
+        epilogue=Epilogue(f"{stem}_convert_dq", CONVERT_THREADS),
+    )
+
+
+def _check(spec: AttentionBackwardSpec) -> None:
+    """Refuse a pattern and a tile that the kernel is not written for."""
+    m, n = spec.tile.m, spec.tile.n
+    written = spec.pattern.dq_order is not None
+    require(written, "pattern", f"is {spec.pattern.describe()}, of which dQ is not added up by key tiles; use dq, dkdv")
+    require(n == KEYS, "tile.n", f"is {n}; allowed with gradients dq_dkdv: {KEYS} (two warpgroups)")
+    step = 32 if spec.head_dim == 64 else 16  # a warpgroup has dQ of half of the queries there
+    allowed = m in range(step, 129, step)
+    require(allowed, "tile.m", f"is {m}; allowed: {step} to 128, multiples of {step}")
+
+
+def _dq_queries(spec: AttentionBackwardSpec) -> int:
+    """Return the queries of which a warpgroup has dQ: 64 columns of a head each, so with heads of 64 a half of them."""
+    return spec.tile.m // 2 if spec.head_dim == 64 else spec.tile.m
+
+
+def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
+    """Lay out the shared memory: what a tile keeps, the ring of what its steps need, and what they hand on."""
+    stages, m = spec.stages, spec.tile.m
+    q_bytes, kv_bytes = m * groups * SWIZZLE, spec.tile.n * groups * SWIZZLE
+    shared = SharedLayout()
+    shared.add("K", kv_bytes, "K of the tile in column groups; then dK on its way out")
+    shared.add("V", kv_bytes, "V of the tile; then dV on its way out")
+    shared.add("Q", stages * q_bytes, "Q ring")
+    shared.add("Dout", stages * q_bytes, "dO ring")
+    shared.add(
+        "Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the one before: a column group of each warpgroup's keys"
+    )
+    shared.add("Dq", m * spec.head_dim * 4, "a step's part of dQ on its way out")
+    shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
+    shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
+    shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
+    if spec.pattern.masks_pairs:
+        shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
+    return shared
+
+
+def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Return the kernel's parameters."""
+    element = "unsigned short"
+    return (
+        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
+        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
+        tensor_map("v_map", "V, as K"),
+        tensor_map("dout_map", "dO, as Q"),
+        tensor_map("dk_map", "dK, as K"),
+        tensor_map("dv_map", "dV, as K"),
+        *tensor_params("out", element, "O (batch, heads, q_len, head_dim)"),
+        *tensor_params("dout", element, "dO, as O"),
+        *tensor_params("dq", element, "dQ, as O", writes=True),
+        pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
+        pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
+        pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
+        pointer(
+            "dq_semaphore", "int", "tiles that have added to dQ of a step, (batch, heads, query_steps)", writes=True
+        ),
+        pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
+        i32("q_len", "queries of a head"),
+        i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
+        i32("query_steps", "steps of kTileM queries of a head"),
+        *((i32("kv_len", "keys of a head"),) if spec.pattern.masks_pairs else ()),
+        i32("heads", "query heads"),
+        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("batch_heads", "batch * heads"),
+        i32("head_group", "K/V heads whose tiles take turns"),
+        i32("key_tiles", "tiles of a K/V head"),
+        i32("head_chunks", "16-byte chunks of a row of O and dO"),
+        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
+        f32("scale", "the softmax scale"),
+    )
+
+
+def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
+    """Return how the tensor maps address their tensors: dK and dV leave by 64 rows of a warpgroup."""
+    q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
+    return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, "dk_map": out, "dv_map": out}
+
+
+def _constants(
+    spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
+) -> tuple[Constant, ...]:
+    """Return the named values at the top of the source."""
+    m, n = spec.tile.m, spec.tile.n
+    return (
+        Constant("kHeadDim", spec.head_dim, "elements of a head"),
+        Constant("kTileM", m, "queries of one step"),
+        Constant("kTileN", n, "keys of a tile"),
+        Constant("kStages", spec.stages, "depth of the ring"),
+        Constant("kConsumerWarpgroups", 2, "warpgroups that compute, 64 keys each"),
+        Constant("kThreads", WARPGROUP * 3, "warpgroup 0 produces, the others consume"),
+        Constant("kDqWarps", DQ_WARPS, "warps that add to dQ"),
+        Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),
+        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kGroups", groups, "column groups of a head"),
+        Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q, of dO, or of dS"),
+        Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
+        Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a step"),
+        Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a tile"),
+        Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
+        Constant("kDqColumnParts", groups, "parts of a head's columns of dQ, 64 each: by the warpgroup's number"),
+        Constant("kDqQueries", _dq_queries(spec), "queries of which a warpgroup has dQ"),
+        Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, in fp32"),
+        Constant("kConvertThreads", CONVERT_THREADS, "threads of a block of the epilogue"),
+        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
+        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
+        *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+    )
+
+
+def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
+    """Return what the templates ask."""
+    words = key_end_words(spec.forward)
+    return AttentionBackwardFlags(
+        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        partial_range=False,
+        skip_masked=False,
+        step_is="a key block",
+        lists=list_words(spec.forward, partial=False, several_lists=False, block_steps=1, step_blocks=1),
+        key_end_of_batch=words.key_end_of_batch,
+        no_block=words.no_block,
+        queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
+        masks_pairs=spec.pattern.masks_pairs,
+        transposes=False,
+        several_lists=False,
+        tile_number="",
+        keys_of_pattern=keys_of_pattern(spec.forward),
+        consumer_warpgroups="warpgroups 1.. ",
+        consumers_own="consumers. Each owns 64 keys",
+        other_workers="the other warpgroup",
+        dq_queries=_dq_queries(spec),
+    )
+
+
+def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+    """Work out a launch: one thread block for each tile."""
+    del slots
+    spec = plan.spec
+    assert isinstance(spec, AttentionBackwardSpec)
+    padded, steps = padded_rows(shape.q_len), -(-shape.q_len // spec.tile.m)
+    tiles, row_heads = -(-shape.kv_len // spec.tile.n), shape.batch * shape.heads
+    in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
+    rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
+    numbers = {
+        "q_len": shape.q_len,
+        "padded_q_len": padded,
+        "query_steps": steps,
+        "kv_len": shape.kv_len,
+        "heads": shape.heads,
+        "heads_per_kv_head": shape.heads // shape.kv_heads,
+        "batch_heads": row_heads,
+        "head_group": max(1, in_turns // max(1, tiles)),
+        "key_tiles": tiles,
+    }
+    return LaunchArgs(
+        numbers,
+        shape.batch * shape.kv_heads * tiles,
+        prologue_grid=-(-row_heads * padded // rows_of_block),
+        epilogue_grid=row_heads * steps,
+        counters={"dq_semaphore": row_heads * steps, "scheduler": 1},
+        scratch={"dq_accum": row_heads * steps * spec.tile.m * spec.head_dim * 4},
+    )

@@ -95,7 +95,7 @@ class PatternBase(SpecModel):
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     dq_order: ClassVar[str | None] = None
-    """Piece of templates/attention_backward/dq_order that says in which order tiles of keys add to dQ; None: none does."""
+    """Piece of templates/attention_backward/dq_order: the order in which tiles of keys add to dQ; None: none does."""
 
     @property
     def fixed_block(self) -> Block | None:

@@ -79,8 +79,9 @@ def plan_of(spec: Spec, stem: str) -> Plan:
 
 def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
     if isinstance(spec, AttentionBackwardSpec):
-        in_one = spec.gradients == "dq_dkdv"
-        return (attention_backward_dq_dkdv if in_one else attention_backward).plan(spec, stem)
+        if spec.gradients == "dq_dkdv":
+            return attention_backward_dq_dkdv.plan(spec, stem)
+        return attention_backward.plan(spec, stem)
     return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
 
 

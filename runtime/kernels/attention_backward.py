@@ -35,7 +35,6 @@ from runtime.kernels.attention import Layout, layout_like
 from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
 
-
 SUMS = ("dq_accum",)
 """Scratch memory as large as an operand, which each call allocates: of the rest, a stream keeps the most it needed."""
 
@@ -57,7 +56,7 @@ class AttentionGradients(NamedTuple):
 
 
 class _Outputs(NamedTuple):
-    """What a signature knows: the layouts of the gradients, the statistics and the sums, and what else a launch needs."""
+    """What a signature knows: layouts of the gradients, the statistics and the sums, and what else a launch needs."""
 
     gradients: dict[str, Layout]
     stats: Layout
@@ -215,8 +214,15 @@ class AttentionBackwardKernel:
             dict.fromkeys(left_out, 0),
             Memory.of(replace(args, scratch={name: size for name, size in args.scratch.items() if name not in SUMS})),
         )
-        grids = {"prologue_grid": prologue_grid, "epilogue_grid": args.epilogue_grid}
-        return self._loaded.signature(q.device.index, args.tiles, values, maps, extra=made, **grids)
+        return self._loaded.signature(
+            q.device.index,
+            args.tiles,
+            values,
+            maps,
+            extra=made,
+            prologue_grid=prologue_grid,
+            epilogue_grid=args.epilogue_grid,
+        )
 
     def _check_operands(self, operands: dict[str, Any]) -> None:
         """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""

@@ -8,6 +8,7 @@ from codegen.errors import SpecError
 from codegen.plan import Plan, require
 from codegen.plans import (
     attention_backward,
+    attention_backward_mma_sync,
     attention_mma_sync,
     attention_sm90a,
     attention_wmma,
@@ -78,7 +79,8 @@ def plan_of(spec: Spec, stem: str) -> Plan:
 
 def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
     if isinstance(spec, AttentionBackwardSpec):
-        return attention_backward.plan(spec, stem)
+        backward = attention_backward if spec.mma == "wgmma" else attention_backward_mma_sync
+        return backward.plan(spec, stem)
     return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
 
 

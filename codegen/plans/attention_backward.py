@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB, WARP
 from codegen.dtypes import DTYPES
-from codegen.flags import AttentionBackwardFlags
+from codegen.flags import AttentionBackwardFlags, AttentionBackwardSm90aFlags
 from codegen.plan import (
     Constant,
     Param,
@@ -31,6 +31,7 @@ from codegen.spec import AttentionBackwardSpec
 WARPGROUP = 128  # threads
 STATS_BYTES = 8  # of a query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
+ELEMENT = "unsigned short"  # what an element is to the kernel
 PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
 # By consumer warpgroups: registers of a producer and of a consumer thread; the first split that fits is taken. Those
 # of one consumer are for two thread blocks on an SM.
@@ -70,7 +71,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=_params(spec),
+        params=params(spec, _tensor_map_params(spec)),
         tensor_maps=_tensor_maps(spec, columns),
         constants=_constants(spec, groups, columns, producer=producer, consumer=consumer),
         flags=_flags(spec, consumers),
@@ -81,7 +82,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         ),
         flops=2 * spec.head_dim * m * n * (3 if is_dq else 4),
         bytes=2 * (kv_bytes if is_dq else q_bytes),
-        arguments=_arguments,
+        arguments=arguments,
         tile_queries=m if is_dq else 0,
         prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
     )
@@ -89,15 +90,26 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
-    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    written = spec.pattern.queries is not None and not spec.pattern.masks_by_bits
-    require(written, "pattern", f"is {spec.pattern.describe()}, of which no gradient is written yet")
+    m, n = spec.tile.m, spec.tile.n
+    check_pattern(spec)
     field, resident, step = ("tile.m", m, n) if spec.gradients == "dq" else ("tile.n", n, m)
     other = "tile.n" if field == "tile.m" else "tile.m"
     require(resident in (64, 128), field, f"is {resident}; allowed: 64, 128 (warpgroups of 64 rows)")
     steps = STEPS[spec.gradients]
     allowed = f"allowed: {steps[0]} to {steps[-1]}, multiples of {steps.step}"
     require(step in steps, other, f"is {step}; {allowed}")
+    check_blocks(spec)
+
+
+def check_pattern(spec: AttentionBackwardSpec) -> None:
+    """Refuse a pattern that the gradients of no architecture are written for."""
+    written = spec.pattern.queries is not None and not spec.pattern.masks_by_bits
+    require(written, "pattern", f"is {spec.pattern.describe()}, of which no gradient is written yet")
+
+
+def check_blocks(spec: AttentionBackwardSpec) -> None:
+    """Refuse listed blocks that are neither the tile, nor whole steps or tiles of it."""
+    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     if block is None:
         return
     for name, size in (("q", block.q), ("kv", block.kv)):
@@ -133,12 +145,27 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int) -> SharedL
     return shared
 
 
-def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the kernel's parameters."""
+def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Return the operands and the gradients, as TMA reads and writes them."""
+    gradients = {
+        "dq": (tensor_map("dq_map", "dQ, as Q"),),
+        "dkdv": (tensor_map("dk_map", "dK, as K"), tensor_map("dv_map", "dV, as K")),
+    }[spec.gradients]
+    return (
+        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
+        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
+        tensor_map("v_map", "V, as K"),
+        tensor_map("dout_map", "dO, as Q"),
+        *gradients,
+    )
+
+
+def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
+    """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
     is_dq = spec.gradients == "dq"
-    element = "unsigned short"
+    asks_keys = is_dq or spec.pattern.masks_pairs or not any(param.type == "tensor_map" for param in operands)
     lists = index_params(spec.forward)
-    if _transposes(spec):
+    if transposes(spec):
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
         lists += [
             *([] if rows in lists else [rows]),
@@ -150,24 +177,16 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
             i32("list_entries", "entries of all lists of a head"),
             i32("stats_blocks", "thread blocks of the prologue that make statistics; others transpose lists"),
         ]
-    gradients = {
-        "dq": (tensor_map("dq_map", "dQ, as Q"),),
-        "dkdv": (tensor_map("dk_map", "dK, as K"), tensor_map("dv_map", "dV, as K")),
-    }[spec.gradients]
     return (
-        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
-        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
-        tensor_map("v_map", "V, as K"),
-        tensor_map("dout_map", "dO, as Q"),
-        *gradients,
-        *tensor_params("out", element, "O (batch, heads, q_len, head_dim)"),
-        *tensor_params("dout", element, "dO, as O"),
+        *operands,
+        *tensor_params("out", ELEMENT, "O (batch, heads, q_len, head_dim)"),
+        *tensor_params("dout", ELEMENT, "dO, as O"),
         pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
         pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
         *lists,
         i32("q_len", "queries of a head"),
         i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
-        *((i32("kv_len", "keys of a head"),) if is_dq or spec.pattern.masks_pairs else ()),
+        *((i32("kv_len", "keys of a head"),) if asks_keys else ()),
         i32("heads", "query heads"),
         i32("heads_per_kv_head", "query heads that share one K/V head"),
         i32("batch_heads", "batch * heads"),
@@ -178,7 +197,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     )
 
 
-def _transposes(spec: AttentionBackwardSpec) -> bool:
+def transposes(spec: AttentionBackwardSpec) -> bool:
     """Return whether the kernel walks over lists the other way round."""
     return spec.gradients == "dkdv" and spec.pattern.fixed_block is not None
 
@@ -194,22 +213,10 @@ def _constants(
     spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
 ) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
-    is_dq, block, m, n = spec.gradients == "dq", spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    is_dq, m, n = spec.gradients == "dq", spec.tile.m, spec.tile.n
     consumers = (m if is_dq else n) // WARPGROUP_ROWS
-    listed: list[Constant] = []
-    if block is not None and is_dq:
-        listed = list_constants(block, block.kv // n)
-        listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
-    elif block is not None:
-        listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
-    lists = spec.pattern.constants().items()
-    asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
-        Constant("kHeadDim", spec.head_dim, "elements of a head"),
-        Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
-        Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
-        *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
-        Constant("kStages", spec.stages, "depth of the ring"),
+        *size_constants(spec),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
@@ -221,18 +228,57 @@ def _constants(
         Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a tile or step"),
         Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a step or tile"),
         *(() if is_dq else (Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),)),
-        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
-        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
-        *listed,
-        *(Constant(name, value, comment) for name, (value, comment) in lists),
+        *walk_constants(spec),
     )
 
 
-def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlags:
+def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
+    """Return the sizes of a tile and its steps."""
+    is_dq, block, m, n = spec.gradients == "dq", spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
+    return (
+        Constant("kHeadDim", spec.head_dim, "elements of a head"),
+        Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
+        Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
+        *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
+        Constant("kStages", spec.stages, "depth of the ring"),
+    )
+
+
+def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
+    """Return what the prologue and the walk over a tile's steps need."""
+    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    listed: list[Constant] = []
+    if block is not None and spec.gradients == "dq":
+        listed = list_constants(block, block.kv // n)
+        listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
+    elif block is not None:
+        listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
+    return (
+        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
+        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
+        *listed,
+        *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+    )
+
+
+def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardSm90aFlags:
     """Return what the templates ask."""
+    rows = "queries" if spec.gradients == "dq" else "keys"
+    return AttentionBackwardSm90aFlags(
+        walk=walk_flags(spec),
+        consumer_warpgroups="warpgroup 1    " if consumers == 1 else "warpgroups 1.. ",
+        consumers_own=f"consumer. It owns the tile's 64 {rows}"
+        if consumers == 1
+        else f"consumers. Each owns 64 {rows}",
+        other_workers="the SM's other thread block, if it has one," if consumers == 1 else "the other warpgroup",
+    )
+
+
+def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
+    """Return what the templates ask of the pattern, whatever they multiply by."""
     forward, block, words = spec.forward, spec.pattern.fixed_block, key_end_words(spec.forward)
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
-    rows = "queries" if spec.gradients == "dq" else "keys"
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
@@ -250,20 +296,15 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
         no_block=words.no_block,
         queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
-        transposes=_transposes(spec),
+        transposes=transposes(spec),
         several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
         keys_of_pattern=keys_of_pattern(forward),
-        consumer_warpgroups="warpgroup 1    " if consumers == 1 else "warpgroups 1.. ",
-        consumers_own=f"consumer. It owns the tile's 64 {rows}"
-        if consumers == 1
-        else f"consumers. Each owns 64 {rows}",
-        other_workers="the SM's other thread block, if it has one," if consumers == 1 else "the other warpgroup",
     )
 
 
-def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     """Work out a launch: one thread block for each tile."""
     del slots
     spec = plan.spec
@@ -287,7 +328,7 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     }
     rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
     stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)
-    if not _transposes(spec):
+    if not transposes(spec):
         return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
     lists, entries = shape.list_batches * shape.list_heads, numbers["query_blocks"] * shape.list_length
     numbers |= {

@@ -186,12 +186,14 @@ class AttentionBackwardKernel:
         prologue_grid = args.prologue_grid
         if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
             prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
-        for name, tensor in (("out", out), ("dout", dout)):
+        gradients = {name: layout_like(t) for name, t in ({"dq": q} if self._is_dq else {"dk": k, "dv": v}).items()}
+        written = {name: torch.empty_strided(s, st, dtype=t, device="meta") for name, (s, st, t) in gradients.items()}
+        tensors = {"q": q, "k": k, "v": v, "dout": dout, **written}
+        by_address = {"out": out, "dout": dout} if self.compiled.plan.tensor_maps else {**tensors, "out": out}
+        for name, tensor in by_address.items():
             for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
                 values[f"{name}_{axis}_stride"] = stride
-        gradients = {name: layout_like(t) for name, t in ({"dq": q} if self._is_dq else {"dk": k, "dv": v}).items()}
-        maps = {name: (tuple(t.shape), t.stride()) for name, t in (("q", q), ("k", k), ("v", v), ("dout", dout))}
-        maps |= {name: (shape, strides) for name, (shape, strides, _) in gradients.items()}
+        maps = {name: (tuple(tensor.shape), tensor.stride()) for name, tensor in tensors.items()}
         left_out = [name for name, tensor in zip_longest(self._arguments.names, indices) if tensor is None]
         made = _Outputs(
             gradients,

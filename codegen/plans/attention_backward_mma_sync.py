@@ -26,7 +26,7 @@ PIECES = "attention/mma_sync"
 RESIDENT = (64, 128)  # rows of a tile, 16 a warp
 STEPS = range(16, 129, 16)  # keys, or queries, of a step
 # Addresses, loop state, statistics, operands in flight: an allowance with which nothing spills.
-OVERHEAD_REGISTERS = {"dq": 44, "dkdv": 44}
+OVERHEAD_REGISTERS = 50
 
 
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
@@ -46,16 +46,15 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     sums = d // 2 * (1 if is_dq else 2)
     operands = 2 * (d // 4) if is_dq else 0  # Q and dO stay
     accumulators = sums + operands + 2 * (step // 2) + step // 4
-    overhead = OVERHEAD_REGISTERS[spec.gradients]
     ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + RESERVED),
-            arch.blocks_for(threads, accumulators + overhead),
+            arch.blocks_for(threads, accumulators + OVERHEAD_REGISTERS),
             arch.warps_per_sm // warps,
         ),
     )
-    registers = Registers(accumulators, overhead, arch.registers_for(threads, ctas_per_sm))
+    registers = Registers(accumulators, OVERHEAD_REGISTERS, arch.registers_for(threads, ctas_per_sm))
     check_budget(spec, shared_bytes, registers)
     tile, step_rows = ("queries", "keys") if is_dq else ("keys", "queries")
     return Plan(
@@ -108,12 +107,11 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
     if spec.gradients == "dq":
-        ring = shared.add("K", stages * kv_bytes, "K ring")
-        shared.add("V", stages * kv_bytes, "V ring")
-        shared.size = max(shared.size, ring.offset + 2 * q_bytes)
-        over = (
-            SharedRegion("Q", ring.offset, q_bytes, "Q of the tile, before the rings; then dQ on its way out", "K"),
-            SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, before the rings", "K"),
+        # Q and dO, which registers keep, arrive in the ring's place before it is used.
+        ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), f"{stages} stages, each K and V of a step")
+        over: tuple[SharedRegion, ...] = (
+            SharedRegion("Q", ring.offset, q_bytes, "Q of the tile, at first; in the end dQ on its way out", "Ring"),
+            SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, at first", "Ring"),
         )
     else:
         shared.add("K", kv_bytes, "K of the tile; then dK on its way out")

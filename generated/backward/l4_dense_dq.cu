@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: cbdb42454357eac6a576abafa31b075aad29be10999eb02c03a492776ad020f3
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 52ccb435aacc44e3bb270210024614298802633ffa92bb59cc4ee91cfe8242d4
+// seal: sha256 14b0962e545ddd1545918abfed0d0f1c71c629bb64aa602e8b5cebeaeea6d49f
 
 // Attention backward for sm_89, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -50,11 +50,10 @@ constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 65552 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 32768 bytes: K ring
-constexpr int kVOffset = 32768;  // 32768 bytes: V ring
+constexpr int kRingOffset = 0;  // 65536 bytes: 4 stages, each K and V of a step
 constexpr int kStepMetaOffset = 65536;  // 16 bytes: metadata of the steps in the ring
-constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile, before the rings; then dQ on its way out
-constexpr int kDoutOffset = 32768;  // 32768 bytes: dO of the tile, before the rings
+constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile, at first; in the end dQ on its way out
+constexpr int kDoutOffset = 32768;  // 32768 bytes: dO of the tile, at first
 
 static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
@@ -401,10 +400,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const bool masked = false;
       const int meta = step * 2 + masked;
       if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
-      copy_rows<kTileN>(base + kKOffset + stage * kKvBytes, k + row * p.k_row_stride, p.k_row_stride, p.kv_len - row,
-          p.head_chunks);
-      copy_rows<kTileN>(base + kVOffset + stage * kKvBytes, v + row * p.v_row_stride, p.v_row_stride, p.kv_len - row,
-          p.head_chunks);
+      const uint32 to = base + kRingOffset + stage * 2 * kKvBytes;
+      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, p.kv_len - row, p.head_chunks);
+      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, p.kv_len - row, p.head_chunks);
     }
     cp_async_commit();
   };
@@ -421,11 +419,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cp_async_wait<kStages - 2>();  // kStages - 1 + i groups of steps are committed: only those after this one still run
     __syncthreads();
     fetch(i + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
-    const uint32 k_tile = base + kKOffset + stage * kKvBytes;
+    const uint32 k_tile = base + kRingOffset + stage * 2 * kKvBytes;
     float s[kTileN / 8][4], dp[kTileN / 8][4];
     uint32 ds_frag[kTileN / 16][4];
     compute_scores(s, q, k_tile);
-    compute_scores(dp, dout, base + kVOffset + stage * kKvBytes);
+    compute_scores(dp, dout, k_tile + kKvBytes);
     const int meta = step_meta[stage];
     if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query);
     score_gradients(ds_frag, s, dp, stats, p.scale_log2);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: a4e6da4de653a86a24b708487609a6a1cee0434e6f00e2dba3aef45c604d49ec
 // templates: attention/lists/take_entries.cuh.j2, attention/lists/taken.cuh.j2, attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5a07cbb69a7b6b9d20930563869b5e20042052d3de84cf067f88cf721b9b6b3c
+// seal: sha256 9586d8f423f52747671c1d253d9b4dc62c6cb808d19c7c225f56504a8b2f8947
 
 // Attention backward for sm_89, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -52,11 +52,10 @@ constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
 constexpr int kBlockKeys = 64;  // keys of a listed block
 
 // Dynamic shared memory: 49164 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 24576 bytes: K ring
-constexpr int kVOffset = 24576;  // 24576 bytes: V ring
+constexpr int kRingOffset = 0;  // 49152 bytes: 3 stages, each K and V of a step
 constexpr int kStepMetaOffset = 49152;  // 12 bytes: metadata of the steps in the ring
-constexpr int kQOffset = 0;  // 8192 bytes: Q of the tile, before the rings; then dQ on its way out
-constexpr int kDoutOffset = 8192;  // 8192 bytes: dO of the tile, before the rings
+constexpr int kQOffset = 0;  // 8192 bytes: Q of the tile, at first; in the end dQ on its way out
+constexpr int kDoutOffset = 8192;  // 8192 bytes: dO of the tile, at first
 
 static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
@@ -425,10 +424,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       const bool masked = false;
       const int meta = step * 2 + masked;
       if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
-      copy_rows<kTileN>(base + kKOffset + stage * kKvBytes, k + row * p.k_row_stride, p.k_row_stride, p.kv_len - row,
-          p.head_chunks);
-      copy_rows<kTileN>(base + kVOffset + stage * kKvBytes, v + row * p.v_row_stride, p.v_row_stride, p.kv_len - row,
-          p.head_chunks);
+      const uint32 to = base + kRingOffset + stage * 2 * kKvBytes;
+      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, p.kv_len - row, p.head_chunks);
+      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, p.kv_len - row, p.head_chunks);
     }
     cp_async_commit();
   };
@@ -445,11 +443,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     cp_async_wait<kStages - 2>();  // kStages - 1 + i groups of steps are committed: only those after this one still run
     __syncthreads();
     fetch(i + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
-    const uint32 k_tile = base + kKOffset + stage * kKvBytes;
+    const uint32 k_tile = base + kRingOffset + stage * 2 * kKvBytes;
     float s[kTileN / 8][4], dp[kTileN / 8][4];
     uint32 ds_frag[kTileN / 16][4];
     compute_scores(s, q, k_tile);
-    compute_scores(dp, dout, base + kVOffset + stage * kKvBytes);
+    compute_scores(dp, dout, k_tile + kKvBytes);
     const int meta = step_meta[stage];
     if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query);
     score_gradients(ds_frag, s, dp, stats, p.scale_log2);

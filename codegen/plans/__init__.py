@@ -79,8 +79,9 @@ def plan_of(spec: Spec, stem: str) -> Plan:
 
 def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
     if isinstance(spec, AttentionBackwardSpec):
-        backward = attention_backward if spec.mma == "wgmma" else attention_backward_mma_sync
-        return backward.plan(spec, stem)
+        if spec.mma == "wgmma":
+            return attention_backward.plan(spec, stem)
+        return attention_backward_mma_sync.plan(spec, stem)
     return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
 
 

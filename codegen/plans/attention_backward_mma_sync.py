@@ -6,7 +6,7 @@ from codegen.arch import ARCHS, WARP
 from codegen.dtypes import DTYPES
 from codegen.flags import AttentionBackwardMmaSyncFlags
 from codegen.plan import Constant, Param, Plan, Prologue, Registers, SharedLayout, SharedRegion, check_budget, require
-from codegen.plans.attention_backward import (
+from codegen.plans.attention_backward_parts import (
     ELEMENT,
     PROLOGUE_THREADS,
     STATS_BYTES,

@@ -40,7 +40,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     row_bytes = d * DTYPES[spec.dtype].bytes
     pass_rows = threads // (BANK_BYTES // CHUNK)
     other, given = ("tile.n", n) if is_dq else ("tile.m", m)
-    require(step % pass_rows == 0, other, f"is {given}; {warps} warps copy {pass_rows} rows at a time: a multiple")
+    reason = f"is {given}; {warps} warps copy {pass_rows} rows at a time: a multiple is expected"
+    require(step % pass_rows == 0, other, reason)
     regions, shared_bytes = _shared(spec, row_bytes)
     # A thread has of 16 rows of a product half a column, of an operand in 16 bits a quarter.
     sums = d // 2 * (1 if is_dq else 2)

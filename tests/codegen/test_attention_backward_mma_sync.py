@@ -61,7 +61,7 @@ def test_q_and_dout_arrive_where_the_ring_is() -> None:
         ("dkdv", {"tile": {"m": 32, "n": 96}}, "tile.n: is 96; allowed: 64, 128 (warps of 16 rows)"),
         ("dq", {"tile": {"m": 64, "n": 24}}, "tile.n: is 24; allowed: 16 to 128, multiples of 16"),
         ("dkdv", {"tile": {"m": 144, "n": 64}}, "tile.m: is 144; allowed: 16 to 128, multiples of 16"),
-        ("dq", {"tile": {"m": 128, "n": 48}}, "tile.n: is 48; 8 warps copy 32 rows at a time: a multiple is expected"),
+        ("dq", {"tile": {"m": 128, "n": 48}}, "tile.n: is 48; 8 warps copy 32 rows at a time: a multiple"),
         (
             "dkdv",
             {"tile": {"m": 16, "n": 128}},

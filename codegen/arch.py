@@ -70,6 +70,7 @@ class Arch:
 MMA_SYNC = (
     Combination("attention", "mma", "cp_async", "multistage"),
     Combination("attention", "wmma", "cp_async", "multistage"),
+    Combination("attention_backward", "mma", "cp_async", "multistage"),
     Combination("bsr_spmm", "mma", "cp_async", "multistage"),
     Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
     Combination("bsr_spmm", "wmma", "ld_global", "multistage"),

@@ -570,7 +570,7 @@ class SpmmWmmaFlags(Flags):
 
 @dataclass(frozen=True)
 class AttentionBackwardFlags(PatternFlags):
-    """What the templates of attention_backward/ ask.
+    """What all templates of attention_backward/ ask.
 
     Attributes:
         key_end_of_batch: where the keys of a batch end.
@@ -581,10 +581,6 @@ class AttentionBackwardFlags(PatternFlags):
         several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
         keys_of_pattern: which keys attention is over.
-        consumer_warpgroups: numbers of the warpgroups that compute.
-        consumers_own: what each of them has.
-        other_workers: what computes while one of them waits.
-        dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
     """
 
     key_end_of_batch: str
@@ -595,10 +591,42 @@ class AttentionBackwardFlags(PatternFlags):
     several_lists: bool
     tile_number: str
     keys_of_pattern: str
+
+
+@dataclass(frozen=True)
+class AttentionBackwardSm90aFlags(Flags):
+    """What the kernels for sm_90a ask.
+
+    Attributes:
+        walk: what all kernels ask.
+        consumer_warpgroups: numbers of the warpgroups that compute.
+        consumers_own: what each of them has.
+        other_workers: what computes while one of them waits.
+        dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
+    """
+
+    walk: AttentionBackwardFlags
     consumer_warpgroups: str
     consumers_own: str
     other_workers: str
     dq_queries: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionBackwardMmaSyncFlags(Flags):
+    """What the kernels that multiply by mma.sync ask.
+
+    Attributes:
+        walk: what all kernels ask.
+        columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
+        rows_piece: whose queries the rows are, likewise.
+        thread: number of a thread in its block, in C++.
+    """
+
+    walk: AttentionBackwardFlags
+    columns_piece: str
+    rows_piece: str
+    thread: str
 
 
 @dataclass(frozen=True)

@@ -228,8 +228,8 @@ class AttentionBackwardSpec(SpecBase):
             pattern=self.pattern,
             tile=AttentionTile(m=self.tile.m, n=self.tile.n),
             mma=self.mma,
-            copy="tma",
-            schedule="cooperative",
+            copy=self.copy_,
+            schedule=self.schedule,
             stages=self.stages,
         )
 

@@ -9,6 +9,7 @@ from codegen.plan import Plan, require
 from codegen.plans import (
     attention_backward,
     attention_backward_dq_dkdv,
+    attention_backward_mma_sync,
     attention_mma_sync,
     attention_sm90a,
     attention_wmma,
@@ -79,6 +80,8 @@ def plan_of(spec: Spec, stem: str) -> Plan:
 
 def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
     if isinstance(spec, AttentionBackwardSpec):
+        if spec.mma == "mma":
+            return attention_backward_mma_sync.plan(spec, stem)
         if spec.gradients == "dq_dkdv":
             return attention_backward_dq_dkdv.plan(spec, stem)
         return attention_backward.plan(spec, stem)

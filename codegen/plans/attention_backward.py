@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS, KIB, WARP
+from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.flags import AttentionBackwardFlags
-from codegen.patterns import without_gradient
+from codegen.flags import AttentionBackwardSm90aFlags
 from codegen.plan import (
     Constant,
     Param,
@@ -15,30 +14,36 @@ from codegen.plan import (
     SharedLayout,
     TensorMap,
     check_budget,
-    f32,
-    i32,
-    pointer,
     require,
     tensor_map,
 )
-from codegen.plans.attention_kv_lengths import key_end_words
-from codegen.plans.attention_lists import list_words, step_words
-from codegen.plans.attention_logits import keys_of_pattern
-from codegen.plans.attention_params import index_params, list_constants, tensor_params
+from codegen.plans.attention_backward_parts import (
+    PROLOGUE_THREADS,
+    STATS_BYTES,
+    arguments,
+    check_blocks,
+    check_pattern,
+    params,
+    size_constants,
+    walk_constants,
+    walk_flags,
+)
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
-from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
 WARPGROUP = 128  # threads
-STATS_BYTES = 8  # of a query: log-sum-exp and delta
-STATS_ROWS = 128  # rows of the largest tile, and of the largest step
-PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
 # By consumer warpgroups: registers of a producer and of a consumer thread; the first split that fits is taken. Those
 # of one consumer are for two thread blocks on an SM.
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
 # Addresses, loop state, statistics: an allowance with which nothing spills, and ptxas need not wait behind each wgmma.
 # dQ has S of a step and dS of the one before at once, which the sum of its accumulators leaves out.
 OVERHEAD_REGISTERS = {"dq": 40, "dkdv": 12}
+OPERANDS = (
+    tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
+    tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
+    tensor_map("v_map", "V, as K"),
+    tensor_map("dout_map", "dO, as Q"),
+)
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
 
 
@@ -71,7 +76,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=_params(spec),
+        params=params(spec, _tensor_map_params(spec)),
         tensor_maps=_tensor_maps(spec, columns),
         constants=_constants(spec, groups, columns, producer=producer, consumer=consumer),
         flags=_flags(spec, consumers),
@@ -82,7 +87,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         ),
         flops=2 * spec.head_dim * m * n * (3 if is_dq else 4),
         bytes=2 * (kv_bytes if is_dq else q_bytes),
-        arguments=_arguments,
+        arguments=arguments,
         tile_queries=m if is_dq else 0,
         prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
     )
@@ -90,25 +95,15 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
-    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    reason = without_gradient(spec.pattern)
-    require(not reason, "pattern", reason)
+    m, n = spec.tile.m, spec.tile.n
+    check_pattern(spec)
     field, resident, step = ("tile.m", m, n) if spec.gradients == "dq" else ("tile.n", n, m)
     other = "tile.n" if field == "tile.m" else "tile.m"
     require(resident in (64, 128), field, f"is {resident}; allowed: 64, 128 (warpgroups of 64 rows)")
     steps = STEPS[spec.gradients]
     allowed = f"allowed: {steps[0]} to {steps[-1]}, multiples of {steps.step}"
     require(step in steps, other, f"is {step}; {allowed}")
-    if block is None:
-        return
-    for name, size in (("q", block.q), ("kv", block.kv)):
-        require(size in (64, 128), f"pattern.block.{name}", f"is {size}; allowed in a gradient: 64, 128")
-    if spec.gradients == "dq":
-        require(block.q % m == 0, "tile.m", f"is {m}; a tile is a query block, or an equal part: {block.q} rows")
-        require(block.kv % n == 0, "tile.n", f"is {n}; a step is a key block, or an equal part: {block.kv} keys")
-    else:
-        require(block.kv == n, "tile.n", f"is {n}; a tile is a key block: {block.kv} keys")
-        require(block.q % m == 0, "tile.m", f"is {m}; a step is a query block, or an equal part: {block.q} queries")
+    check_blocks(spec)
 
 
 def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int) -> SharedLayout:
@@ -134,54 +129,13 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int) -> SharedL
     return shared
 
 
-def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the kernel's parameters."""
-    is_dq = spec.gradients == "dq"
-    element = "unsigned short"
-    lists = index_params(spec.forward)
-    if _transposes(spec):
-        rows = i32("query_blocks", "query blocks of a head: rows of the lists")
-        lists += [
-            *([] if rows in lists else [rows]),
-            pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
-            pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
-            pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
-            i32("list_batches", "batches that have lists of their own; 1: shared"),
-            i32("list_heads", "heads that have lists of their own; 1: shared"),
-            i32("list_entries", "entries of all lists of a head"),
-            i32("stats_blocks", "thread blocks of the prologue that make statistics; others transpose lists"),
-        ]
+def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Return the operands and the gradients, as TMA reads and writes them."""
     gradients = {
         "dq": (tensor_map("dq_map", "dQ, as Q"),),
         "dkdv": (tensor_map("dk_map", "dK, as K"), tensor_map("dv_map", "dV, as K")),
     }[spec.gradients]
-    return (
-        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
-        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
-        tensor_map("v_map", "V, as K"),
-        tensor_map("dout_map", "dO, as Q"),
-        *gradients,
-        *tensor_params("out", element, "O (batch, heads, q_len, head_dim)"),
-        *tensor_params("dout", element, "dO, as O"),
-        pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
-        pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
-        *lists,
-        i32("q_len", "queries of a head"),
-        i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
-        *((i32("kv_len", "keys of a head"),) if is_dq or spec.pattern.masks_pairs else ()),
-        i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
-        i32("batch_heads", "batch * heads"),
-        i32("query_tiles", "tiles of kTileM queries of a head") if is_dq else i32("key_tiles", "tiles of a K/V head"),
-        i32("head_chunks", "16-byte chunks of a row of O and dO"),
-        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
-        f32("scale", "the softmax scale"),
-    )
-
-
-def _transposes(spec: AttentionBackwardSpec) -> bool:
-    """Return whether the kernel walks over lists the other way round."""
-    return spec.gradients == "dkdv" and spec.pattern.fixed_block is not None
+    return (*OPERANDS, *gradients)
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
@@ -195,22 +149,10 @@ def _constants(
     spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
 ) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
-    is_dq, block, m, n = spec.gradients == "dq", spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    is_dq, m, n = spec.gradients == "dq", spec.tile.m, spec.tile.n
     consumers = (m if is_dq else n) // WARPGROUP_ROWS
-    listed: list[Constant] = []
-    if block is not None and is_dq:
-        listed = list_constants(block, block.kv // n)
-        listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
-    elif block is not None:
-        listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
-    lists = spec.pattern.constants().items()
-    asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
-        Constant("kHeadDim", spec.head_dim, "elements of a head"),
-        Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
-        Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
-        *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
-        Constant("kStages", spec.stages, "depth of the ring"),
+        *size_constants(spec),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
@@ -222,91 +164,18 @@ def _constants(
         Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a tile or step"),
         Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a step or tile"),
         *(() if is_dq else (Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),)),
-        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
-        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
-        *listed,
-        *(Constant(name, value, comment) for name, (value, comment) in lists),
+        *walk_constants(spec),
     )
 
 
-def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlags:
+def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardSm90aFlags:
     """Return what the templates ask."""
-    forward, block, words = spec.forward, spec.pattern.fixed_block, key_end_words(spec.forward)
-    block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
     rows = "queries" if spec.gradients == "dq" else "keys"
-    late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
-    return AttentionBackwardFlags(
-        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        partial_range=False,
-        skip_masked=False,
-        step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",
-        lists=list_words(
-            forward,
-            partial=block is not None and block.q > spec.tile.m,
-            several_lists=False,
-            block_steps=block_steps,
-            step_blocks=1,
-        ),
-        key_end_of_batch=words.key_end_of_batch,
-        no_block=words.no_block,
-        queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
-        masks_pairs=spec.pattern.masks_pairs,
-        transposes=_transposes(spec),
-        several_lists=spec.pattern.lists > 1,
-        # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
-        tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
-        keys_of_pattern=keys_of_pattern(forward),
+    return AttentionBackwardSm90aFlags(
+        walk=walk_flags(spec),
         consumer_warpgroups="warpgroup 1    " if consumers == 1 else "warpgroups 1.. ",
         consumers_own=f"consumer. It owns the tile's 64 {rows}"
         if consumers == 1
         else f"consumers. Each owns 64 {rows}",
         other_workers="the SM's other thread block, if it has one," if consumers == 1 else "the other warpgroup",
     )
-
-
-def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
-    """Work out a launch: one thread block for each tile."""
-    del slots
-    spec = plan.spec
-    assert isinstance(spec, AttentionBackwardSpec)
-    padded = padded_rows(shape.q_len)
-    if spec.gradients == "dq":
-        heads, tiles = shape.heads, {"query_tiles": -(-shape.q_len // spec.tile.m)}
-    else:
-        heads, tiles = shape.kv_heads, {"key_tiles": -(-shape.kv_len // spec.tile.n)}
-    count = heads * sum(tiles.values())
-    block = spec.pattern.fixed_block
-    numbers = {
-        **tiles,
-        "q_len": shape.q_len,
-        "padded_q_len": padded,
-        "kv_len": shape.kv_len,
-        "heads": shape.heads,
-        "heads_per_kv_head": shape.heads // shape.kv_heads,
-        "batch_heads": shape.batch * shape.heads,
-        **({} if block is None else {"query_blocks": -(-shape.q_len // block.q)}),
-    }
-    rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
-    stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)
-    if not _transposes(spec):
-        return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
-    lists, entries = shape.list_batches * shape.list_heads, numbers["query_blocks"] * shape.list_length
-    numbers |= {
-        "list_batches": shape.list_batches,
-        "list_heads": shape.list_heads,
-        "list_entries": entries,
-        "stats_blocks": stats_blocks,
-    }
-    places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
-    scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
-    return LaunchArgs(
-        numbers,
-        shape.batch * count,
-        prologue_grid=stats_blocks + lists,
-        scratch={name: 4 * lists * size for name, size in scratch.items()},
-    )
-
-
-def padded_rows(q_len: int) -> int:
-    """Return the rows of statistics of a head: no tile or step that begins with a query reaches beyond them."""
-    return -(-q_len // STATS_ROWS) * STATS_ROWS + STATS_ROWS

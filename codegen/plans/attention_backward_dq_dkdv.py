@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from codegen.dtypes import DTYPES
-from codegen.flags import AttentionBackwardFlags
+from codegen.flags import AttentionBackwardSm90aFlags
 from codegen.plan import (
     Constant,
     Epilogue,
@@ -14,16 +16,24 @@ from codegen.plan import (
     SharedLayout,
     TensorMap,
     check_budget,
-    f32,
     i32,
     pointer,
     require,
     tensor_map,
 )
-from codegen.plans.attention_backward import PROLOGUE_THREADS, STATS_BYTES, STATS_ROWS, WARPGROUP, padded_rows
-from codegen.plans.attention_kv_lengths import key_end_words
-from codegen.plans.attention_lists import list_words
-from codegen.plans.attention_logits import keys_of_pattern
+from codegen.plans.attention_backward import OPERANDS, WARPGROUP
+from codegen.plans.attention_backward_parts import (
+    ELEMENT,
+    PROLOGUE_THREADS,
+    STATS_BYTES,
+    arguments,
+    check_blocks,
+    check_pattern,
+    params,
+    size_constants,
+    walk_constants,
+    walk_flags,
+)
 from codegen.plans.attention_params import tensor_params
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.problem import AttentionShape, LaunchArgs
@@ -83,12 +93,14 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernel is not written for."""
     m, n = spec.tile.m, spec.tile.n
+    check_pattern(spec)
     written = spec.pattern.dq_order is not None
     require(written, "pattern", f"is {spec.pattern.describe()}, of which dQ is not added up by key tiles; use dq, dkdv")
     require(n == KEYS, "tile.n", f"is {n}; allowed with gradients dq_dkdv: {KEYS} (two warpgroups)")
     step = 32 if spec.head_dim == 64 else 16  # a warpgroup has dQ of half of the queries there
     allowed = m in range(step, 129, step)
     require(allowed, "tile.m", f"is {m}; allowed: {step} to 128, multiples of {step}")
+    check_blocks(spec)
 
 
 def _dq_queries(spec: AttentionBackwardSpec) -> int:
@@ -119,37 +131,17 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
 
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
-    element = "unsigned short"
-    return (
-        tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
-        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
-        tensor_map("v_map", "V, as K"),
-        tensor_map("dout_map", "dO, as Q"),
+    own = (
         tensor_map("dk_map", "dK, as K"),
         tensor_map("dv_map", "dV, as K"),
-        *tensor_params("out", element, "O (batch, heads, q_len, head_dim)"),
-        *tensor_params("dout", element, "dO, as O"),
-        *tensor_params("dq", element, "dQ, as O", writes=True),
-        pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
-        pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
+        *tensor_params("dq", ELEMENT, "dQ, as O", writes=True),
         pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
-        pointer(
-            "dq_semaphore", "int", "tiles that have added to dQ of a step, (batch, heads, query_steps)", writes=True
-        ),
+        pointer("dq_semaphore", "int", "tiles that have added to it, (batch, heads, query_steps)", writes=True),
         pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
-        i32("q_len", "queries of a head"),
-        i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
         i32("query_steps", "steps of kTileM queries of a head"),
-        *((i32("kv_len", "keys of a head"),) if spec.pattern.masks_pairs else ()),
-        i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
-        i32("batch_heads", "batch * heads"),
         i32("head_group", "K/V heads whose tiles take turns"),
-        i32("key_tiles", "tiles of a K/V head"),
-        i32("head_chunks", "16-byte chunks of a row of O and dO"),
-        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
-        f32("scale", "the softmax scale"),
     )
+    return params(spec, (*OPERANDS, *own))
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
@@ -164,10 +156,7 @@ def _constants(
     """Return the named values at the top of the source."""
     m, n = spec.tile.m, spec.tile.n
     return (
-        Constant("kHeadDim", spec.head_dim, "elements of a head"),
-        Constant("kTileM", m, "queries of one step"),
-        Constant("kTileN", n, "keys of a tile"),
-        Constant("kStages", spec.stages, "depth of the ring"),
+        *size_constants(spec),
         Constant("kConsumerWarpgroups", 2, "warpgroups that compute, 64 keys each"),
         Constant("kThreads", WARPGROUP * 3, "warpgroup 0 produces, the others consume"),
         Constant("kDqWarps", DQ_WARPS, "warps that add to dQ"),
@@ -184,29 +173,14 @@ def _constants(
         Constant("kDqQueries", _dq_queries(spec), "queries of which a warpgroup has dQ"),
         Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, in fp32"),
         Constant("kConvertThreads", CONVERT_THREADS, "threads of a block of the epilogue"),
-        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
-        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
-        *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+        *walk_constants(spec),
     )
 
 
-def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
+def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
     """Return what the templates ask."""
-    words = key_end_words(spec.forward)
-    return AttentionBackwardFlags(
-        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        partial_range=False,
-        skip_masked=False,
-        step_is="a key block",
-        lists=list_words(spec.forward, partial=False, several_lists=False, block_steps=1, step_blocks=1),
-        key_end_of_batch=words.key_end_of_batch,
-        no_block=words.no_block,
-        queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
-        masks_pairs=spec.pattern.masks_pairs,
-        transposes=False,
-        several_lists=False,
-        tile_number="",
-        keys_of_pattern=keys_of_pattern(spec.forward),
+    return AttentionBackwardSm90aFlags(
+        walk=walk_flags(spec),
         consumer_warpgroups="warpgroups 1.. ",
         consumers_own="consumers. Each owns 64 keys",
         other_workers="the other warpgroup",
@@ -216,29 +190,15 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
 
 def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     """Work out a launch: one thread block for each tile."""
-    del slots
-    spec = plan.spec
+    spec, args = plan.spec, arguments(plan, shape, slots)
     assert isinstance(spec, AttentionBackwardSpec)
-    padded, steps = padded_rows(shape.q_len), -(-shape.q_len // spec.tile.m)
-    tiles, row_heads = -(-shape.kv_len // spec.tile.n), shape.batch * shape.heads
+    steps, tiles = -(-shape.q_len // spec.tile.m), max(1, args.numbers["key_tiles"])
+    all_steps = shape.batch * shape.heads * steps
     in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
-    rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
-    numbers = {
-        "q_len": shape.q_len,
-        "padded_q_len": padded,
-        "query_steps": steps,
-        "kv_len": shape.kv_len,
-        "heads": shape.heads,
-        "heads_per_kv_head": shape.heads // shape.kv_heads,
-        "batch_heads": row_heads,
-        "head_group": max(1, in_turns // max(1, tiles)),
-        "key_tiles": tiles,
-    }
-    return LaunchArgs(
-        numbers,
-        shape.batch * shape.kv_heads * tiles,
-        prologue_grid=-(-row_heads * padded // rows_of_block),
-        epilogue_grid=row_heads * steps,
-        counters={"dq_semaphore": row_heads * steps, "scheduler": 1},
-        scratch={"dq_accum": row_heads * steps * spec.tile.m * spec.head_dim * 4},
+    return replace(
+        args,
+        numbers={**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)},
+        epilogue_grid=all_steps,
+        counters={"dq_semaphore": all_steps, "scheduler": 1},
+        scratch={**args.scratch, "dq_accum": all_steps * spec.tile.m * spec.head_dim * 4},
     )

@@ -139,6 +139,11 @@ def _bsr_spgemm(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
 
 def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fields]:
     rows, keys = _block(given, "q", 128), _block(given, "kv", 128)
+    if given.arch != "sm_90a":  # by mma.sync: 16 rows of a head of 128 leave a thread registers for shorter steps
+        step = 32 if given.head_dim == 128 else 64
+        if given.gradients == "dkdv" and keys == 64:
+            step //= 2  # and so two thread blocks fit an SM
+        return None, {"rows": rows, "keys": keys, "step": step}
     # A consumer has dK and dV of 64 keys in registers. Beside heads of 128 there is room for 80 queries of a step, and
     # two thread blocks of one consumer have less.
     wide, listed = given.head_dim == 64 and keys == 128, given.pattern.fixed_block is not None

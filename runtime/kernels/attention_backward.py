@@ -194,17 +194,14 @@ class AttentionBackwardKernel:
         if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
             prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
         gradients = {name: layout_like(t) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names}
-        strided = {"out": used_strides(out), "dout": used_strides(dout)}
-        strided |= {
-            name: strides
-            for name, (_, strides, _) in gradients.items()
-            if f"{name}_map" not in self.compiled.plan.tensor_maps
-        }
-        for name, strides in strided.items():
-            for axis, stride in zip(("batch", "head", "row"), strides[:3], strict=True):
+        written = {name: torch.empty_strided(s, st, dtype=t, device="meta") for name, (s, st, t) in gradients.items()}
+        tensors = {"q": q, "k": k, "v": v, "dout": dout, **written}
+        maps = self.compiled.plan.tensor_maps
+        by_address = {name: tensor for name, tensor in tensors.items() if f"{name}_map" not in maps}
+        for name, tensor in {**by_address, "out": out, "dout": dout}.items():
+            for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
                 values[f"{name}_{axis}_stride"] = stride
-        maps = {name: (tuple(t.shape), t.stride()) for name, t in (("q", q), ("k", k), ("v", v), ("dout", dout))}
-        maps |= {name: (shape, strides) for name, (shape, strides, _) in gradients.items()}
+        shapes = {name: (tuple(tensor.shape), tensor.stride()) for name, tensor in tensors.items()}
         left_out = [name for name, tensor in zip_longest(self._arguments.names, indices) if tensor is None]
         made = _Outputs(
             gradients,
@@ -218,7 +215,7 @@ class AttentionBackwardKernel:
             q.device.index,
             args.tiles,
             values,
-            maps,
+            shapes,
             extra=made,
             prologue_grid=prologue_grid,
             epilogue_grid=args.epilogue_grid,

@@ -129,6 +129,14 @@ def test_each_pattern_has_gradients(name: str, loaded: Any) -> None:
     assert sorted(kernel.spec.gradients for kernel in loaded.gradients.values()) == ["dkdv", "dq"]
 
 
+@pytest.mark.parametrize("name", PATTERNS)
+def test_each_pattern_has_gradients_on_an_ada_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = oracle_kernel.install(monkeypatch, arch="sm_89")
+    check(qkv(), PATTERNS[name]())
+    specs = [kernel.spec for kernel in loaded.gradients.values()]
+    assert sorted((s.gradients, s.arch, s.mma) for s in specs) == [("dkdv", "sm_89", "mma"), ("dq", "sm_89", "mma")]
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "list_heads", "block"),
     [(8, 2, 2, (64, 64)), (8, 2, 4, (64, 128)), (6, 2, 2, (128, 64)), (8, 1, 1, (64, 64)), (8, 2, 2, (256, 64))],
@@ -404,8 +412,8 @@ def _on_meta(pattern: Any) -> Any:
 
 
 def test_heads_and_devices_without_a_gradient_are_refused_in_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = oracle_kernel.install(monkeypatch, arch="sm_89")
-    with pytest.raises(SpecError, match="arch: is sm_89, and gradients of attention are written for sm_90a"):
+    loaded = oracle_kernel.install(monkeypatch, arch="sm_75")
+    with pytest.raises(SpecError, match="arch: is sm_75, and gradients of attention are written for sm_80, sm_86"):
         block_sparse_attention(*qkv(), Causal())
     oracle_kernel.install(monkeypatch)
     with pytest.raises(SpecError, match="head_dim: is 136, and gradients are written for heads of up to 128"):
@@ -427,6 +435,8 @@ def test_the_choice_says_what_it_refuses() -> None:
     found = backward_kernels(dense, arch="sm_90a", dtype="fp16", head_dim=80)
     specs = (found.dq.spec, found.dkdv.spec)
     assert [(s.gradients, s.head_dim, s.dtype) for s in specs] == [("dq", 128, "fp16"), ("dkdv", 128, "fp16")]  # type: ignore[union-attr]
+    ada = backward_kernels(dense, arch="sm_89", dtype="bf16", head_dim=80)
+    assert (ada.dq.stem, ada.dkdv.stem) == ("l4_dense_dq_bf16", "l4_dense_dkdv_bf16")
     lists = {"kind": "topk", "block": {"q": 64, "kv": 32}}
     with pytest.raises(SpecError, match=r"pattern\.block\.kv: is 32; allowed in a gradient: 64, 128"):
         backward_kernels(lists, arch="sm_90a", dtype="fp16", head_dim=64)

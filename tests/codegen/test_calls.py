@@ -340,6 +340,26 @@ def test_the_prologue_of_a_gradient_alone_is_one_launch(kernel: Any) -> None:
             assert [grid for grid, *_ in driver.launches] == ([1] if name == "h100_topk_dkdv" else []), "lists alone"
 
 
+@pytest.mark.parametrize("which", ["dq", "dkdv"])
+def test_gradients_by_mma_sync_are_told_where_rows_lie(kernel: Any, which: str) -> None:
+    call, driver = kernel(f"l4_dense_{which}")
+    q = torch.randn(1, 300, 4, 72).half().transpose(1, 2)  # strides of another order, heads of 72 of 128 elements
+    k = torch.randn(1, 2, 200, 80).half()[..., :72]
+    rows = {"out": torch.randn_like(q), "dout": torch.randn(1, 4, 300, 72).half(), "lse": torch.randn(1, 4, 300)}
+    found = call(q, k, k, **rows)
+    made = {"dq": found.dq} if which == "dq" else {"dk": found.dk, "dv": found.dv}
+    assert {name for name in ("dq", "dk", "dv") if getattr(found, name) is not None} == set(made)
+    (before, *_), (grid, _, block) = driver.launches
+    assert before == -(-4 * 512 // 64) and grid == (4 * 3 if which == "dq" else 2 * 2)
+    tensors = {"q": q, "k": k, "v": k, "out": rows["out"], "dout": rows["dout"], **made}
+    for name, tensor in tensors.items():
+        assert field(call, block, name) == (tensor.data_ptr(),), name
+        strides = [field(call, block, f"{name}_{axis}_stride")[0] for axis in ("batch", "head", "row")]
+        assert strides == [0, *tensor.stride()[1:3]], name
+    numbers = {"q_len": 300, "kv_len": 200, "heads": 4, "heads_per_kv_head": 2, "head_chunks": 9, "padded_q_len": 512}
+    assert {name: field(call, block, name)[0] for name in numbers} == numbers
+
+
 @pytest.mark.usefixtures("refused_gradients")
 def test_a_gradient_is_checked_again_after_calls_without(kernel: Any) -> None:
     call, driver = kernel("h100_dense")

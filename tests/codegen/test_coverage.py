@@ -15,7 +15,9 @@ from codegen.dtypes import DTYPES
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS
 from codegen.plans import attention_mma_sync, attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
-from codegen.spec import AttentionSpec, Spec, TileCopySpec
+from codegen.select.backward import BLOCK_SIZES
+from codegen.select.backward import HEAD_DIMS as BACKWARD_HEAD_DIMS
+from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec, TileCopySpec
 
 UNSHIPPED = [
     fields
@@ -30,7 +32,9 @@ def values(spec: Spec, field: str) -> set[object]:
     """The values of a spec for a field, ``block`` being both of its sides."""
     if field in ("dtype", "head_dim"):
         return {getattr(spec, field)}
-    if isinstance(spec, AttentionSpec):
+    if isinstance(spec, AttentionBackwardSpec) and field == "gradients":
+        return {spec.gradients}
+    if isinstance(spec, AttentionSpec | AttentionBackwardSpec):
         block = spec.pattern.fixed_block
         if field == "pattern":
             return {spec.pattern.kind}
@@ -52,6 +56,10 @@ ROWS_AND_COLUMNS, QUERIES_AND_KEYS = ("rows", "cols"), ("q", "kv")
         ("attention", "mma", "pattern", set(PATTERNS)),
         ("attention", "mma", "head_dim", set(HEAD_DIMS)),
         ("attention", "mma", "block", sides(QUERIES_AND_KEYS, attention_mma_sync.BLOCKS)),
+        ("attention_backward", "mma", "gradients", {"dq", "dkdv"}),
+        ("attention_backward", "mma", "pattern", {kind for kind, each in PATTERNS.items() if each.queries is not None}),
+        ("attention_backward", "mma", "head_dim", set(BACKWARD_HEAD_DIMS)),
+        ("attention_backward", "mma", "block", sides(QUERIES_AND_KEYS, BLOCK_SIZES)),
         ("attention", "wmma", "pattern", set(PATTERNS)),
         ("attention", "wmma", "head_dim", set(attention_wmma.HEAD_DIMS)),
         ("attention", "wmma", "block", sides(QUERIES_AND_KEYS, attention_wmma.BLOCKS)),
@@ -67,6 +75,7 @@ ROWS_AND_COLUMNS, QUERIES_AND_KEYS = ("rows", "cols"), ("q", "kv")
             for op in ("attention", "bsr_spmm", "bsr_sddmm", "bsr_spgemm")
             for mma in ("mma", "wmma")
         ),
+        ("attention_backward", "mma", "dtype", set(DTYPES)),
     ],
 )
 def test_every_value_has_a_kernel_that_runs(op: str, mma: str, field: str, wanted: set[object]) -> None:

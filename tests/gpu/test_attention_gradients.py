@@ -15,11 +15,14 @@ torch = pytest.importorskip("torch")
 import gradient_oracle  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from codegen.arch import ARCHS  # noqa: E402
+from codegen.select.backward import backward_archs  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, merge_attention  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Dense, SlidingWindow, TopK  # noqa: E402
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = pytest.mark.skipif(torch.cuda.is_available() and not HOPPER, reason="gradients are written for sm_90a")
+WRITTEN = [ARCHS[name].compute_capability for name in backward_archs()]
+HERE = torch.cuda.get_device_capability() if torch.cuda.is_available() else WRITTEN[0]
+pytestmark = pytest.mark.skipif(HERE not in WRITTEN, reason=f"gradients are written for {', '.join(backward_archs())}")
 LENGTH = 1024
 DTYPES = (torch.float16, torch.bfloat16)
 OPERATORS = torch.ops.sparse_kernel_codegen

@@ -1,0 +1,189 @@
+"""What the plans of the gradients of attention share: parameters, the walk over a tile's steps, launches."""
+
+from __future__ import annotations
+
+from codegen.arch import WARP
+from codegen.flags import AttentionBackwardFlags
+from codegen.patterns import without_gradient
+from codegen.plan import Constant, Param, Plan, f32, i32, pointer, require
+from codegen.plans.attention_kv_lengths import key_end_words
+from codegen.plans.attention_lists import list_words, step_words
+from codegen.plans.attention_logits import keys_of_pattern
+from codegen.plans.attention_params import index_params, list_constants, tensor_params
+from codegen.problem import AttentionShape, LaunchArgs
+from codegen.spec import AttentionBackwardSpec
+
+STATS_BYTES = 8  # of a query: log-sum-exp and delta
+STATS_ROWS = 128  # rows of the largest tile, and of the largest step
+ELEMENT = "unsigned short"  # what an element is to the kernel
+PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
+
+
+def check_pattern(spec: AttentionBackwardSpec) -> None:
+    """Refuse a pattern that the gradients of no architecture are written for."""
+    reason = without_gradient(spec.pattern)
+    require(not reason, "pattern", reason)
+
+
+def check_blocks(spec: AttentionBackwardSpec) -> None:
+    """Refuse listed blocks that are neither the tile, nor whole steps or tiles of it."""
+    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    if block is None:
+        return
+    for name, size in (("q", block.q), ("kv", block.kv)):
+        require(size in (64, 128), f"pattern.block.{name}", f"is {size}; allowed in a gradient: 64, 128")
+    if spec.gradients == "dq":
+        require(block.q % m == 0, "tile.m", f"is {m}; a tile is a query block, or an equal part: {block.q} rows")
+        require(block.kv % n == 0, "tile.n", f"is {n}; a step is a key block, or an equal part: {block.kv} keys")
+    else:
+        require(block.kv == n, "tile.n", f"is {n}; a tile is a key block: {block.kv} keys")
+        require(block.q % m == 0, "tile.m", f"is {m}; a step is a query block, or an equal part: {block.q} queries")
+
+
+def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
+    """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
+    is_dq = spec.gradients == "dq"
+    asks_keys = is_dq or spec.pattern.masks_pairs or spec.mma == "mma"
+    lists = index_params(spec.forward)
+    if transposes(spec):
+        rows = i32("query_blocks", "query blocks of a head: rows of the lists")
+        lists += [
+            *([] if rows in lists else [rows]),
+            pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
+            pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
+            pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
+            i32("list_batches", "batches that have lists of their own; 1: shared"),
+            i32("list_heads", "heads that have lists of their own; 1: shared"),
+            i32("list_entries", "entries of all lists of a head"),
+            i32("stats_blocks", "thread blocks of the prologue that make statistics; others transpose lists"),
+        ]
+    return (
+        *operands,
+        *tensor_params("out", ELEMENT, "O (batch, heads, q_len, head_dim)"),
+        *tensor_params("dout", ELEMENT, "dO, as O"),
+        pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
+        pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
+        *lists,
+        i32("q_len", "queries of a head"),
+        i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
+        *((i32("kv_len", "keys of a head"),) if asks_keys else ()),
+        i32("heads", "query heads"),
+        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("batch_heads", "batch * heads"),
+        i32("query_tiles", "tiles of kTileM queries of a head") if is_dq else i32("key_tiles", "tiles of a K/V head"),
+        i32("head_chunks", "16-byte chunks of a row of O and dO"),
+        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
+        f32("scale", "the softmax scale"),
+    )
+
+
+def transposes(spec: AttentionBackwardSpec) -> bool:
+    """Return whether the kernel walks over lists the other way round."""
+    return spec.gradients != "dq" and spec.pattern.fixed_block is not None
+
+
+def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
+    """Return the sizes of a tile and its steps."""
+    is_dq, block, m, n = spec.gradients == "dq", spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
+    return (
+        Constant("kHeadDim", spec.head_dim, "elements of a head"),
+        Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
+        Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
+        *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
+        Constant("kStages", spec.stages, "depth of the ring"),
+    )
+
+
+def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
+    """Return what the prologue and the walk over a tile's steps need."""
+    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    listed: list[Constant] = []
+    if block is not None and spec.gradients == "dq":
+        listed = list_constants(block, block.kv // n)
+        listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
+    elif block is not None:
+        listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
+    return (
+        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
+        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
+        *listed,
+        *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+    )
+
+
+def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
+    """Return what the templates ask of the pattern, whatever they multiply by."""
+    forward, block, words = spec.forward, spec.pattern.fixed_block, key_end_words(spec.forward)
+    block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
+    late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
+    return AttentionBackwardFlags(
+        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        partial_range=False,
+        skip_masked=False,
+        step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",
+        lists=list_words(
+            forward,
+            partial=block is not None and block.q > spec.tile.m,
+            several_lists=False,
+            block_steps=block_steps,
+            step_blocks=1,
+        ),
+        key_end_of_batch=words.key_end_of_batch,
+        no_block=words.no_block,
+        queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
+        masks_pairs=spec.pattern.masks_pairs,
+        transposes=transposes(spec),
+        several_lists=spec.pattern.lists > 1,
+        # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
+        tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
+        keys_of_pattern=keys_of_pattern(forward),
+    )
+
+
+def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+    """Work out a launch: one thread block for each tile."""
+    del slots
+    spec = plan.spec
+    assert isinstance(spec, AttentionBackwardSpec)
+    padded = padded_rows(shape.q_len)
+    if spec.gradients == "dq":
+        heads, tiles = shape.heads, {"query_tiles": -(-shape.q_len // spec.tile.m)}
+    else:
+        heads, tiles = shape.kv_heads, {"key_tiles": -(-shape.kv_len // spec.tile.n)}
+    count = heads * sum(tiles.values())
+    block = spec.pattern.fixed_block
+    numbers = {
+        **tiles,
+        "q_len": shape.q_len,
+        "padded_q_len": padded,
+        "kv_len": shape.kv_len,
+        "heads": shape.heads,
+        "heads_per_kv_head": shape.heads // shape.kv_heads,
+        "batch_heads": shape.batch * shape.heads,
+        **({} if block is None else {"query_blocks": -(-shape.q_len // block.q)}),
+    }
+    rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
+    stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)
+    if not transposes(spec):
+        return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
+    lists, entries = shape.list_batches * shape.list_heads, numbers["query_blocks"] * shape.list_length
+    numbers |= {
+        "list_batches": shape.list_batches,
+        "list_heads": shape.list_heads,
+        "list_entries": entries,
+        "stats_blocks": stats_blocks,
+    }
+    places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
+    scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
+    return LaunchArgs(
+        numbers,
+        shape.batch * count,
+        prologue_grid=stats_blocks + lists,
+        scratch={name: 4 * lists * size for name, size in scratch.items()},
+    )
+
+
+def padded_rows(q_len: int) -> int:
+    """Return the rows of statistics of a head: no tile or step that begins with a query reaches beyond them."""
+    return -(-q_len // STATS_ROWS) * STATS_ROWS + STATS_ROWS

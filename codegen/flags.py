@@ -573,26 +573,32 @@ class AttentionBackwardFlags(PatternFlags):
     """What the templates of attention_backward/ ask.
 
     Attributes:
-        key_end_of_batch: where the keys of a batch end.
-        no_block: number of a listed block that has no key.
+        key_end_words: where the keys of a batch end.
+        logits_piece: what becomes of scores before the mask, and of dS behind it.
+        mask_piece: how pairs are hidden.
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
         several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
+        heads_of_tile: how many heads have queries that see a tile's keys, in C++ (dK and dV).
+        softmax_scale: factor of the logits, in C++.
         keys_of_pattern: which keys attention is over.
         consumer_warpgroups: numbers of the warpgroups that compute.
         consumers_own: what each of them has.
         other_workers: what computes while one of them waits.
     """
 
-    key_end_of_batch: str
-    no_block: str
+    key_end_words: KeyEndWords
+    logits_piece: str
+    mask_piece: str
     queries_piece: str
     masks_pairs: bool
     transposes: bool
     several_lists: bool
     tile_number: str
+    heads_of_tile: str
+    softmax_scale: str
     keys_of_pattern: str
     consumer_warpgroups: str
     consumers_own: str

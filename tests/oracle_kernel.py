@@ -73,7 +73,7 @@ class OracleBackwardKernel:
             assert tensor.dtype == arguments.TORCH_DTYPES[self.spec.dtype], name
             arguments.check_strides(name, tensor)
         assert out.shape == dout.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
-        assert all(t is None or t.shape[1] in (1, q.shape[1]) for t in lists)
+        assert all(t is None or t.dim() < 3 or t.shape[1] in (1, q.shape[1]) for t in lists)
         self.calls.append({**tensors, "lists": lists, "dlse": dlse, "stats": stats})
         seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, shape)
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=dlse, scale=scale)

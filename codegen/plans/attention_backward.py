@@ -23,11 +23,12 @@ from codegen.plan import (
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
-from codegen.plans.attention_params import index_params, list_constants, tensor_params
+from codegen.plans.attention_params import index_params, list_constants, options_summary, softcap_constants, tensor_params
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
+PIECES = "attention_backward"
 WARPGROUP = 128  # threads
 STATS_BYTES = 8  # of a query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
@@ -38,6 +39,7 @@ REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
 # Addresses, loop state, statistics: an allowance with which nothing spills, and ptxas need not wait behind each wgmma.
 # dQ has S of a step and dS of the one before at once, which the sum of its accumulators leaves out.
 OVERHEAD_REGISTERS = {"dq": 40, "dkdv": 12}
+SINK_WINDOW_REGISTERS = 8  # more, in dQ: its mask compares each key with two bounds
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
 
 
@@ -56,6 +58,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     operand = 0 if is_dq else step // 4  # P^T beside S^T and dP^T; dS takes their place
     accumulators = sums + 2 * (step // 2) + operand
     splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
+    overhead += SINK_WINDOW_REGISTERS if is_dq and spec.pattern.kind == "sink_window" else 0
     producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
     check_budget(spec, shared.size, registers)
@@ -63,7 +66,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template=f"attention_backward/{spec.gradients}.cu.j2",
+        template=f"{PIECES}/{spec.gradients}.cu.j2",
         threads=WARPGROUP * (1 + consumers),
         ctas_per_sm=2 if consumers == 1 and fits_twice else 1,
         persistent=False,
@@ -78,6 +81,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         summary=(
             ("tile", f"{resident} {'queries' if is_dq else 'keys'}, {step} {'keys' if is_dq else 'queries'} of a step"),
             ("schedule", f"{spec.schedule}: a TMA producer, {consumers} consumer warpgroup{'s' * (consumers > 1)}"),
+            *options_summary(spec.forward),
         ),
         flops=2 * spec.head_dim * m * n * (3 if is_dq else 4),
         bytes=2 * (kv_bytes if is_dq else q_bytes),
@@ -98,6 +102,9 @@ def _check(spec: AttentionBackwardSpec) -> None:
     steps = STEPS[spec.gradients]
     allowed = f"allowed: {steps[0]} to {steps[-1]}, multiples of {steps.step}"
     require(step in steps, other, f"is {step}; {allowed}")
+    keys = spec.pattern.block_keys
+    reason = f"is {n}; it is a block of the pattern, {keys} keys, an equal part of one, or two"
+    require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
     if block is None:
         return
     for name, size in (("q", block.q), ("kv", block.kv)):
@@ -167,7 +174,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         *lists,
         i32("q_len", "queries of a head"),
         i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
-        *((i32("kv_len", "keys of a head"),) if is_dq or spec.pattern.masks_pairs else ()),
+        *((i32("kv_len", "keys of a head"),) if is_dq or spec.pattern.masks_pairs or spec.kv_lengths else ()),
         i32("heads", "query heads"),
         i32("heads_per_kv_head", "query heads that share one K/V head"),
         i32("batch_heads", "batch * heads"),
@@ -225,14 +232,16 @@ def _constants(
         Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in lists),
+        *softcap_constants(spec.forward),
     )
 
 
 def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlags:
     """Return what the templates ask."""
-    forward, block, words = spec.forward, spec.pattern.fixed_block, key_end_words(spec.forward)
+    forward, block, is_dq = spec.forward, spec.pattern.fixed_block, spec.gradients == "dq"
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
-    rows = "queries" if spec.gradients == "dq" else "keys"
+    rows = "queries" if is_dq else "keys"
+    heads = "p.heads_per_kv_head"
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
@@ -246,14 +255,17 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
             block_steps=block_steps,
             step_blocks=1,
         ),
-        key_end_of_batch=words.key_end_of_batch,
-        no_block=words.no_block,
-        queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
+        key_end_words=key_end_words(forward),
+        logits_piece=f"{PIECES}/logits/{'scaled' if spec.softcap is None else 'capped'}.cuh.j2",
+        mask_piece=f"{PIECES}/{spec.gradients}_mask/{_mask(spec)}.cuh.j2",
+        queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=_transposes(spec),
         several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
+        heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
+        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         keys_of_pattern=keys_of_pattern(forward),
         consumer_warpgroups="warpgroup 1    " if consumers == 1 else "warpgroups 1.. ",
         consumers_own=f"consumer. It owns the tile's 64 {rows}"
@@ -261,6 +273,13 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
         else f"consumers. Each owns 64 {rows}",
         other_workers="the SM's other thread block, if it has one," if consumers == 1 else "the other warpgroup",
     )
+
+
+def _mask(spec: AttentionBackwardSpec) -> str:
+    """Return the piece that hides pairs: dQ always has one, for the end of the keys."""
+    if spec.gradients == "dkdv":
+        return "pairs" if spec.pattern.masks_pairs else "none"
+    return "last_key" if spec.pattern.kind == "prefix_lm" else "pairs"
 
 
 def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:

@@ -22,7 +22,7 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TMA_ALIGNMENT
 from runtime.kernels.attention_backward import AttentionBackwardKernel
-from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, arch_of
+from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 
 KERNELS_KEPT = 256
@@ -176,7 +176,8 @@ def attend_backward(
 def _of_heads(tensors: Tensors, heads: int) -> Tensors:
     """Return lists of the heads of q, or of all at once, of lists of fewer heads."""
     return tuple(
-        t if t is None or t.shape[1] in (1, heads) else t.repeat_interleave(heads // t.shape[1], 1) for t in tensors
+        t if t is None or t.dim() < LIST_RANK or t.shape[1] in (1, heads) else t.repeat_interleave(heads // t.shape[1], 1)
+        for t in tensors
     )
 
 

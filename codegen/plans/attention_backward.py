@@ -94,8 +94,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    written = spec.pattern.queries is not None and not spec.pattern.masks_by_bits
-    require(written, "pattern", f"is {spec.pattern.describe()}, of which no gradient is written yet")
+    require(spec.pattern.queries is not None, "pattern", f"is {spec.pattern.describe()}, of which no gradient is written yet")
     field, resident, step = ("tile.m", m, n) if spec.gradients == "dq" else ("tile.n", n, m)
     other = "tile.n" if field == "tile.m" else "tile.m"
     require(resident in (64, 128), field, f"is {resident}; allowed: 64, 128 (warpgroups of 64 rows)")
@@ -135,7 +134,9 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int) -> SharedL
         shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)
         barriers = 2 * stages + 1
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
-    if spec.gradients == "dq" or spec.pattern.masks_pairs:
+    if spec.gradients == "dkdv" and spec.pattern.masks_by_bits:
+        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+    elif spec.gradients == "dq" or spec.pattern.masks_pairs:
         shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
     return shared
 
@@ -151,6 +152,11 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
             *([] if rows in lists else [rows]),
             pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
+            *(
+                [pointer("q_entry_places", "int", "places of these entries in the lists of query blocks", writes=True)]
+                if spec.pattern.masks_by_bits
+                else []
+            ),
             pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
             i32("list_batches", "batches that have lists of their own; 1: shared"),
             i32("list_heads", "heads that have lists of their own; 1: shared"),
@@ -209,6 +215,8 @@ def _constants(
         listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
     elif block is not None:
         listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
+    if spec.pattern.masks_by_bits and not is_dq:
+        listed += [Constant("kLaneWords", -(-m // 64), "pairs of words of a step that a lane reads: eight lanes share")]
     lists = spec.pattern.constants().items()
     asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
@@ -277,6 +285,8 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
 
 def _mask(spec: AttentionBackwardSpec) -> str:
     """Return the piece that hides pairs: dQ always has one, for the end of the keys."""
+    if spec.pattern.masks_by_bits:
+        return "bits"
     if spec.gradients == "dkdv":
         return "pairs" if spec.pattern.masks_pairs else "none"
     return "last_key" if spec.pattern.kind == "prefix_lm" else "pairs"
@@ -317,6 +327,8 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     }
     places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
     scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
+    if spec.pattern.masks_by_bits:
+        scratch["q_entry_places"] = max(1, entries)
     return LaunchArgs(
         numbers,
         shape.batch * count,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from codegen.arch import ARCHS
@@ -56,17 +55,20 @@ def check_pattern(pattern: Mapping[str, Any]) -> None:
     Raises:
         SpecError: naming ``pattern``, and the patterns that have one.
     """
-    block = pattern.get("block")
-    fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
-    model = PATTERNS[pattern["kind"]].model_construct(**fields)
-    if model.queries is None or model.masks_by_bits:
+    if PATTERNS[pattern["kind"]].queries is None:
         written = ", ".join(kind for kind, each in PATTERNS.items() if each.queries is not None)
-        bits = " with a mask of bits" if model.masks_by_bits else ""
-        reason = f"has no gradient; there is one of {written}, with masks by position"
-        raise SpecError("pattern", f"is {pattern['kind']}{bits}, which {reason}")
+        raise SpecError("pattern", f"is {pattern['kind']}, which has no gradient; there is one of {written}")
 
 
-def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_dim: int) -> BackwardKernels:
+def backward_kernels(
+    pattern: Mapping[str, Any],
+    *,
+    arch: str,
+    dtype: str,
+    head_dim: int,
+    softcap: float | None = None,
+    kv_lengths: bool = False,
+) -> BackwardKernels:
     """Choose the kernels of the gradients.
 
     Args:
@@ -74,6 +76,8 @@ def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_
         arch: architecture of the device.
         dtype: ``fp16`` or ``bf16``.
         head_dim: elements of a head.
+        softcap: cap of the logits; None: they have none.
+        kv_lengths: whether each batch has a number of keys of its own.
 
     Returns:
         The two specs, by their shipped names where they have some.
@@ -96,6 +100,8 @@ def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_
         "dtype": dtype,
         "head_dim": next(size for size in HEAD_DIMS if size >= head_dim),
         "pattern": dict(pattern),
+        "softcap": softcap,
+        "kv_lengths": kv_lengths,
     }
     return BackwardKernels(*(_named({**fields, "gradients": which}) for which in ("dq", "dkdv")))
 

@@ -61,7 +61,6 @@ class KeyEndWords(Flags):
         key_end_of_batch: that end, where there is a ``batch``.
         key_end: the same, where it is known: in a function that has the parameter, behind ``key_end_of_tile``.
         key_end_owner: the parameter of a function that needs nothing else of the problem.
-        its_key_end: the argument for that.
         key_end_parameter: the parameter of a function that needs it too, after others.
         key_end_of_tile: statement that works it out for a tile.
         no_block: number of a listed block that has no key.
@@ -70,7 +69,6 @@ class KeyEndWords(Flags):
     key_end_of_batch: str
     key_end: str
     key_end_owner: str
-    its_key_end: str
     key_end_parameter: str
     key_end_of_tile: str
     no_block: str
@@ -81,9 +79,11 @@ class KeyEndOfThread(KeyEndWords):
     """The same where each thread loads and computes, and knows it throughout.
 
     Attributes:
-        and_key_end: the argument for ``key_end_parameter``.
+        its_key_end: the argument for ``key_end_owner``.
+        and_key_end: that for ``key_end_parameter``.
     """
 
+    its_key_end: str
     and_key_end: str
 
 
@@ -98,6 +98,17 @@ class KeyEndOfMasks(KeyEndWords):
 
     masks_key_end: str
     and_masks_key_end: str
+
+
+@dataclass(frozen=True)
+class KeyEndOfLoads(KeyEndOfMasks):
+    """The same where functions of the producer ask for it too.
+
+    Attributes:
+        its_key_end: their argument for ``key_end_owner``.
+    """
+
+    its_key_end: str
 
 
 @dataclass(frozen=True)
@@ -589,7 +600,7 @@ class AttentionBackwardFlags(PatternFlags):
         other_workers: what computes while one of them waits.
     """
 
-    key_end_words: KeyEndWords
+    key_end_words: KeyEndOfMasks
     logits_piece: str
     mask_piece: str
     queries_piece: str

@@ -20,7 +20,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.attention_kv_lengths import key_end_words
+from codegen.plans.attention_kv_lengths import key_end_of_masks
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
 from codegen.plans.attention_params import index_params, list_constants, options_summary, softcap_constants, tensor_params
@@ -39,7 +39,7 @@ REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
 # Addresses, loop state, statistics: an allowance with which nothing spills, and ptxas need not wait behind each wgmma.
 # dQ has S of a step and dS of the one before at once, which the sum of its accumulators leaves out.
 OVERHEAD_REGISTERS = {"dq": 40, "dkdv": 12}
-SINK_WINDOW_REGISTERS = 8  # more, in dQ: its mask compares each key with two bounds
+RUNS_REGISTERS = 8  # more, in dQ, for masks of patterns that show several runs of keys: more bounds are compared with
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
 
 
@@ -58,7 +58,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     operand = 0 if is_dq else step // 4  # P^T beside S^T and dP^T; dS takes their place
     accumulators = sums + 2 * (step // 2) + operand
     splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
-    overhead += SINK_WINDOW_REGISTERS if is_dq and spec.pattern.kind == "sink_window" else 0
+    runs = spec.pattern.masks_pairs and not spec.pattern.banded and spec.pattern.fixed_block is None
+    overhead += RUNS_REGISTERS if is_dq and runs else 0
     producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
     check_budget(spec, shared.size, registers)
@@ -263,7 +264,7 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
             block_steps=block_steps,
             step_blocks=1,
         ),
-        key_end_words=key_end_words(forward),
+        key_end_words=key_end_of_masks(forward),
         logits_piece=f"{PIECES}/logits/{'scaled' if spec.softcap is None else 'capped'}.cuh.j2",
         mask_piece=f"{PIECES}/{spec.gradients}_mask/{_mask(spec)}.cuh.j2",
         queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
@@ -289,7 +290,7 @@ def _mask(spec: AttentionBackwardSpec) -> str:
         return "bits"
     if spec.gradients == "dkdv":
         return "pairs" if spec.pattern.masks_pairs else "none"
-    return "last_key" if spec.pattern.kind == "prefix_lm" else "pairs"
+    return "last_key" if spec.pattern.has_last_key else "pairs"
 
 
 def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:

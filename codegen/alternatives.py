@@ -48,7 +48,9 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 def problem_of(spec: Spec) -> dict[str, object]:
     """Return the fields that say what a spec computes; options that are off are left out."""
     if isinstance(spec, AttentionBackwardSpec):
-        return spec.model_dump(include={"op", "dtype", "gradients", "head_dim", "pattern"})
+        said = {"op", "dtype", "gradients", "head_dim", "pattern"}
+        used = {name for name in spec.options if getattr(spec, name) != type(spec).model_fields[name].default}
+        return spec.model_dump(include=said | used)
     if isinstance(spec, UnchosenSpec):
         return {"op": spec.op, "dtype": spec.dtype}
     return {name: value for name, value in said_by(spec).items() if name != "arch"}

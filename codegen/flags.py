@@ -61,7 +61,6 @@ class KeyEndWords(Flags):
         key_end_of_batch: that end, where there is a ``batch``.
         key_end: the same, where it is known: in a function that has the parameter, behind ``key_end_of_tile``.
         key_end_owner: the parameter of a function that needs nothing else of the problem.
-        its_key_end: the argument for that.
         key_end_parameter: the parameter of a function that needs it too, after others.
         key_end_of_tile: statement that works it out for a tile.
         no_block: number of a listed block that has no key.
@@ -70,7 +69,6 @@ class KeyEndWords(Flags):
     key_end_of_batch: str
     key_end: str
     key_end_owner: str
-    its_key_end: str
     key_end_parameter: str
     key_end_of_tile: str
     no_block: str
@@ -81,9 +79,11 @@ class KeyEndOfThread(KeyEndWords):
     """The same where each thread loads and computes, and knows it throughout.
 
     Attributes:
-        and_key_end: the argument for ``key_end_parameter``.
+        its_key_end: the argument for ``key_end_owner``.
+        and_key_end: that for ``key_end_parameter``.
     """
 
+    its_key_end: str
     and_key_end: str
 
 
@@ -98,6 +98,17 @@ class KeyEndOfMasks(KeyEndWords):
 
     masks_key_end: str
     and_masks_key_end: str
+
+
+@dataclass(frozen=True)
+class KeyEndOfLoads(KeyEndOfMasks):
+    """The same where functions of the producer ask for it too.
+
+    Attributes:
+        its_key_end: their argument for ``key_end_owner``.
+    """
+
+    its_key_end: str
 
 
 @dataclass(frozen=True)
@@ -573,23 +584,29 @@ class AttentionBackwardFlags(PatternFlags):
     """What all templates of attention_backward/ ask.
 
     Attributes:
-        key_end_of_batch: where the keys of a batch end.
-        no_block: number of a listed block that has no key.
+        key_end_words: where the keys of a batch end.
+        logits_piece: what becomes of scores before the mask, and of dS behind it.
+        mask_piece: how pairs are hidden.
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
         several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
+        heads_of_tile: how many heads have queries that see a tile's keys, in C++ (dK and dV).
+        softmax_scale: factor of the logits, in C++.
         keys_of_pattern: which keys attention is over.
     """
 
-    key_end_of_batch: str
-    no_block: str
+    key_end_words: KeyEndOfMasks
+    logits_piece: str
+    mask_piece: str
     queries_piece: str
     masks_pairs: bool
     transposes: bool
     several_lists: bool
     tile_number: str
+    heads_of_tile: str
+    softmax_scale: str
     keys_of_pattern: str
 
 
@@ -603,6 +620,7 @@ class AttentionBackwardSm90aFlags(Flags):
         consumers_own: what each of them has.
         other_workers: what computes while one of them waits.
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
+        last_tile: number of the last tile that has keys there, in C++.
     """
 
     walk: AttentionBackwardFlags
@@ -610,6 +628,7 @@ class AttentionBackwardSm90aFlags(Flags):
     consumers_own: str
     other_workers: str
     dq_queries: int = 0
+    last_tile: str = ""
 
 
 @dataclass(frozen=True)

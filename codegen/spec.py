@@ -207,7 +207,10 @@ class AttentionBackwardTile(SpecModel):
 
 
 class AttentionBackwardSpec(SpecBase):
-    """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects; deterministic."""
+    """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects; deterministic.
+
+    A sink needs no field: the log-sum-exp that a call is given has it, and its gradient follows from the statistics.
+    """
 
     op: Literal["attention_backward"] = Field(description="operator")
     gradients: Literal["dq", "dkdv", "dq_dkdv"] = Field(
@@ -216,6 +219,13 @@ class AttentionBackwardSpec(SpecBase):
     head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements of a head, at most")
     pattern: AnyPattern = Field(description="keys that a query sees")
     tile: AttentionBackwardTile = Field(description="tile of one thread block, and what a step adds to it")
+    softcap: float | None = Field(
+        default=None, ge=0.001, le=1000, description="cap of the forward's logits: its derivative joins dS"
+    )
+    kv_lengths: bool = Field(
+        default=False, description="number of keys of each batch, as the forward was given: later ones have zeros"
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "kv_lengths")
 
     @property
     def forward(self) -> AttentionSpec:
@@ -226,6 +236,8 @@ class AttentionBackwardSpec(SpecBase):
             dtype=self.dtype,
             head_dim=self.head_dim,
             pattern=self.pattern,
+            softcap=self.softcap,
+            kv_lengths=self.kv_lengths,
             tile=AttentionTile(m=self.tile.m, n=self.tile.n),
             mma=self.mma,
             copy=self.copy_,

@@ -100,16 +100,30 @@ def attention(
 
 
 def gradients(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, seen: torch.Tensor, *, dlse: Any = None, scale: Any = None
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    seen: torch.Tensor,
+    *,
+    dlse: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
 ) -> dict[str, torch.Tensor]:
     """Return the gradients in float64, of what the passes share: out and lse as they were returned."""
     group = q.shape[1] // k.shape[1]
     q, k, v, out, lse, dout = (t.double() for t in (q, k, v, out, lse, dout))
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    weights = (q @ keys.mT * scale - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen
+    logits, slope = q @ keys.mT * scale, 1.0
+    if softcap is not None:
+        tanh = torch.tanh(logits / softcap)
+        logits, slope = softcap * tanh, 1 - tanh**2
+    weights = (logits - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.double())
-    of_logits = weights * (dout @ values.mT - delta[..., None])
+    of_logits = weights * (dout @ values.mT - delta[..., None]) * slope
     of_heads = {"dk": scale * (of_logits.mT @ q), "dv": weights.mT @ dout}
     shared = {name: t.unflatten(1, (k.shape[1], group)).sum(2) for name, t in of_heads.items()}
     return {"dq": scale * (of_logits @ keys), **shared}

@@ -14,6 +14,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
+from runtime.kernels.gradient_statistics import fill_statistics
 from runtime.ops import attention_calls, attention_checks, attention_choice, attention_gradients
 
 
@@ -73,15 +74,21 @@ class OracleBackwardKernel:
             assert tensor.dtype == arguments.TORCH_DTYPES[self.spec.dtype], name
             arguments.check_strides(name, tensor)
         assert out.shape == dout.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
-        assert all(t is None or t.shape[1] in (1, q.shape[1]) for t in lists)
+        assert all(t is None or t.dim() < 3 or t.shape[1] in (1, q.shape[1]) for t in lists)
         self.calls.append({**tensors, "lists": lists, "dlse": dlse, "stats": stats})
-        seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, shape)
-        grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=dlse, scale=scale)
+        spec, names = self.spec, [tensor.name for tensor in self.spec.forward.index_tensors]
+        lengths = lists[names.index("kv_lengths")] if spec.kv_lengths else None
+        own = lists[: len(spec.pattern.index_tensors)]
+        seen = attention_oracle.times_seen(spec.pattern.model_dump_json(), own, shape, lengths)
+        options = {"dlse": dlse, "scale": scale, "softcap": spec.softcap}
+        grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
         given = dict.fromkeys(("dq", "dk", "dv"))
         wanted = ("dq",) if self.spec.gradients == "dq" else ("dk", "dv")
-        own = lse.unsqueeze(-1) if stats is None else stats
-        return AttentionGradients(**{**given, **{name: made[name] for name in wanted}}, stats=own)
+        if stats is None:
+            stats = torch.full((*lse.shape[:2], lse.shape[2] + 1, 2), torch.nan)
+            fill_statistics(stats, out, dout, lse, dlse)
+        return AttentionGradients(**{**given, **{name: made[name] for name in wanted}}, stats=stats)
 
 
 class LoadedGradients(dict[NamedSpec, OracleBackwardKernel]):

@@ -28,10 +28,9 @@ def pattern_union() -> Any:
     return reduce(or_, PATTERNS.values())
 
 
-def without_gradient(pattern: PatternBase) -> str:
-    """Return why attention over a pattern has no gradient, and what has one; "" if it has."""
-    if pattern.queries is not None and not pattern.masks_by_bits:
+def without_gradient(kind: str) -> str:
+    """Return why attention over the patterns of a kind has no gradient, and what has one; "" if it has."""
+    if PATTERNS[kind].queries is not None:
         return ""
-    written = ", ".join(kind for kind, each in PATTERNS.items() if each.queries is not None)
-    bits = " with a mask of bits" if pattern.masks_by_bits else ""
-    return f"is {pattern.kind}{bits}, which has no gradient; there is one of {written}, with masks by position"
+    written = ", ".join(name for name, each in PATTERNS.items() if each.queries is not None)
+    return f"is {kind}, which has no gradient; there is one of {written}"

@@ -92,6 +92,8 @@ class PatternBase(SpecModel):
     serpentine: ClassVar[bool] = False
     """Whether every other tile walks its lists from the end, on sm_90a: ``KvBlockIterator`` then has ``backwards``."""
 
+    has_last_key: ClassVar[bool] = False
+    """Whether the template always has ``last_key_of``, and a query sees all keys up to that one."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     dq_order: ClassVar[str | None] = None

@@ -14,6 +14,8 @@ class PrefixLM(PatternBase):
     """Query i of batch b sees key j if j < prefix_len[b] or j <= i + kv_len - q_len."""
 
     supports_kv_splits: ClassVar[bool] = True
+    has_last_key: ClassVar[bool] = True
+    queries: ClassVar[str | None] = "prefix_lm"
     kind: Literal["prefix_lm"]
 
     @property

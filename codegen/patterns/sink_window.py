@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ class SinkWindow(PatternBase):
     causal window stays causal.
     """
 
+    queries: ClassVar[str | None] = "sink_window"
     kind: Literal["sink_window"]
     sink: int = Field(ge=1, le=1 << 24, description="keys at the beginning that every later query sees")
     left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ class Strided(PatternBase):
     The definition is of single queries: the tile does not change it.
     """
 
+    queries: ClassVar[str | None] = "strided"
     kind: Literal["strided"]
     stride: int = Field(ge=2, le=1 << 16, description="blocks from one stripe, which all queries see, to the next")
     local: int = Field(ge=0, le=1 << 16, description="blocks next to the query's own block that are seen too")

@@ -18,6 +18,7 @@ from codegen.plan import (
     tensor_map,
 )
 from codegen.plans.attention_backward_parts import (
+    PIECES,
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
@@ -28,6 +29,7 @@ from codegen.plans.attention_backward_parts import (
     walk_constants,
     walk_flags,
 )
+from codegen.plans.attention_params import options_summary
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.spec import AttentionBackwardSpec
 
@@ -44,6 +46,7 @@ OPERANDS = (
     tensor_map("v_map", "V, as K"),
     tensor_map("dout_map", "dO, as Q"),
 )
+RUNS_REGISTERS = 8  # more, in dQ, for masks of patterns that show several runs of keys: more bounds are compared with
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
 
 
@@ -62,6 +65,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     operand = 0 if is_dq else step // 4  # P^T beside S^T and dP^T; dS takes their place
     accumulators = sums + 2 * (step // 2) + operand
     splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
+    runs = spec.pattern.masks_pairs and not spec.pattern.banded and spec.pattern.fixed_block is None
+    overhead += RUNS_REGISTERS if is_dq and runs else 0
     producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
     registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
     check_budget(spec, shared.size, registers)
@@ -69,7 +74,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template=f"attention_backward/{spec.gradients}.cu.j2",
+        template=f"{PIECES}/{spec.gradients}.cu.j2",
         threads=WARPGROUP * (1 + consumers),
         ctas_per_sm=2 if consumers == 1 and fits_twice else 1,
         persistent=False,
@@ -84,6 +89,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         summary=(
             ("tile", f"{resident} {'queries' if is_dq else 'keys'}, {step} {'keys' if is_dq else 'queries'} of a step"),
             ("schedule", f"{spec.schedule}: a TMA producer, {consumers} consumer warpgroup{'s' * (consumers > 1)}"),
+            *options_summary(spec.forward),
         ),
         flops=2 * spec.head_dim * m * n * (3 if is_dq else 4),
         bytes=2 * (kv_bytes if is_dq else q_bytes),
@@ -124,7 +130,9 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int) -> SharedL
         shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)
         barriers = 2 * stages + 1
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
-    if spec.gradients == "dq" or spec.pattern.masks_pairs:
+    if spec.gradients == "dkdv" and spec.pattern.masks_by_bits:
+        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+    elif spec.gradients == "dq" or spec.pattern.masks_pairs:
         shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
     return shared
 

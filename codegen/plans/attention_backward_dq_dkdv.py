@@ -34,7 +34,7 @@ from codegen.plans.attention_backward_parts import (
     walk_constants,
     walk_flags,
 )
-from codegen.plans.attention_params import tensor_params
+from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
@@ -81,6 +81,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         summary=(
             ("tile", f"{n} keys, {m} queries of a step"),
             ("schedule", f"{spec.schedule}: a TMA producer, two warps that add to dQ, 2 consumer warpgroups"),
+            *options_summary(spec.forward),
         ),
         flops=2 * spec.head_dim * m * n * 5,
         bytes=2 * m * groups * SWIZZLE + 4 * m * spec.head_dim,
@@ -124,7 +125,9 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
     shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
-    if spec.pattern.masks_pairs:
+    if spec.pattern.masks_by_bits:
+        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+    elif spec.pattern.masks_pairs:
         shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
     return shared
 
@@ -185,6 +188,7 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
         consumers_own="consumers. Each owns 64 keys",
         other_workers="the other warpgroup",
         dq_queries=_dq_queries(spec),
+        last_tile="(key_end_of(p, batch) + kTileN - 1) / kTileN - 1" if spec.kv_lengths else "p.key_tiles - 1",
     )
 
 

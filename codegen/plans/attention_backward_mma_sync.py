@@ -93,6 +93,11 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
     check_pattern(spec)
+    require(spec.gradients != "dq_dkdv", "gradients", f"is dq_dkdv; allowed on {spec.arch}: dq, dkdv")
+    bits = spec.pattern.masks_by_bits
+    require(not bits, "pattern.mask", f"is bits, of which {spec.arch} has no gradient; allowed: none, causal")
+    require(spec.softcap is None, "softcap", f"is {spec.softcap}, of which {spec.arch} has no gradient")
+    require(not spec.kv_lengths, "kv_lengths", f"is true, of which {spec.arch} has no gradient")
     field, resident, other, step = "tile.m", spec.tile.m, "tile.n", spec.tile.n
     if spec.gradients == "dkdv":
         field, resident, other, step = other, step, field, resident

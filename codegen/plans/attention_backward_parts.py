@@ -6,13 +6,14 @@ from codegen.arch import WARP
 from codegen.flags import AttentionBackwardFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, f32, i32, pointer, require
-from codegen.plans.attention_kv_lengths import key_end_words
+from codegen.plans.attention_kv_lengths import key_end_of_masks
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
-from codegen.plans.attention_params import index_params, list_constants, tensor_params
+from codegen.plans.attention_params import index_params, list_constants, softcap_constants, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
+PIECES = "attention_backward"  # folder of templates
 STATS_BYTES = 8  # of a query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
 ELEMENT = "unsigned short"  # what an element is to the kernel
@@ -21,13 +22,16 @@ PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a hea
 
 def check_pattern(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern that the gradients of no architecture are written for."""
-    reason = without_gradient(spec.pattern)
+    reason = without_gradient(spec.pattern.kind)
     require(not reason, "pattern", reason)
 
 
 def check_blocks(spec: AttentionBackwardSpec) -> None:
-    """Refuse listed blocks that are neither the tile, nor whole steps or tiles of it."""
+    """Refuse blocks that are neither the tile, nor whole steps or tiles of it."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    keys = spec.pattern.block_keys
+    reason = f"is {n}; it is a block of the pattern, {keys} keys, an equal part of one, or two"
+    require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
     if block is None:
         return
     for name, size in (("q", block.q), ("kv", block.kv)):
@@ -43,7 +47,7 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
 def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
     """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
     is_dq = spec.gradients == "dq"
-    asks_keys = is_dq or spec.pattern.masks_pairs or spec.mma == "mma"
+    asks_keys = is_dq or spec.pattern.masks_pairs or spec.kv_lengths or spec.mma == "mma"
     lists = index_params(spec.forward)
     if transposes(spec):
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
@@ -51,6 +55,11 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
             *([] if rows in lists else [rows]),
             pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
+            *(
+                [pointer("q_entry_places", "int", "places of these entries in the lists of query blocks", writes=True)]
+                if spec.pattern.masks_by_bits
+                else []
+            ),
             pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
             i32("list_batches", "batches that have lists of their own; 1: shared"),
             i32("list_heads", "heads that have lists of their own; 1: shared"),
@@ -104,17 +113,20 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
         listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
     elif block is not None:
         listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
+    if spec.pattern.masks_by_bits and spec.gradients != "dq":
+        listed += [Constant("kLaneWords", -(-m // 64), "pairs of words of a step that a lane reads: eight lanes share")]
     return (
         Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
         Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+        *softcap_constants(spec.forward),
     )
 
 
 def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     """Return what the templates ask of the pattern, whatever they multiply by."""
-    forward, block, words = spec.forward, spec.pattern.fixed_block, key_end_words(spec.forward)
+    forward, block, heads = spec.forward, spec.pattern.fixed_block, "p.heads_per_kv_head"
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
@@ -129,16 +141,28 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
             block_steps=block_steps,
             step_blocks=1,
         ),
-        key_end_of_batch=words.key_end_of_batch,
-        no_block=words.no_block,
-        queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
+        key_end_words=key_end_of_masks(forward),
+        logits_piece=f"{PIECES}/logits/{'scaled' if spec.softcap is None else 'capped'}.cuh.j2",
+        mask_piece=f"{PIECES}/{'dq' if spec.gradients == 'dq' else 'dkdv'}_mask/{_mask(spec)}.cuh.j2",
+        queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
         several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
+        heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
+        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         keys_of_pattern=keys_of_pattern(forward),
     )
+
+
+def _mask(spec: AttentionBackwardSpec) -> str:
+    """Return the piece that hides pairs: dQ always has one, for the end of the keys."""
+    if spec.pattern.masks_by_bits:
+        return "bits"
+    if spec.gradients != "dq":
+        return "pairs" if spec.pattern.masks_pairs else "none"
+    return "last_key" if spec.pattern.has_last_key else "pairs"
 
 
 def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
@@ -176,6 +200,8 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     }
     places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
     scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
+    if spec.pattern.masks_by_bits:
+        scratch["q_entry_places"] = max(1, entries)
     return LaunchArgs(
         numbers,
         shape.batch * count,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from codegen.flags import KeyEndOfMasks, KeyEndOfThread, KeyEndWords
+from codegen.flags import KeyEndOfLoads, KeyEndOfMasks, KeyEndOfThread, KeyEndWords
 from codegen.spec import AttentionSpec
 
 PLAIN = {
     "key_end_of_batch": "p.kv_len",
     "key_end": "p.kv_len",
     "key_end_owner": "const Params& p",
-    "its_key_end": "p",
     "key_end_parameter": "",
     "key_end_of_tile": "",
     "no_block": "key_blocks",
@@ -18,7 +17,6 @@ OF_BATCH = {
     "key_end_of_batch": "key_end_of(p, batch)",
     "key_end": "key_end",
     "key_end_owner": "int key_end",
-    "its_key_end": "key_end",
     "key_end_parameter": ", int key_end",
     "key_end_of_tile": "const int key_end = key_end_of(p, tile.batch);",
     "no_block": "kNoBlock",
@@ -27,8 +25,20 @@ OF_BATCH = {
 
 def key_end_words(spec: AttentionSpec) -> KeyEndWords:
     """Return what the templates insert."""
-    words = OF_BATCH if spec.kv_lengths else PLAIN
+    its = "key_end" if spec.kv_lengths else "p"
     if spec.arch != "sm_90a":
-        return KeyEndOfThread(**words, and_key_end=", key_end" if spec.kv_lengths else "")
+        words = OF_BATCH if spec.kv_lengths else PLAIN
+        return KeyEndOfThread(**words, its_key_end=its, and_key_end=", key_end" if spec.kv_lengths else "")
+    return KeyEndOfLoads(**_words_of_masks(spec), its_key_end=its)
+
+
+def key_end_of_masks(spec: AttentionSpec) -> KeyEndOfMasks:
+    """Return what the templates of gradients insert."""
+    return KeyEndOfMasks(**_words_of_masks(spec))
+
+
+def _words_of_masks(spec: AttentionSpec) -> dict[str, str]:
+    """Return the words where consumers need the end in masks alone."""
     anew = "key_end_of(p, tile.batch)" if spec.kv_lengths else ""
-    return KeyEndOfMasks(**words, masks_key_end=anew or "p", and_masks_key_end=f", {anew}" if anew else "")
+    words = OF_BATCH if spec.kv_lengths else PLAIN
+    return {**words, "masks_key_end": anew or "p", "and_masks_key_end": f", {anew}" if anew else ""}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.patterns import PATTERNS, without_gradient
+from codegen.patterns import without_gradient
 
 OP = "attention_backward"
 HEAD_DIMS = (64, 128)
@@ -56,14 +55,19 @@ def check_pattern(pattern: Mapping[str, Any]) -> None:
     Raises:
         SpecError: naming ``pattern``, and the patterns that have one.
     """
-    block = pattern.get("block")
-    fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
-    model = PATTERNS[pattern["kind"]].model_construct(**fields)
-    if reason := without_gradient(model):
+    if reason := without_gradient(pattern["kind"]):
         raise SpecError("pattern", reason)
 
 
-def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_dim: int) -> BackwardKernels:
+def backward_kernels(
+    pattern: Mapping[str, Any],
+    *,
+    arch: str,
+    dtype: str,
+    head_dim: int,
+    softcap: float | None = None,
+    kv_lengths: bool = False,
+) -> BackwardKernels:
     """Choose the kernels of the gradients.
 
     Args:
@@ -71,6 +75,8 @@ def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_
         arch: architecture of the device.
         dtype: ``fp16`` or ``bf16``.
         head_dim: elements of a head.
+        softcap: cap of the logits; None: they have none.
+        kv_lengths: whether each batch has a number of keys of its own.
 
     Returns:
         The two specs, by their shipped names where they have some.
@@ -93,6 +99,8 @@ def backward_kernels(pattern: Mapping[str, Any], *, arch: str, dtype: str, head_
         "dtype": dtype,
         "head_dim": next(size for size in HEAD_DIMS if size >= head_dim),
         "pattern": dict(pattern),
+        "softcap": softcap,
+        "kv_lengths": kv_lengths,
     }
     return BackwardKernels(*(_named({**fields, "gradients": which}) for which in ("dq", "dkdv")))
 

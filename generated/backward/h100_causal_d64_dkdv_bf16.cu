@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_d64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: a5a1e895feceff12ed5905c82c04c4076d63cbd5b84e32667e58eab35d673291
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 125f354e5ab312d2ed86930ad0ac7dc7919262b38f61016ab7feabfe4a601d95
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 31b188b9f541da4fb3273a7ca5821d16ec3a73734908db70e3ed1abe80e8b168
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -401,7 +401,9 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
 struct Tile {
@@ -482,10 +484,10 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
-    if (!visible(p, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
+    if (!visible(p, batch, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
   }
 }
 
@@ -568,7 +570,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, key, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     wgmma_wait<1>();

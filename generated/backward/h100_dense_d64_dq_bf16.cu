@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_d64_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d194845f3e79c039b6e6a762b74bcbca3d6912c4b3d5a1d0ed8de2e8d850ec6f
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 525a0e2f3747ae463042b3c20de698151803dd78791e9f2e8faa05207a687b54
+// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 065e04c30480e88c1a932d68060f7f4f402978186af269d8fa1f996572fbf879
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -465,7 +465,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
+    int query) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b158ef8ac318e5c8f3d41ecc91deb83991d544558ecd1bd0beebbba4936b9407
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3961804711c5aa0e4d18ab81be362b47f7675686e9b78bd201731a53f2dc9b55
+// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 c15b7cbd61ddd2bfb19b2cd2abe5352d89c8257260e07065e519e86bb2623aea
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -477,7 +477,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
+    int query) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {

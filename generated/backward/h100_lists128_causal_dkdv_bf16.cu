@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_lists128_causal_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e8cbeb817845a3a0fe49a6b5c5bcea2de53446b98350c2c7f7eddfcf910681a1
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c78e0c974620e977b576aec5e374b48cca2f1a2b3ce330b31acb5101c7f022fd
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 8aac3d619b4f5372fd2db3e0065e4e73c7d94ba136c5f7075fe903bba77cd618
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -375,13 +375,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 // each warp has counters of its own. Lists that batches or heads share are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
-// none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
+// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
-    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code);
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
   }
 }
 
@@ -396,7 +396,7 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   const int* full_counts =
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
-    const int number = min(__ldg(counts + row * p.kv_num_blocks_row_stride), p.kv_indices_length);
+    const int partial = __ldg(counts + row * p.kv_num_blocks_row_stride), number = min(partial, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;
     const int full = min(__ldg(full_counts + row * p.full_kv_num_blocks_row_stride), p.full_kv_indices_length);
@@ -447,13 +447,13 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
   __syncwarp();
-  for_each_entry_of_warp(p, batch, head, [&](int block, int) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
     if (block >= 0) atomicAdd(of_warp + block, 1);
   });
   __syncthreads();
   find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
   int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
-  for_each_entry_of_warp(p, batch, head, [&](int block, int code) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
     const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
     const int leader = __ffs(same) - 1;
     int place = 0;
@@ -518,7 +518,7 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return entries[i / kBlockSteps] % 2 == 1; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + p.kv_len - p.q_len;
 }
 
@@ -601,10 +601,10 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
-    if (!visible(p, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
+    if (!visible(p, batch, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
   }
 }
 
@@ -687,7 +687,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, key, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     wgmma_wait<1>();

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 6546e019583a06798869da44631e042bae56f7f113909d41053bed41e4a70458
-// templates: attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 941387f59e4dc649587b48f895caecfc438632796bf427e4f9cfd2d3bd6a10c3
+// templates: attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 8a7446576f4ca45250b95362e5905887edb34b14763423b7e63fa27ed5bee50f
 
 // Attention backward for sm_90a, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -535,7 +535,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
+    int query) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_b64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 7b8a63aac6742ee82bc02d0682b21b8c30ee64609d604382d2953425c237ed67
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f6fed75eee04914e898201c35a7185edac8b9da87e6989a67aabd5584c47be61
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 351e0deebb607c280eeea2cc912a878e503d90e5af580f90724387c70244ccf0
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -360,13 +360,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 // each warp has counters of its own. Lists that batches or heads share are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
-// none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
+// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
-    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code);
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
   }
 }
 
@@ -423,13 +423,13 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
   __syncwarp();
-  for_each_entry_of_warp(p, batch, head, [&](int block, int) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
     if (block >= 0) atomicAdd(of_warp + block, 1);
   });
   __syncthreads();
   find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
   int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
-  for_each_entry_of_warp(p, batch, head, [&](int block, int code) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
     const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
     const int leader = __ffs(same) - 1;
     int place = 0;

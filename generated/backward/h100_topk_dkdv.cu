@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 54dffe9135420e36f7f3de1b1ce7778168fc1ac430111fd21188c64d5d561bc4
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f76e4770f94fcba56c758ffff4933e15f1a7f84f1bbceec99d1c1ea8ce381a34
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 f1a0bfa2b1896901503fed76e2f27bd2680005608b7dcaa8c2e038838ec6711d
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -364,13 +364,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 // each warp has counters of its own. Lists that batches or heads share are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
-// none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
+// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
-    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code);
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
   }
 }
 
@@ -427,13 +427,13 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
   __syncwarp();
-  for_each_entry_of_warp(p, batch, head, [&](int block, int) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
     if (block >= 0) atomicAdd(of_warp + block, 1);
   });
   __syncthreads();
   find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
   int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
-  for_each_entry_of_warp(p, batch, head, [&](int block, int code) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
     const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
     const int leader = __ffs(same) - 1;
     int place = 0;

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d16721a0c5118164f0476e3530b1168ac919feeb64e8e99ab5b7de335f41f6da
-// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ce6eda330c740960cfbfa67827fd33c7082dee03530a8aa44479d44a8fa5299d
+// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 0b677dc3856bbf7b04cf4bfd1fdcd5e2f482f2696555605dfdb311e3e3e9e29b
 
 // Attention backward for sm_90a, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -500,7 +500,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
+    int query) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {

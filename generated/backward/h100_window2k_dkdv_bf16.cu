@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_window2k_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: a0f6e043a318081068fb5f7a1364522d930698644bcc4502db14ad127e4b594b
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9c67e325e9d1c436062e341d0ef5d4401b221b28a95e61577238a5505b86a096
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 55fafe177fd8f1da46c41443b9be989ac187bd0cdb216a25fcb45d7faf3c6bd3
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -403,7 +403,7 @@ struct QueryBlockIterator {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return (offset >= -kWindowLeft) & (offset <= kWindowRight);
 }
@@ -487,10 +487,10 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
-    if (!visible(p, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
+    if (!visible(p, batch, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
   }
 }
 
@@ -573,7 +573,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, key, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     wgmma_wait<1>();

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_window2k_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: bf63f95d6f33fa36d7c4c07a526e93b205d797fcb7f181fb9996da90eea86029
-// templates: attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4a9d55193a429ecb5a356f9b193f4c691dbd60e61fb9bb0421601acbf53b8867
+// templates: attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 9bf6f845176b31552ef17dae0d4d720e5bdac92acc1a2743f48887326caedf97
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -496,7 +496,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
+    int query) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {

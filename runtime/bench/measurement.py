@@ -353,14 +353,10 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
     spec = kernel.spec
     shape, dtype = (1, heads, length, spec.head_dim), TORCH_DTYPES[spec.dtype]
     q, k, v, dout = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
-    block = spec.pattern.fixed_block
-    lists: tuple[Any, ...] = ()
-    pairs = float(length * length)
+    block, forward = spec.pattern.fixed_block, spec.forward
+    lists: tuple[Any, ...] = pattern_values(forward, 1, length)
     if block is None:
-        seen = spec.pattern.visible(
-            torch.arange(length, device="cuda")[:, None], torch.arange(length, device="cuda"), length, length
-        )
-        pairs = float(seen.sum())
+        pairs = float(pairs_of_head(forward, length, lists))
     else:
         rows, blocks = length // block.q, length // block.kv
         entries = min(topk, blocks)
@@ -368,6 +364,11 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
         counts = torch.full((1, heads, rows), entries, dtype=torch.int32, device="cuda")
         pairs = float(rows * entries * block.q * block.kv)
         lists = (counts, kv_indices) if spec.pattern.lists > 1 else (kv_indices,)
+        if spec.pattern.masks_by_bits:  # all pairs are visible
+            words = torch.full((block.q * block.kv // 32,), -1, dtype=torch.int32, device="cuda")
+            lists = (*lists, None, None, words.expand(1, 1, rows, entries, -1))
+    for lengths in every_key(forward, length).values():
+        lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
     out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
     products = 3 if spec.gradients == "dq" else 4
     return Workload(

@@ -1,6 +1,7 @@
 """Gradients of the attention operators, and the operator that computes them.
 
-Between the passes a call keeps q, k, v, the result, its log-sum-exp and the pattern's tensors, nothing else.
+Between the passes a call keeps q, k, v, the result, its log-sum-exp, the pattern's tensors, the sinks and the lengths of
+batches where it has some, nothing else.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
 _NAME = "block_sparse_attention_backward"
 _SCHEMA = (
-    f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-    "Tensor?[] tensors, str spec_json, *, float? scale=None, bool dq=True, bool dkdv=True) -> (Tensor, Tensor, Tensor)"
+    f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor?[] tensors, "
+    "Tensor? sink, Tensor? kv_lengths, str spec_json, *, float? scale=None, float? softcap=None, bool dq=True, "
+    "bool dkdv=True, bool dsink=False) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _run(*arguments: Any, **options: Any) -> Three:
+def _run(*arguments: Any, **options: Any) -> Four:
     """Compute the operator: gradients that are not asked for have no elements."""
-    dout, q, k, v, out, lse, dlse, tensors, spec_json = arguments
-    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
+    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, spec_json = arguments
+    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink, "kv_lengths": kv_lengths}
     found = attend_backward(q, k, v, tuple(tensors), spec_json, **options)
-    dq, dk, dv = (nothing(q) if gradient is None else gradient for gradient in found)
-    return dq, dk, dv
+    dq, dk, dv, dsink = (nothing(q) if gradient is None else gradient for gradient in found)
+    return dq, dk, dv, dsink
 
 
-def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, **_: Any) -> Three:
+def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, dsink: bool = False, **_: Any) -> Four:
     """Return tensors like the gradients, without values."""
-    dout, q, k, v, out, lse, dlse, tensors, _spec_json = arguments
-    check_types(q, k, v, tensors, sink=None, kv_lengths=None)
+    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, _spec_json = arguments
+    check_types(q, k, v, tensors, sink=sink, kv_lengths=kv_lengths)
+    if dsink and sink is None:
+        raise ArgumentError("sink", "is missing, and its gradient is wanted")
     for name, tensor in (("dout", dout), ("out", out)):
         if tensor.dtype != q.dtype:
             raise ArgumentError(name, f"is {tensor.dtype}, q is {q.dtype}: pass one type")
@@ -44,7 +48,7 @@ def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, **_: Any) -> Thre
             raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float32")
     wanted = (dq, q), (dkdv, k), (dkdv, v)
     first, second, third = (like(tensor) if needed else nothing(q) for needed, tensor in wanted)
-    return first, second, third
+    return first, second, third, sink.new_empty(sink.shape) if dsink else nothing(q)
 
 
 def _refuse_second(ctx: Any, *gradients: Any) -> NoReturn:
@@ -72,7 +76,7 @@ class _Forward(NamedTuple):
     Attributes:
         overload: the operator.
         keys: of the dispatcher, those that come after autograd's.
-        others: its arguments after the pattern's tensors.
+        others: its arguments after the lengths of batches.
         options: those by name.
     """
 
@@ -83,16 +87,19 @@ class _Forward(NamedTuple):
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Attention with gradients of q, k and v."""
+    """Attention with gradients of q, k, v and the sinks."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Forward, q: Any, k: Any, v: Any, *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, call: _Forward, q: Any, k: Any, v: Any, sink: Any, kv_lengths: Any, *tensors: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the result, and the LSE, which the caller may not have asked for."""
         options = {**call.options, "gradients": True}
         with torch._C._AutoDispatchBelowAutograd():
-            out, lse = call.overload.redispatch(call.keys, q, k, v, tensors, *call.others, **options)
-        ctx.save_for_backward(q, k, v, out, lse, *tensors)
-        ctx.spec_json, ctx.scale = call.others[-1], call.options.get("scale")
+            inputs = q, k, v, tensors, sink, kv_lengths, *call.others
+            out, lse = call.overload.redispatch(call.keys, *inputs, **options)
+        ctx.save_for_backward(q, k, v, out, lse, sink, kv_lengths, *tensors)
+        ctx.spec_json, ctx.options = call.others[-1], {name: call.options.get(name) for name in ("scale", "softcap")}
         ctx.set_materialize_grads(False)
         if call.options.get("lse"):
             return out, lse
@@ -102,17 +109,19 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        """Return the gradients of q, k and v."""
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
-        _, needs_q, needs_k, needs_v = ctx.needs_input_grad[:4]
-        found: Sequence[Any] = None, None, None
+        """Return the gradients of q, k, v and the sinks."""
+        q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:5]
+        needs_q, needs_k, needs_v, needs_sink = wanted
+        found: Sequence[Any] = (None,) * 4
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
-            needs = {"dq": needs_q, "dkdv": needs_k or needs_v}
+            needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
             compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
-            found = compute(dout, q, k, v, out, lse, dlse, tensors, ctx.spec_json, scale=ctx.scale, **needs)
-        needed = zip(found, (needs_q, needs_k, needs_v), strict=True)
-        return (None, *(gradient if needs else None for gradient, needs in needed), *(None for _ in tensors))
+            inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, ctx.spec_json
+            found = compute(*inputs, **ctx.options, **needs)
+        needed = zip(found, wanted, strict=True)
+        return (None, *(gradient if needs else None for gradient, needs in needed), None, *(None for _ in tensors))
 
 
 def _differentiated(*tensors: Any) -> bool:
@@ -129,13 +138,13 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
 
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
         below = keys & torch._C._after_autograd_keyset
-        q, k, v, tensors, sink, *others = arguments
+        q, k, v, tensors, sink, kv_lengths, *others = arguments
         if _differentiated(q, k, v, sink):
             if torch._C._are_functorch_transforms_active():
                 reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
                 raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
-            call = _Forward(overload, below, (sink, *others), options)
-            return _Attention.apply(call, q, k, v, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
+            call = _Forward(overload, below, tuple(others), options)
+            return _Attention.apply(call, q, k, v, sink, kv_lengths, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(below, *arguments, **options)
 

@@ -18,15 +18,16 @@ from codegen.select.backward import (
     check_arch,
     check_pattern,
 )
+from codegen.spec import AttentionBackwardSpec
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import TMA_ALIGNMENT
+from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
 from runtime.kernels.attention_backward import AttentionBackwardKernel
-from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, arch_of
+from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
+from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 
 KERNELS_KEPT = 256
-WITHOUT = "has no gradient yet: leave it out, or call it under torch.no_grad()"
 
 
 class Gradients(NamedTuple):
@@ -36,11 +37,13 @@ class Gradients(NamedTuple):
         dq: as q.
         dk: as k.
         dv: as v.
+        dsink: float32 (heads,).
     """
 
     dq: torch.Tensor | None
     dk: torch.Tensor | None
     dv: torch.Tensor | None
+    dsink: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -56,24 +59,12 @@ class GradientChoice:
     fit: BlockFit | None
 
 
-def refuse_options(*, softcap: Any, sink: Any, kv_lengths: Any) -> None:
-    """Refuse options that have no gradient.
-
-    Raises:
-        ArgumentError: naming the first that is given.
-    """
-    for name, value in (("softcap", softcap), ("sink", sink), ("kv_lengths", kv_lengths)):
-        if value is not None:
-            raise ArgumentError(name, f"is given, and attention with it {WITHOUT}")
-
-
-def check_gradients(spec_json: str, *, softcap: Any, sink: Any, kv_lengths: Any) -> None:
+def check_gradients(spec_json: str) -> None:
     """Refuse what has no gradient on any device, of tensors whose sizes may not be known.
 
     Raises:
         ArgumentError, SpecError: naming the argument.
     """
-    refuse_options(softcap=softcap, sink=sink, kv_lengths=kv_lengths)
     check_pattern(json.loads(spec_json))
     _fitted(spec_json, backward_archs()[0])
 
@@ -94,7 +85,14 @@ def _fitted(spec_json: str, arch: str) -> BlockFit | None:
 
 
 @lru_cache(maxsize=CLASSES_KEPT)
-def gradient_choice(spec_json: str, arch: str, dtype: torch.dtype, head_dim: int) -> GradientChoice:
+def gradient_choice(
+    spec_json: str,
+    arch: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    softcap: float | None = None,
+    kv_lengths: bool = False,
+) -> GradientChoice:
     """Choose the kernels of the gradients of a call.
 
     Args:
@@ -102,6 +100,8 @@ def gradient_choice(spec_json: str, arch: str, dtype: torch.dtype, head_dim: int
         arch: architecture of the device.
         dtype: of q, k and v.
         head_dim: of the call.
+        softcap: of the call.
+        kv_lengths: whether the call has them.
 
     Raises:
         ArgumentError, SpecError: naming what has no gradient.
@@ -110,16 +110,18 @@ def gradient_choice(spec_json: str, arch: str, dtype: torch.dtype, head_dim: int
     check_pattern(json.loads(spec_json))
     fit = _fitted(spec_json, arch)
     pattern = json.loads(spec_json if fit is None else fit.spec_json(spec_json))
-    return GradientChoice(backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim), fit)
+    options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths}
+    return GradientChoice(backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim, **options), fit)
 
 
-def chosen_for(q: torch.Tensor, spec_json: str) -> GradientChoice:
+def chosen_for(q: torch.Tensor, spec_json: str, *, softcap: float | None, kv_lengths: bool) -> GradientChoice:
     """Return the choice for a call.
 
     Raises:
         DeviceError, ArgumentError, SpecError: for what has no gradient.
     """
-    return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3])
+    cap = None if softcap is None else float(softcap)
+    return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3], cap, kv_lengths)
 
 
 def attend_backward(
@@ -133,9 +135,13 @@ def attend_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     dlse: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     dq: bool = True,
     dkdv: bool = True,
+    dsink: bool = False,
 ) -> Gradients:
     """Compute the gradients of a call of ``block_sparse_attention``.
 
@@ -149,19 +155,27 @@ def attend_backward(
         out: the result.
         lse: float32 (batch, heads, q_len), its log-sum-exp.
         dlse: the gradient of lse; None where the loss does not depend on it.
-        scale: of the call.
+        sink: float32 (heads,), those of the call: lse has them, and only their own gradient asks for them.
+        kv_lengths: int32 (batch or 1,), those of the call.
+        scale, softcap: of the call.
         dq: whether the gradient of q is wanted.
         dkdv: whether those of k and v are.
+        dsink: whether that of the sinks is.
 
     Raises:
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
     """
-    choice = chosen_for(q, spec_json)
-    if not (dq or dkdv):
-        return Gradients(None, None, None)
+    choice = chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None)
+    if dsink:
+        check_sink(sink, q.shape[1], q.device)
     lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
     lists = _of_heads(lists, q.shape[1])
+    if kv_lengths is not None:
+        spec = choice.kernels.dq.spec
+        assert isinstance(spec, AttentionBackwardSpec)
+        left_out = len(spec.forward.index_tensors) - 1 - len(lists)
+        lists = (*lists, *(None,) * left_out, kv_lengths)
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
     of_q = of_k = of_v = stats = None
     if dq:
@@ -169,14 +183,31 @@ def attend_backward(
         of_q, _, _, stats = kernel(q, k, v, *lists, **options)
     if dkdv:
         kernel = _loaded(choice.kernels.dkdv, q.device)
-        _, of_k, of_v, _ = kernel(q, k, v, *lists, **options, stats=stats)
-    return Gradients(of_q, of_k, of_v)
+        _, of_k, of_v, stats = kernel(q, k, v, *lists, **options, stats=stats)
+    of_sink = None
+    if dsink:
+        assert sink is not None
+        stats = _statistics(q, dout, out, lse, dlse) if stats is None else stats
+        of_sink = sink_gradient(sink, lse, stats)
+    return Gradients(of_q, of_k, of_v, of_sink)
+
+
+def _statistics(q: Any, dout: Any, out: Any, lse: Any, dlse: Any) -> torch.Tensor:
+    """Return the statistics where no kernel was called that makes them: the sinks alone have a gradient."""
+    rows = {"lse": (lse, q.shape[:3]), "dlse": (dlse, q.shape[:3]), "out": (out, q.shape), "dout": (dout, q.shape)}
+    for name, (tensor, shape) in rows.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ArgumentError(name, f"has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    stats = torch.empty((*lse.shape, 2), dtype=torch.float32, device=lse.device)
+    fill_statistics(stats, out, dout, lse, dlse)
+    return stats
 
 
 def _of_heads(tensors: Tensors, heads: int) -> Tensors:
     """Return lists of the heads of q, or of all at once, of lists of fewer heads."""
     return tuple(
-        t if t is None or t.shape[1] in (1, heads) else t.repeat_interleave(heads // t.shape[1], 1) for t in tensors
+        t if t is None or t.dim() < LIST_RANK or t.shape[1] in (1, heads) else t.repeat_interleave(heads // t.shape[1], 1)
+        for t in tensors
     )
 
 

@@ -15,8 +15,8 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import with_gradients, without_gradients
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_operands, check_types
-from runtime.ops.attention_gradients import check_gradients, chosen_for, refuse_options
+from runtime.ops.attention_checks import check_operands, check_options, check_types
+from runtime.ops.attention_gradients import check_gradients, chosen_for
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
@@ -39,8 +39,9 @@ def _run(
     options |= {"sink": sink, "kv_lengths": kv_lengths}
     if gradients:
         check_operands(q, k, v)
-        refuse_options(softcap=options.get("softcap"), sink=sink, kv_lengths=kv_lengths)
-        chosen_for(q, spec_json)
+        softcap = options.get("softcap")
+        check_options(q, softcap, options.get("scale"), sink, kv_lengths)
+        chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None)
     options |= {"overflow": overflow, "lse": lse or gradients}
     out, found = attend(q, k, v, tuple(tensors), spec_json, out=out, **options)
     return out, nothing(q) if found is None else found
@@ -53,13 +54,13 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
 
 
 def _fake(
-    *arguments: Any, lse: bool = False, gradients: bool = False, softcap: float | None = None, **_: Any
+    *arguments: Any, lse: bool = False, gradients: bool = False, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors like the results, without values."""
     q, k, v, tensors, sink, kv_lengths, *_rest, spec_json = arguments
     check_types(q, k, v, tensors, sink=sink, kv_lengths=kv_lengths)
     if gradients:
-        check_gradients(spec_json, softcap=softcap, sink=sink, kv_lengths=kv_lengths)
+        check_gradients(spec_json)
     return like(q), q.new_empty(q.shape[:3], dtype=torch.float32) if lse or gradients else nothing(q)
 
 

@@ -116,8 +116,10 @@ def explain_attention(
     )
     backward = None
     if gradients:
-        check_gradients(pattern.spec_json, softcap=softcap, sink=sink, kv_lengths=kv_lengths)
-        backward = gradient_choice(pattern.spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]).kernels
+        check_gradients(pattern.spec_json)
+        options = None if softcap is None else float(softcap), kv_lengths is not None
+        kind = pattern.spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
+        backward = gradient_choice(*kind, *options).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
     found = resolve(call, arch or arch_of(q.device), name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]

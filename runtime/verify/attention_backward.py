@@ -57,13 +57,16 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     q, k, v, do = (t.double() for t in (inputs.q, inputs.k, inputs.v, dout))
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scale = attention.softmax_scale(spec.forward, case)
-    scores = (q @ k.mT) * scale
+    scores, slope = (q @ k.mT) * scale, torch.ones((), dtype=torch.float64, device=q.device)
+    if spec.softcap is not None:
+        tanh = torch.tanh(scores / spec.softcap)
+        scores, slope = spec.softcap * tanh, 1 - tanh**2
     finite = lse.nan_to_num(neginf=0.0)
     dp = do @ v.mT
 
     def gradients(lse: torch.Tensor, round_: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
         p = torch.where(weight > 0, weight * (scores - lse[..., None]).exp(), 0.0)
-        ds = round_(p * (dp - (do * round_(out)).sum(-1, keepdim=True)))
+        ds = round_(p * (dp - (do * round_(out)).sum(-1, keepdim=True)) * slope)
         of_heads = {"dk": scale * (ds.mT @ q), "dv": round_(p).mT @ do}
         summed = {name: g.unflatten(1, (case.kv_heads, group)).sum(2) for name, g in of_heads.items()}
         return {name: round_(g) for name, g in {"dq": scale * (ds @ k), **summed}.items()}
@@ -78,15 +81,20 @@ def given_lse(spec: AttentionBackwardSpec, case: Case, exact: Exact) -> torch.Te
     """Return the log-sum-exp as a forward stores it: in float32, of logits by the float32 factor that kernels have.
 
     Where logits are thousands, the roundings of the factor would show otherwise; they are the same in both kernels.
+    Those with a softcap are never.
     """
+    if spec.softcap is not None:
+        return exact.lse.float().contiguous()
     scale = attention.softmax_scale(spec.forward, case)
     factor = torch.tensor(scale * math.log2(math.e), dtype=torch.float32).double()
     return (exact.lse * float(factor * math.log(2) / scale)).float().contiguous()
 
 
-def by_torch(case: Case, inputs: Inputs, dout: torch.Tensor, weight: torch.Tensor) -> Gradients | None:
+def by_torch(
+    spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor, weight: torch.Tensor
+) -> Gradients | None:
     """Return the gradients of torch's own attention in the kernel's type; None for what torch cannot say."""
-    if bool((weight > 1).any()):
+    if spec.softcap is not None or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
     q, k, v = (t.detach().clone().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
@@ -118,7 +126,7 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
     drawn = torch.randn(inputs.q.shape, generator=generator("dout " + case.name, device), device=device).to(dtype)
     dout = torch.empty_like(inputs.q).copy_(drawn)
     exact = oracle(spec, case, inputs, dout)
-    theirs = by_torch(case, inputs, dout, exact.weight)
+    theirs = by_torch(spec, case, inputs, dout, exact.weight)
     given = torch.empty_like(inputs.q).copy_(exact.out.to(dtype)), dout, given_lse(spec, case, exact)
     with poisoned_memory():
         first, again = (run(kernel, case, inputs, given)._asdict() for _ in range(2))

@@ -21,7 +21,7 @@ from codegen.spec import AttentionBackwardSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, patterns  # noqa: E402
 from runtime.kernels import attention_backward  # noqa: E402
 from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
-from runtime.kernels.gradient_statistics import fill_statistics  # noqa: E402
+from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient  # noqa: E402
 from runtime.verify import attention_backward as verified  # noqa: E402
 from runtime.verify.attention import Case, make_inputs  # noqa: E402
 
@@ -51,17 +51,44 @@ def ints(*shape: int, most: int = 3) -> Any:
     return torch.randint(0, most, shape, dtype=torch.int32)
 
 
+def words(*shape: int) -> Any:
+    return torch.randint(-(2**31), 2**31, shape).to(torch.int32)
+
+
 PATTERNS: dict[str, Any] = {
     "dense": Dense,
     "causal": Causal,
     "top left": lambda: Causal(align="top_left"),
     "window": lambda: SlidingWindow(100, 20),
+    "sink window": lambda: patterns.SinkWindow(4, 100),
+    "strided": lambda: patterns.Strided(3, 1, block=64),
+    "strided, both sides": lambda: patterns.Strided(2, 0, block=128, causal=False),
+    "prefix": lambda: patterns.PrefixLM(torch.tensor([37, 200], dtype=torch.int32)),
     "topk, repeated": lambda: TopK(ints(2, 4, 3, 3)),
     "topk, shared, out of range": lambda: TopK(ints(1, 1, 3, 4, most=7) - 2),
     "lists": lambda: BlockLists(ints(2, 4, 3), ints(2, 4, 3, 2)),
     "causal lists": lambda: BlockLists(ints(1, 4, 3), ints(1, 4, 3, 2), ints(2, 1, 3), ints(2, 1, 3, 2), mask="causal"),
+    "bits": lambda: BlockLists(ints(2, 4, 3), ints(2, 4, 3, 2), mask="bits", mask_bits=words(2, 4, 3, 2, 512)),
+    "bits and full blocks": lambda: BlockLists(
+        ints(1, 4, 5),
+        ints(1, 4, 5, 2),
+        ints(2, 1, 5),
+        ints(2, 1, 5, 2),
+        block=(64, 64),
+        mask="bits",
+        mask_bits=words(2, 1, 5, 2, 128),
+    ),
     "split blocks": lambda: TopK(ints(2, 4, 2, 2, most=5), block=(256, 64)),
     "split lists": lambda: BlockLists(ints(2, 4, 2), ints(2, 4, 2, 2, most=2), block=(192, 192), mask="causal"),
+}
+
+
+OPTIONS: dict[str, Any] = {
+    "softcap": lambda: {"softcap": 1.5},
+    "sink": lambda: {"sink": torch.tensor([0.5, -3.0, 4.0, 8.0], requires_grad=True)},
+    "kv_lengths": lambda: {"kv_lengths": torch.tensor([37, 250], dtype=torch.int32)},
+    "one length": lambda: {"kv_lengths": torch.tensor([130], dtype=torch.int32)},
+    "all": lambda: {name: value for kind in ("softcap", "sink", "kv_lengths") for name, value in OPTIONS[kind]().items()},
 }
 
 
@@ -80,7 +107,7 @@ def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
 @pytest.mark.parametrize("lengths", [(300, 300), (270, 450)])
 def test_the_formulas_are_those_of_autograd(name: str, lengths: tuple[int, int]) -> None:
     """All in float64: the stand-ins of the kernels below compute by these formulas."""
-    blocks = {"split blocks", "split lists"}
+    blocks = {"split blocks", "split lists", "bits and full blocks"}
     if name in blocks and lengths != (300, 300):
         pytest.skip("lists of other lengths")
     q, k, v = (t.detach().double() for t in qkv(*lengths, kv_heads=2))
@@ -95,6 +122,23 @@ def test_the_formulas_are_those_of_autograd(name: str, lengths: tuple[int, int])
             torch.testing.assert_close(found[each], right[each], atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_formulas_of_options_are_those_of_autograd(options: str) -> None:
+    q, k, v = (t.detach().double() for t in qkv(kv_heads=2))
+    given = OPTIONS[options]()
+    of_logits = {"softcap": given.get("softcap")}
+    sink = given["sink"].detach().double() if "sink" in given else None
+    seen = gradient_oracle.seen_by(Causal(), q, k, given.get("kv_lengths"))
+    out, lse = gradient_oracle.dense(q, k, v, seen, sink=sink, **of_logits)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=dlse, **of_logits)
+    if sink is not None:
+        stats = torch.stack([lse, (out * dout).sum(-1) - dlse], -1)
+        found["dsink"] = sink_gradient(sink, lse, torch.nn.functional.pad(stats, (0, 0, 0, 7), value=math.nan))
+    for name, right in gradient_oracle.exact(q, k, v, Causal(), dout, dlse, **given).items():
+        torch.testing.assert_close(found[name], right, atol=1e-11, rtol=1e-10)
+
+
 def test_a_definition_that_is_wrong_would_be_seen() -> None:
     q, k, v = (t.detach().double() for t in qkv(64, 64))
     seen = gradient_oracle.seen_by(Dense(), q, k)
@@ -104,20 +148,20 @@ def test_a_definition_that_is_wrong_would_be_seen() -> None:
     assert float((found["dq"] - right["dq"]).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["causal", "lists"])
+@pytest.mark.parametrize("kind", ["causal", "lists", "softcap", "kv_lengths"])
 def test_receipts_compare_with_the_same_formulas(kind: str) -> None:
-    pattern = {"kind": "causal"}
+    pattern, options = {"kind": "causal"}, {"softcap": {"softcap": 1.5}, "kv_lengths": {"kv_lengths": True}}.get(kind, {})
     if kind == "lists":
         pattern = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"}  # type: ignore[dict-item]
     fields = {"op": "attention_backward", "arch": "sm_90a", "dtype": "bf16", "head_dim": 64, "gradients": "dq"}
-    spec = find_spec({**fields, "pattern": pattern}).spec
+    spec = find_spec({**fields, **options, "pattern": pattern}).spec
     assert isinstance(spec, AttentionBackwardSpec)
     case = Case("gradients", heads=4, kv_heads=2, q_len=200, kv_len=260, lists="repeated", counts="mixed")
     inputs = make_inputs(spec.forward, case, torch.device("cpu"))
     dout = torch.randn_like(inputs.q)
     exact = verified.oracle(spec, case, inputs, dout)
     leaves = [t.double().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    out, _ = gradient_oracle.dense(*leaves, exact.weight)
+    out, _ = gradient_oracle.dense(*leaves, exact.weight, softcap=spec.softcap)
     right = torch.autograd.grad(out, leaves, dout.double())
     for gradient, name in zip(right, gradient_oracle.NAMES, strict=True):
         torch.testing.assert_close(exact.gradients[name], gradient, atol=1e-12, rtol=1e-10)
@@ -129,12 +173,50 @@ def test_each_pattern_has_gradients(name: str, loaded: Any) -> None:
     assert sorted(kernel.spec.gradients for kernel in loaded.gradients.values()) == ["dkdv", "dq"]
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", [name for name in PATTERNS if name != "bits"])
 def test_each_pattern_has_gradients_on_an_ada_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = oracle_kernel.install(monkeypatch, arch="sm_89")
     check(qkv(), PATTERNS[name]())
     specs = [kernel.spec for kernel in loaded.gradients.values()]
     assert sorted((s.gradients, s.arch, s.mma) for s in specs) == [("dkdv", "sm_89", "mma"), ("dq", "sm_89", "mma")]
+
+
+@pytest.mark.parametrize("name", ["dense", "window", "prefix", "topk, repeated", "causal lists", "bits", "split lists"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_each_option_has_gradients(name: str, options: str, loaded: Any) -> None:
+    tensors, pattern, given = qkv(kv_heads=2), PATTERNS[name](), OPTIONS[options]()
+    leaves = [*tensors, *(t for t in given.values() if isinstance(t, torch.Tensor) and t.requires_grad)]
+    dout, dlse = torch.randn_like(tensors[0]), torch.randn(2, 4, 300)
+    out, lse = block_sparse_attention(*tensors, pattern, return_lse=True, **given)
+    some = torch.where(lse > -math.inf, lse, 0.0)
+    for weight in (0.0, 1.0):
+        loss = (out.float() * dout.float()).sum() + weight * (some * dlse).sum()
+        found = torch.autograd.grad(loss, leaves, retain_graph=True)
+        right = gradient_oracle.exact(*tensors, pattern, dout, weight * dlse, **given)
+        gradient_oracle.assert_near(found[:3], {each: right[each] for each in gradient_oracle.NAMES})
+        if "sink" in given:
+            gradient_oracle.assert_sink_near(found[3], *tensors, pattern, dout, weight * dlse, **given)
+    for kernel in loaded.gradients.values():
+        assert kernel.spec.softcap == given.get("softcap") and kernel.spec.kv_lengths == ("kv_lengths" in given)
+
+
+def test_the_sinks_alone_have_a_gradient(loaded: Any) -> None:
+    q, k, v = (t.detach() for t in qkv())
+    sink, dout = torch.randn(4).requires_grad_(), torch.randn_like(q)
+    out = block_sparse_attention(q, k, v, Causal(), sink=sink)
+    (found,) = torch.autograd.grad(out, sink, dout)
+    gradient_oracle.assert_sink_near(found, q, k, v, Causal(), dout, sink=sink)
+    assert not loaded.gradients
+
+
+def test_a_gradient_of_the_sinks_that_is_wrong_would_be_seen() -> None:
+    q, k, v = (t.detach() for t in qkv())
+    sink, dout = torch.randn(4), torch.randn_like(q)
+    right = gradient_oracle.exact(q, k, v, Causal(), dout, sink=sink)["dsink"].float()
+    gradient_oracle.assert_sink_near(right, q, k, v, Causal(), dout, sink=sink)
+    for wrong in (-right, 1.1 * right, right.flip(0)):
+        with pytest.raises(AssertionError, match="dsink"):
+            gradient_oracle.assert_sink_near(wrong, q, k, v, Causal(), dout, sink=sink)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +345,18 @@ def test_compile_takes_a_training_step_whole(name: str) -> None:
         assert torch.equal(one, other)
 
 
+def test_compile_takes_options() -> None:
+    def step(q: Any, k: Any, v: Any, sink: Any, lengths: Any) -> Any:
+        options = {"sink": sink, "kv_lengths": lengths, "softcap": 3.0}
+        return block_sparse_attention(q * 2, k, v, Causal(), **options).float().pow(2).sum()
+
+    given = OPTIONS["all"]()
+    leaves = [*qkv(), given["sink"]]
+    right = torch.autograd.grad(step(*leaves, given["kv_lengths"]), leaves)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, torch.autograd.grad(compiled(*leaves, given["kv_lengths"]), leaves), right))
+
+
 def test_compile_with_dynamic_lengths_has_one_graph() -> None:
     graphs: list[Any] = []
 
@@ -307,15 +401,18 @@ def test_checkpoint_computes_the_forward_again(reentrant: bool, loaded: Any) -> 
 def test_opcheck() -> None:
     q, k, v = qkv(256, 256, heads=2, kv_heads=2)
     lists = ints(1, 2, 2, 2, most=2)
-    for tensors, pattern, options in (
-        ([], Causal(), {}),
-        ([lists], TopK(lists), {"lse": True, "scale": 0.3}),
+    sink, lengths = torch.randn(2).requires_grad_(), torch.tensor([100, 256], dtype=torch.int32)
+    for tensors, pattern, others, options in (
+        ([], Causal(), (None, None), {}),
+        ([lists], TopK(lists), (None, None), {"lse": True, "scale": 0.3}),
+        ([], Causal(), (sink, lengths), {"softcap": 2.0}),
     ):
-        torch.library.opcheck(FORWARD, (q, k, v, tensors, None, None, None, pattern.spec_json), options)
-        out, lse = FORWARD(q, k, v, tensors, None, None, None, pattern.spec_json, lse=True)
+        torch.library.opcheck(FORWARD, (q, k, v, tensors, *others, None, pattern.spec_json), options)
+        out, lse = FORWARD(q, k, v, tensors, *others, None, pattern.spec_json, lse=True)
         given = [t.detach() for t in (torch.randn_like(out), q, k, v, out, lse)]
-        for more in ({}, {"dq": False}, {"dkdv": False}):
-            arguments = (*given, torch.randn_like(lse), tensors, pattern.spec_json)
+        others = tuple(t if t is None else t.detach() for t in others)
+        for more in ({}, {"dq": False}, {"dkdv": False, "dsink": others[0] is not None}):
+            arguments = (*given, torch.randn_like(lse), tensors, *others, pattern.spec_json)
             torch.library.opcheck(BACKWARD, arguments, {"scale": 0.3, **more})
 
 
@@ -350,44 +447,30 @@ def test_transforms_of_functions_are_refused_by_name() -> None:
         torch.func.grad(lambda q: block_sparse_attention(q, k, v, Dense()).sum())(q)
     out, lse = block_sparse_attention(q, k, v, Dense(), return_lse=True)
     with pytest.raises(ArgumentError, match=r"dout, q, k and v: one of them is mapped by torch\.vmap"):
-        torch.vmap(lambda d: BACKWARD(d, q, k, v, out, lse, None, [], Dense().spec_json))(torch.stack([out, out]))
+        torch.vmap(lambda d: BACKWARD(d, q, k, v, out, lse, None, [], None, None, Dense().spec_json))(torch.stack([out, out]))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"softcap": 5.0}, "softcap: is given, and attention with it has no gradient yet"),
-        ({"sink": torch.zeros(4)}, "sink: is given, and attention with it has no gradient yet"),
-        ({"kv_lengths": torch.ones(2, dtype=torch.int32)}, "kv_lengths: is given, and attention with it has no"),
+        ({"softcap": 5000.0}, "softcap: is 5000.0, expected a number from 0.001 to 1000"),
+        ({"sink": torch.zeros(3)}, r"sink: has shape \(3,\), expected"),
+        ({"sink": torch.zeros(4).double()}, r"sink: is torch\.float64"),
+        ({"kv_lengths": torch.ones(3, dtype=torch.int32)}, r"kv_lengths: has shape \(3,\)"),
+        ({"kv_lengths": torch.ones(2)}, r"kv_lengths: is torch\.float32, expected torch\.int32"),
         ({"out": torch.zeros(2, 4, 300, 64).bfloat16()}, "out: is given, and q requires a gradient"),
     ],
 )
-def test_options_without_a_gradient_are_refused_in_the_forward(
-    options: dict[str, Any], message: str, loaded: Any
-) -> None:
+def test_wrong_options_are_refused_in_the_forward(options: dict[str, Any], message: str, loaded: Any) -> None:
     tensors = qkv()
     with pytest.raises(ArgumentError, match=message):
         block_sparse_attention(*tensors, Causal(), **options)
     assert not loaded
-    with torch.no_grad():
-        block_sparse_attention(*tensors, Causal(), **options)
 
 
 @pytest.mark.parametrize(
     ("pattern", "error", "message"),
     [
-        (
-            lambda: patterns.SinkWindow(4, 100),
-            SpecError,
-            "pattern: is sink_window, which has no gradient; there is one",
-        ),
-        (lambda: patterns.Strided(3, 1, block=64), SpecError, "pattern: is strided, which has no gradient"),
-        (lambda: patterns.PrefixLM(ints(2)), SpecError, "pattern: is prefix_lm, which has no gradient"),
-        (
-            lambda: BlockLists(ints(2, 4, 3), ints(2, 4, 3, 2), mask="bits", mask_bits=ints(2, 4, 3, 2, 128 * 4)),
-            SpecError,
-            "pattern: is block_lists with a mask of bits, which has no gradient",
-        ),
         (lambda: TopK(ints(2, 4, 10, 2), block=(32, 64)), ArgumentError, r"block: is \(32, 64\); with a gradient"),
         (lambda: TopK(ints(2, 4, 5, 2), block=(64, 32)), ArgumentError, r"block: is \(64, 32\); with a gradient"),
         (lambda: TopK(ints(2, 4, 4, 2), block=(96, 64)), ArgumentError, r"block: is \(96, 64\); with a gradient"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_values import declarations, problems
 
 from codegen.library import find_spec
 from codegen.plan import Plan
@@ -26,6 +27,16 @@ PATTERNS: tuple[dict[str, Any], ...] = (
     {"kind": "sliding_window", "left": 0, "right": 0},
     {"kind": "sliding_window", "left": 100, "right": 37},
     {"kind": "sliding_window", "left": 300, "right": 0},
+    {"kind": "sink_window", "sink": 1, "left": 0, "right": 0},
+    {"kind": "sink_window", "sink": 4, "left": 130, "right": 70},
+    {"kind": "sink_window", "sink": 128, "left": 127, "right": 0},
+    {"kind": "sink_window", "sink": 200, "left": 126, "right": 254},
+    *(
+        {"kind": "strided", "stride": stride, "local": local, "block": block, "causal": causal}
+        for stride, local, block in ((2, 0, 64), (3, 1, 64), (2, 1, 128))
+        for causal in (True, False)
+    ),
+    {"kind": "prefix_lm"},
 )
 TILES = ((64, 128), (80, 128), (128, 128), (64, 64), (16, 64))  # queries of a step, keys of a tile
 LENGTHS = (
@@ -41,11 +52,12 @@ PROGRAM = """\
 #define __forceinline__ inline
 using std::max;
 using std::min;
-struct Params { int q_len, kv_len; };
-%(kernels)s
+%(declarations)s%(kernels)s
 void (*const kPrint[])(const Params&) = {%(names)s};
 int main(int count, char** words) {
-  for (int i = 2; i < count; i += 2) kPrint[std::atoi(words[1])]({std::atoi(words[i]), std::atoi(words[i + 1])});
+  for (int i = 2; i < count; i += 3) {
+    kPrint[std::atoi(words[1])](params_of(std::atoi(words[i]), std::atoi(words[i + 1]), std::atoi(words[i + 2])));
+  }
 }
 """
 KERNEL = """
@@ -55,7 +67,7 @@ namespace kernel_%(index)d {
 // For each tile of keys a line with its steps (* behind a masked one), then for each of its keys one with its queries.
 void print(const Params& p) {
   for (int first = 0; first < p.kv_len; first += kTileN) {
-    QueryBlockIterator blocks(p, 0, 0, first);
+    QueryBlockIterator blocks(p, kBatch, 0, first);
     for (int i = 0; i < blocks.count; ++i) {
       const int step = blocks.at(i);
       std::printf("%%d%%s ", step, %(masked)s ? "*" : "");
@@ -96,7 +108,7 @@ def kernel(index: int, plan: Plan) -> str:
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "piece": piece,
         "masked": "blocks.masked(i, step)" if masks else "false",
-        "visible": "visible(p, query, key)" if masks else "true",
+        "visible": "visible(p, kBatch, query, key)" if masks else "true",
     }
 
 
@@ -106,7 +118,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no g++ to compile the host program with")
     folder = tmp_path_factory.mktemp("query_blocks")
     names = ", ".join(f"kernel_{index}::print" for index in range(len(PLANS)))
-    source = PROGRAM % {"kernels": "".join(map(kernel, range(len(PLANS)), PLANS)), "names": names}
+    kernels = "".join(map(kernel, range(len(PLANS)), PLANS))
+    patterns = [plan.spec.pattern for plan in PLANS if isinstance(plan.spec, AttentionBackwardSpec)]
+    source = PROGRAM % {"declarations": declarations(patterns), "kernels": kernels, "names": names}
     (folder / "main.cpp").write_text(source, encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "main.cpp", "-o", "main"], cwd=folder, check=True)
     return folder / "main"
@@ -116,16 +130,18 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_query_blocks_are_those_of_the_definition(program: Path, index: int) -> None:
     spec = PLANS[index].spec
     assert isinstance(spec, AttentionBackwardSpec)
-    step, tile, visible = spec.tile.m, spec.tile.n, spec.pattern.visible
-    words = [str(number) for lengths in LENGTHS for number in lengths]
+    step, tile, pattern = spec.tile.m, spec.tile.n, spec.pattern
+    given = problems(pattern, LENGTHS)
+    words = [str(number) for problem in given for number in problem]
     run = subprocess.run([program, str(index), *words], check=True, capture_output=True, text=True)
     lines = iter(run.stdout.splitlines())
-    for q_len, kv_len in LENGTHS:
+    for q_len, kv_len, value in given:
+        values = {tensor.name: value for tensor in pattern.index_tensors if tensor.per_batch}
         for first in range(0, kv_len, tile):
-            where = f"q_len {q_len}, kv_len {kv_len}, keys from {first}"
+            where = f"q_len {q_len}, kv_len {kv_len}, value {value}, keys from {first}"
             listed = next(lines).split()
             keys = range(first, min(first + tile, kv_len))
-            pairs = ["".join(".x"[bool(visible(q, k, q_len, kv_len))] for q in range(q_len)) for k in keys]
+            pairs = ["".join(".x"[bool(pattern.visible(q, k, q_len, kv_len, values))] for q in range(q_len)) for k in keys]
             assert [next(lines) for _ in keys] == pairs, where
             for word in listed:
                 begin = int(word.rstrip("*")) * step

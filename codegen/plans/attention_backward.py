@@ -23,7 +23,13 @@ from codegen.plan import (
 from codegen.plans.attention_kv_lengths import key_end_of_masks
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
-from codegen.plans.attention_params import index_params, list_constants, options_summary, softcap_constants, tensor_params
+from codegen.plans.attention_params import (
+    index_params,
+    list_constants,
+    options_summary,
+    softcap_constants,
+    tensor_params,
+)
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
@@ -95,7 +101,11 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    require(spec.pattern.queries is not None, "pattern", f"is {spec.pattern.describe()}, of which no gradient is written yet")
+    require(
+        spec.pattern.queries is not None,
+        "pattern",
+        f"is {spec.pattern.describe()}, of which no gradient is written yet",
+    )
     field, resident, step = ("tile.m", m, n) if spec.gradients == "dq" else ("tile.n", n, m)
     other = "tile.n" if field == "tile.m" else "tile.m"
     require(resident in (64, 128), field, f"is {resident}; allowed: 64, 128 (warpgroups of 64 rows)")

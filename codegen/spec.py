@@ -209,7 +209,7 @@ class AttentionBackwardTile(SpecModel):
 class AttentionBackwardSpec(SpecBase):
     """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects; deterministic.
 
-    A sink needs no field: the log-sum-exp that a call is given has it, and its gradient follows from the statistics.
+    A sink needs no field: the log-sum-exp that a call is given has it; its own gradient is a sum over statistics.
     """
 
     op: Literal["attention_backward"] = Field(description="operator")

@@ -1,4 +1,4 @@
-"""Row statistics of a gradient of attention that no kernel makes, and the gradient of the sinks, which is made of them."""
+"""Row statistics of gradients of attention that no kernel makes, and the gradient of the sinks, made of statistics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Gradients of the attention operators, and the operator that computes them.
 
-Between the passes a call keeps q, k, v, the result, its log-sum-exp, the pattern's tensors, the sinks and the lengths of
-batches where it has some, nothing else.
+Between the passes a call keeps q, k, v, the result, its log-sum-exp, the pattern's tensors and, where it has them, the
+sinks and the lengths of batches; nothing else.
 """
 
 from __future__ import annotations
@@ -90,10 +90,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Attention with gradients of q, k, v and the sinks."""
 
     @staticmethod
-    def forward(
-        ctx: Any, call: _Forward, q: Any, k: Any, v: Any, sink: Any, kv_lengths: Any, *tensors: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, call: _Forward, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the result, and the LSE, which the caller may not have asked for."""
+        sink, kv_lengths, *tensors = others
         options = {**call.options, "gradients": True}
         with torch._C._AutoDispatchBelowAutograd():
             inputs = q, k, v, tensors, sink, kv_lengths, *call.others

@@ -90,6 +90,7 @@ def gradient_choice(
     arch: str,
     dtype: torch.dtype,
     head_dim: int,
+    *,
     softcap: float | None = None,
     kv_lengths: bool = False,
 ) -> GradientChoice:
@@ -121,7 +122,7 @@ def chosen_for(q: torch.Tensor, spec_json: str, *, softcap: float | None, kv_len
         DeviceError, ArgumentError, SpecError: for what has no gradient.
     """
     cap = None if softcap is None else float(softcap)
-    return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3], cap, kv_lengths)
+    return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3], softcap=cap, kv_lengths=kv_lengths)
 
 
 def attend_backward(
@@ -206,7 +207,9 @@ def _statistics(q: Any, dout: Any, out: Any, lse: Any, dlse: Any) -> torch.Tenso
 def _of_heads(tensors: Tensors, heads: int) -> Tensors:
     """Return lists of the heads of q, or of all at once, of lists of fewer heads."""
     return tuple(
-        t if t is None or t.dim() < LIST_RANK or t.shape[1] in (1, heads) else t.repeat_interleave(heads // t.shape[1], 1)
+        t
+        if t is None or t.dim() < LIST_RANK or t.shape[1] in (1, heads)
+        else t.repeat_interleave(heads // t.shape[1], 1)
         for t in tensors
     )
 

@@ -53,9 +53,7 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
     return _run(*inputs, spec_json, out=out, **options)[1]
 
 
-def _fake(
-    *arguments: Any, lse: bool = False, gradients: bool = False, **_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(*arguments: Any, lse: bool = False, gradients: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors like the results, without values."""
     q, k, v, tensors, sink, kv_lengths, *_rest, spec_json = arguments
     check_types(q, k, v, tensors, sink=sink, kv_lengths=kv_lengths)

@@ -117,9 +117,9 @@ def explain_attention(
     backward = None
     if gradients:
         check_gradients(pattern.spec_json)
-        options = None if softcap is None else float(softcap), kv_lengths is not None
+        options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap)}
         kind = pattern.spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
-        backward = gradient_choice(*kind, *options).kernels
+        backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
     found = resolve(call, arch or arch_of(q.device), name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]

@@ -88,7 +88,9 @@ OPTIONS: dict[str, Any] = {
     "sink": lambda: {"sink": torch.tensor([0.5, -3.0, 4.0, 8.0], requires_grad=True)},
     "kv_lengths": lambda: {"kv_lengths": torch.tensor([37, 250], dtype=torch.int32)},
     "one length": lambda: {"kv_lengths": torch.tensor([130], dtype=torch.int32)},
-    "all": lambda: {name: value for kind in ("softcap", "sink", "kv_lengths") for name, value in OPTIONS[kind]().items()},
+    "all": lambda: {
+        name: value for kind in ("softcap", "sink", "kv_lengths") for name, value in OPTIONS[kind]().items()
+    },
 }
 
 
@@ -150,7 +152,10 @@ def test_a_definition_that_is_wrong_would_be_seen() -> None:
 
 @pytest.mark.parametrize("kind", ["causal", "lists", "softcap", "kv_lengths"])
 def test_receipts_compare_with_the_same_formulas(kind: str) -> None:
-    pattern, options = {"kind": "causal"}, {"softcap": {"softcap": 1.5}, "kv_lengths": {"kv_lengths": True}}.get(kind, {})
+    pattern, options = (
+        {"kind": "causal"},
+        {"softcap": {"softcap": 1.5}, "kv_lengths": {"kv_lengths": True}}.get(kind, {}),
+    )
     if kind == "lists":
         pattern = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "causal"}  # type: ignore[dict-item]
     fields = {"op": "attention_backward", "arch": "sm_90a", "dtype": "bf16", "head_dim": 64, "gradients": "dq"}
@@ -410,9 +415,9 @@ def test_opcheck() -> None:
         torch.library.opcheck(FORWARD, (q, k, v, tensors, *others, None, pattern.spec_json), options)
         out, lse = FORWARD(q, k, v, tensors, *others, None, pattern.spec_json, lse=True)
         given = [t.detach() for t in (torch.randn_like(out), q, k, v, out, lse)]
-        others = tuple(t if t is None else t.detach() for t in others)
+        detached = tuple(t if t is None else t.detach() for t in others)
         for more in ({}, {"dq": False}, {"dkdv": False, "dsink": others[0] is not None}):
-            arguments = (*given, torch.randn_like(lse), tensors, *others, pattern.spec_json)
+            arguments = (*given, torch.randn_like(lse), tensors, *detached, pattern.spec_json)
             torch.library.opcheck(BACKWARD, arguments, {"scale": 0.3, **more})
 
 
@@ -447,7 +452,9 @@ def test_transforms_of_functions_are_refused_by_name() -> None:
         torch.func.grad(lambda q: block_sparse_attention(q, k, v, Dense()).sum())(q)
     out, lse = block_sparse_attention(q, k, v, Dense(), return_lse=True)
     with pytest.raises(ArgumentError, match=r"dout, q, k and v: one of them is mapped by torch\.vmap"):
-        torch.vmap(lambda d: BACKWARD(d, q, k, v, out, lse, None, [], None, None, Dense().spec_json))(torch.stack([out, out]))
+        torch.vmap(lambda d: BACKWARD(d, q, k, v, out, lse, None, [], None, None, Dense().spec_json))(
+            torch.stack([out, out])
+        )
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,9 @@ def test_query_blocks_are_those_of_the_definition(program: Path, index: int) -> 
             where = f"q_len {q_len}, kv_len {kv_len}, value {value}, keys from {first}"
             listed = next(lines).split()
             keys = range(first, min(first + tile, kv_len))
-            pairs = ["".join(".x"[bool(pattern.visible(q, k, q_len, kv_len, values))] for q in range(q_len)) for k in keys]
+            pairs = [
+                "".join(".x"[bool(pattern.visible(q, k, q_len, kv_len, values))] for q in range(q_len)) for k in keys
+            ]
             assert [next(lines) for _ in keys] == pairs, where
             for word in listed:
                 begin = int(word.rstrip("*")) * step

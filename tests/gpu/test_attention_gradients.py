@@ -18,7 +18,16 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.select.backward import backward_archs  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, merge_attention  # noqa: E402
-from runtime.patterns import BlockLists, Causal, Dense, SlidingWindow, TopK  # noqa: E402
+from runtime.patterns import (  # noqa: E402
+    BlockLists,
+    Causal,
+    Dense,
+    PrefixLM,
+    SinkWindow,
+    SlidingWindow,
+    Strided,
+    TopK,
+)
 
 WRITTEN = [ARCHS[name].compute_capability for name in backward_archs()]
 HERE = torch.cuda.get_device_capability() if torch.cuda.is_available() else WRITTEN[0]
@@ -70,11 +79,32 @@ def block_lists(block: tuple[int, int] = (128, 128), mask: Any = "causal", heads
     return BlockLists(counts, partial, full_counts, full, block=block, mask=mask)
 
 
+def bit_lists(block: tuple[int, int] = (128, 128), heads: int = 4, entries: int = 4) -> BlockLists:
+    """Return lists whose partial blocks have random bits, of fewer entries than the lists have places."""
+    lists = block_lists(block, mask="none", heads=heads)
+    counts = lists.kv_num_blocks.clamp(max=entries)
+    words = (2, heads, lists.kv_indices.shape[2], entries, block[0] * block[1] // 32)
+    bits = torch.randint(-(2**31), 2**31, words, device="cuda").to(torch.int32)
+    full = lists.full_kv_num_blocks, lists.full_kv_indices
+    return BlockLists(counts, lists.kv_indices, *full, block=block, mask="bits", mask_bits=bits)
+
+
+def lengths(*values: int) -> Any:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
 PATTERNS: dict[str, Callable[[], Any]] = {
     "dense": Dense,
     "causal": Causal,
     "top left": lambda: Causal(align="top_left"),
     "window": lambda: SlidingWindow(200, 50),
+    "sink window": lambda: SinkWindow(70, 200),
+    "sink window, both sides": lambda: SinkWindow(130, 100, 50),
+    "strided": lambda: Strided(3, 1, block=64),
+    "strided, both sides": lambda: Strided(3, 1, block=128, causal=False),
+    "strided by 64, both sides": lambda: Strided(2, 0, block=64, causal=False),
+    "prefix": lambda: PrefixLM(lengths(0, 391)),
+    "prefix, out of range": lambda: PrefixLM(lengths(-5, 5000)),
     "topk": topk,
     "topk 64 x 64": lambda: topk((64, 64), entries=5),
     "topk 64 x 128": lambda: topk((64, 128)),
@@ -85,8 +115,25 @@ PATTERNS: dict[str, Callable[[], Any]] = {
     "lists": lambda: block_lists(mask="none"),
     "causal lists": block_lists,
     "causal lists 64 x 64": lambda: block_lists((64, 64)),
+    "bits": bit_lists,
+    "bits 64 x 64": lambda: bit_lists((64, 64), entries=3),
+    "bits 128 x 64": lambda: bit_lists((128, 64)),
+    "bits 64 x 128, shared": lambda: bit_lists((64, 128), heads=1),
+    "bits 256 x 64": lambda: bit_lists((256, 64)),
     "256 x 64": lambda: topk((256, 64)),
     "192 x 192": lambda: topk((192, 192)),
+}
+
+
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "softcap": lambda: {"softcap": 1.5},
+    "sink": lambda: {"sink": torch.tensor([0.5, -3.0, 5.0, 9.0], device="cuda", requires_grad=True)},
+    "kv_lengths": lambda: {"kv_lengths": lengths(333, 900)},
+    "no keys": lambda: {"kv_lengths": lengths(0, 1)},
+    "one length": lambda: {"kv_lengths": lengths(640)},
+    "all": lambda: {
+        name: value for kind in ("softcap", "sink", "kv_lengths") for name, value in OPTIONS[kind]().items()
+    },
 }
 
 
@@ -96,12 +143,17 @@ def gradients(tensors: list[Any], pattern: Any, dout: Any, **options: Any) -> tu
 
 
 def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
-    dout = torch.randn_like(tensors[0])
-    found = gradients(tensors, pattern, dout, **options)
+    dout, sink = torch.randn_like(tensors[0]), options.get("sink")
+    leaves = tensors if sink is None else [*tensors, sink]
+    out = block_sparse_attention(*tensors, pattern, **options)
+    found = torch.autograd.grad(out, leaves, dout)
     right = gradient_oracle.exact(*tensors, pattern, dout, **options)
+    if sink is not None:
+        gradient_oracle.assert_sink_near(found[3], *tensors, pattern, dout, **options)
+        found, right = found[:3], {name: right[name] for name in gradient_oracle.NAMES}
     theirs = gradient_oracle.by_sdpa(*tensors, pattern, dout, **options)
     gradient_oracle.assert_near(found, right, theirs, gradient_oracle.rounded(*tensors, pattern, dout, **options))
-    seen = gradient_oracle.seen_by(pattern, *tensors[:2])
+    seen = gradient_oracle.seen_by(pattern, *tensors[:2], options.get("kv_lengths"))
     by_heads = seen.unflatten(1, (tensors[1].shape[1], -1)).sum((2, 3))
     assert not found[0][seen.sum(-1) == 0].any(), "a query without keys has no gradient"
     assert not found[1][by_heads == 0].any() and not found[2][by_heads == 0].any(), "nor has a key that nobody sees"
@@ -115,7 +167,20 @@ def test_patterns(name: str, head_dim: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1000, 1000), (77, 900), (900, 333), (1, 500)])
-@pytest.mark.parametrize("make", [Dense, Causal, lambda: SlidingWindow(100, 3)], ids=["dense", "causal", "window"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Dense,
+        Causal,
+        lambda: SlidingWindow(100, 3),
+        lambda: SinkWindow(4, 100),
+        lambda: SinkWindow(200, 60, 40),
+        lambda: Strided(3, 1, block=64),
+        lambda: Strided(2, 1, block=128, causal=False),
+        lambda: PrefixLM(lengths(17, 300)),
+    ],
+    ids=["dense", "causal", "window", "sink window", "sinks of several blocks", "strided", "strided both", "prefix"],
+)
 def test_lengths(q_len: int, kv_len: int, make: Any) -> None:
     """With fewer keys than queries some rows of causal attention are empty."""
     check(qkv(q_len, kv_len), make())
@@ -124,6 +189,78 @@ def test_lengths(q_len: int, kv_len: int, make: Any) -> None:
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1000, 1000), (77, 900), (900, 333)])
 def test_lengths_of_lists(q_len: int, kv_len: int) -> None:
     check(qkv(q_len, kv_len), topk((64, 64), q_len=q_len, kv_len=kv_len))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["causal", "prefix", "strided", "causal lists", "bits"])
+def test_options(name: str, options: str, head_dim: int, dtype: Any) -> None:
+    check(qkv(kv_heads=2, head_dim=head_dim, dtype=dtype), PATTERNS[name](), **OPTIONS[options]())
+
+
+@pytest.mark.parametrize("options", ["softcap", "kv_lengths", "all"])
+@pytest.mark.parametrize("name", ["dense", "window", "sink window", "topk", "topk 64 x 64", "lists", "bits 64 x 64"])
+def test_options_with_other_patterns(name: str, options: str) -> None:
+    check(qkv(), PATTERNS[name](), **OPTIONS[options]())
+
+
+@pytest.mark.parametrize("make", [Causal, Dense, lambda: topk((64, 64)), bit_lists], ids=str)
+def test_what_is_behind_the_length_has_no_effect(make: Any) -> None:
+    """Not even NaN, in K or in V: what a batch has there is cleared before dQ takes it, and its own gradient is 0."""
+    tensors, pattern, given = qkv(), make(), {"kv_lengths": lengths(77, 1000)}
+    dout = torch.randn_like(tensors[0])
+    q, k, v = (t.detach() for t in tensors)
+    behind = torch.arange(LENGTH, device="cuda")[:, None] >= given["kv_lengths"][:, None, None, None]
+    out, lse = block_sparse_attention(
+        q, k.masked_fill(behind, 0), v.masked_fill(behind, 0), pattern, return_lse=True, **given
+    )
+    call, found = OPERATORS.block_sparse_attention_backward, []
+    for value in (0.0, torch.nan, torch.inf):
+        filled = k.masked_fill(behind, value), v.masked_fill(behind, value)
+        indices = list(pattern.index_tensors())
+        found.append(call(dout, q, *filled, out, lse, None, indices, None, given["kv_lengths"], pattern.spec_json)[:3])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+    for gradient in found[0][1:]:
+        assert not gradient[behind.expand_as(gradient)].any()
+
+
+def test_block_masks_and_documents_have_gradients() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    document = torch.cat([torch.full((n,), i, device="cuda") for i, n in enumerate((300, 37, 500, 187))])
+
+    def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
+        return (document[query] == document[key]) & (key <= query)
+
+    mask = create_block_mask(sees, None, None, LENGTH, LENGTH, device="cuda")
+    tensors = qkv(kv_heads=2)
+    dout = torch.randn_like(tensors[0])
+    found = torch.autograd.grad(block_sparse_attention(*tensors, mask), tensors, dout)
+    place = torch.arange(LENGTH, device="cuda")
+    seen = sees(0, 0, place[:, None], place).to(torch.int32).expand(2, 4, LENGTH, LENGTH)
+    leaves = [t.detach().double().requires_grad_() for t in tensors]
+    out, _ = gradient_oracle.dense(*leaves, seen)
+    right = dict(zip(gradient_oracle.NAMES, torch.autograd.grad(out, leaves, dout.double()), strict=True))
+    gradient_oracle.assert_near(found, right)
+
+
+def test_sinks_alone_have_a_gradient() -> None:
+    q, k, v = (t.detach() for t in qkv())
+    sink, dout = torch.randn(4, device="cuda", requires_grad=True), torch.randn_like(q)
+    (found,) = torch.autograd.grad(block_sparse_attention(q, k, v, Causal(), sink=sink), sink, dout)
+    gradient_oracle.assert_sink_near(found, q, k, v, Causal(), dout, sink=sink)
+
+
+def test_a_loss_of_the_log_sum_exp_with_sinks() -> None:
+    tensors, given = qkv(), OPTIONS["all"]()
+    dout, dlse = torch.randn_like(tensors[0]), torch.randn(2, 4, LENGTH, device="cuda")
+    out, lse = block_sparse_attention(*tensors, Causal(), return_lse=True, **given)
+    found = torch.autograd.grad((out.float() * dout.float()).sum() + (lse * dlse).sum(), [*tensors, given["sink"]])
+    right = gradient_oracle.exact(*tensors, Causal(), dout, dlse, **given)
+    gradient_oracle.assert_near(found[:3], {name: right[name] for name in gradient_oracle.NAMES})
+    gradient_oracle.assert_sink_near(found[3], *tensors, Causal(), dout, dlse, **given)
 
 
 @pytest.mark.parametrize("head_dim", [8, 72, 80, 120])
@@ -184,18 +321,32 @@ def long_lists() -> TopK:
     return TopK(lists, block=(64, 64))
 
 
-@pytest.mark.parametrize("make", [Dense, Causal, long_lists], ids=["dense", "causal", "lists"])
-def test_fifty_runs_beside_a_busy_stream_have_the_same_bits(make: Any) -> None:
+def long_bits() -> BlockLists:
+    """Return lists of 2048 keys with random bits."""
+    counts, lists = ints(2, 8, 16, most=5), drawn(8, 16, 16, 4)
+    bits = torch.randint(-(2**31), 2**31, (2, 8, 16, 4, 512), device="cuda").to(torch.int32)
+    return BlockLists(counts, lists, mask="bits", mask_bits=bits)
+
+
+@pytest.mark.parametrize("options", ["none", "all"])
+@pytest.mark.parametrize("make", [Dense, Causal, long_lists, long_bits], ids=["dense", "causal", "lists", "bits"])
+def test_fifty_runs_beside_a_busy_stream_have_the_same_bits(make: Any, options: str) -> None:
     tensors, pattern = qkv(2048, 2048, heads=8, kv_heads=2), make()
-    dout = torch.randn_like(tensors[0])
-    first = gradients(tensors, pattern, dout)
+    dout, leaves, given = torch.randn_like(tensors[0]), [*tensors], {}
+    if options == "all":
+        sink = torch.randn(8, device="cuda", requires_grad=True)
+        leaves, given = [*tensors, sink], {"softcap": 3.0, "sink": sink, "kv_lengths": lengths(700, 2000)}
+
+    def gradients_again() -> tuple[Any, ...]:
+        return torch.autograd.grad(block_sparse_attention(*tensors, pattern, **given), leaves, dout)
+
+    first = gradients_again()
     busy, work = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda").bfloat16()
     for run in range(50):
         with torch.cuda.stream(busy):
             for _ in range(run % 5):
                 work = (work @ work).clamp(-1, 1)
-        again = gradients(tensors, pattern, dout)
-        assert all(map(torch.equal, first, again)), f"run {run}"
+        assert all(map(torch.equal, first, gradients_again())), f"run {run}"
     torch.cuda.synchronize()
 
 
@@ -209,7 +360,7 @@ def test_opcheck() -> None:
         out, lse = block_sparse_attention(q, k, v, pattern, return_lse=True)
         given = [t.detach() for t in (torch.randn_like(q), q, k, v, out, lse)]
         for dlse in (None, torch.randn_like(lse)):
-            arguments = (*given, dlse, tensors, pattern.spec_json)
+            arguments = (*given, dlse, tensors, None, None, pattern.spec_json)
             torch.library.opcheck(OPERATORS.block_sparse_attention_backward.default, arguments)
 
 
@@ -303,4 +454,4 @@ def test_rows_of_another_call_are_refused() -> None:
         ((out, q, k, v, out, lse.cpu()), "lse: is on cpu"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            call(*given, None, [], Causal().spec_json)
+            call(*given, None, [], None, None, Causal().spec_json)

@@ -578,6 +578,8 @@ class AttentionBackwardFlags(PatternFlags):
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
+        key_blocks: key blocks of a head, which have lists, in C++.
+        keys_of_list: keys that share a list, in C++.
         several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
         keys_of_pattern: which keys attention is over.
@@ -591,6 +593,8 @@ class AttentionBackwardFlags(PatternFlags):
     queries_piece: str
     masks_pairs: bool
     transposes: bool
+    key_blocks: str
+    keys_of_list: str
     several_lists: bool
     tile_number: str
     keys_of_pattern: str

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB, WARP
-from codegen.dtypes import DTYPES
 from codegen.flags import AttentionBackwardFlags
 from codegen.plan import (
     Constant,
     Param,
     Plan,
     Prologue,
-    Registers,
-    SharedLayout,
     TensorMap,
     check_budget,
     f32,
@@ -20,6 +17,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.attention_backward_sizes import STATS_BYTES, Sizes, divides_products
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
@@ -29,36 +27,19 @@ from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
 WARPGROUP = 128  # threads
-STATS_BYTES = 8  # of a query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
 PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
-# By consumer warpgroups: registers of a producer and of a consumer thread; the first split that fits is taken. Those
-# of one consumer are for two thread blocks on an SM.
-REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
-# Addresses, loop state, statistics: an allowance with which nothing spills, and ptxas need not wait behind each wgmma.
-# dQ has S of a step and dS of the one before at once, which the sum of its accumulators leaves out.
-OVERHEAD_REGISTERS = {"dq": 40, "dkdv": 12}
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
+NARROWEST_OF_WIDE_HEADS = 32  # keys of a step of dQ with heads of more than 128, whose steps fill shared memory
 
 
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     _check(spec)
-    arch, columns = ARCHS[spec.arch], SWIZZLE // DTYPES[spec.dtype].bytes
-    groups, m, n = -(-spec.head_dim // columns), spec.tile.m, spec.tile.n
-    is_dq = spec.gradients == "dq"
+    arch, sizes, m, n = ARCHS[spec.arch], Sizes.of(spec), spec.tile.m, spec.tile.n
+    is_dq, shared, consumers = spec.gradients == "dq", sizes.shared, sizes.consumers
     resident, step = (m, n) if is_dq else (n, m)
-    consumers = resident // WARPGROUP_ROWS
-    q_bytes, kv_bytes = m * groups * SWIZZLE, n * groups * SWIZZLE
-    shared = _shared(spec, q_bytes, kv_bytes)
-    # A thread has half a column of what 64 rows of a product have, and of an operand in 16 bits a quarter.
-    sums = spec.head_dim // 2 * (1 if is_dq else 2)
-    operand = 0 if is_dq else step // 4  # P^T beside S^T and dP^T; dS takes their place
-    accumulators = sums + 2 * (step // 2) + operand
-    splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
-    producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
-    registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
-    check_budget(spec, shared.size, registers)
+    check_budget(spec, shared.size, sizes.registers)
     fits_twice = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
     return Plan(
         spec=spec,
@@ -69,18 +50,18 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         persistent=False,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
-        registers=registers,
+        registers=sizes.registers,
         params=_params(spec),
-        tensor_maps=_tensor_maps(spec, columns),
-        constants=_constants(spec, groups, columns, producer=producer, consumer=consumer),
-        flags=_flags(spec, consumers),
+        tensor_maps=_tensor_maps(spec, sizes.columns),
+        constants=_constants(spec, sizes),
+        flags=_flags(spec, sizes),
         grid_summary="one thread block for each tile",
         summary=(
             ("tile", f"{resident} {'queries' if is_dq else 'keys'}, {step} {'keys' if is_dq else 'queries'} of a step"),
             ("schedule", f"{spec.schedule}: a TMA producer, {consumers} consumer warpgroup{'s' * (consumers > 1)}"),
         ),
         flops=2 * spec.head_dim * m * n * (3 if is_dq else 4),
-        bytes=2 * (kv_bytes if is_dq else q_bytes),
+        bytes=2 * (sizes.kv_bytes if is_dq else sizes.q_bytes),
         arguments=_arguments,
         tile_queries=m if is_dq else 0,
         prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
@@ -94,10 +75,17 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(written, "pattern", f"is {spec.pattern.describe()}, of which no gradient is written yet")
     field, resident, step = ("tile.m", m, n) if spec.gradients == "dq" else ("tile.n", n, m)
     other = "tile.n" if field == "tile.m" else "tile.m"
+    if divides_products(spec):
+        require(n == 64, "tile.n", f"is {n}; allowed with head_dim {spec.head_dim}: 64 (rows of a warpgroup)")
     require(resident in (64, 128), field, f"is {resident}; allowed: 64, 128 (warpgroups of 64 rows)")
     steps = STEPS[spec.gradients]
+    if spec.gradients == "dq" and spec.head_dim > 128:
+        steps = range(NARROWEST_OF_WIDE_HEADS, steps.stop, steps.step)
     allowed = f"allowed: {steps[0]} to {steps[-1]}, multiples of {steps.step}"
     require(step in steps, other, f"is {step}; {allowed}")
+    if spec.gradients == "dq" or divides_products(spec):
+        # A step is issued before the one before it has ended, and frees its stage.
+        require(spec.stages > 1, "stages", f"is {spec.stages}; allowed: 2 or more (two steps are in flight)")
     if block is None:
         return
     for name, size in (("q", block.q), ("kv", block.kv)):
@@ -106,31 +94,8 @@ def _check(spec: AttentionBackwardSpec) -> None:
         require(block.q % m == 0, "tile.m", f"is {m}; a tile is a query block, or an equal part: {block.q} rows")
         require(block.kv % n == 0, "tile.n", f"is {n}; a step is a key block, or an equal part: {block.kv} keys")
     else:
-        require(block.kv == n, "tile.n", f"is {n}; a tile is a key block: {block.kv} keys")
+        require(block.kv % n == 0, "tile.n", f"is {n}; a tile is a key block, or an equal part: {block.kv} keys")
         require(block.q % m == 0, "tile.m", f"is {m}; a step is a query block, or an equal part: {block.q} queries")
-
-
-def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int) -> SharedLayout:
-    """Lay out the shared memory: what a tile keeps, and the ring of what its steps need."""
-    stages, rows = spec.stages, spec.tile.m
-    shared = SharedLayout()
-    if spec.gradients == "dq":
-        shared.add("Q", q_bytes, "Q of the tile in column groups; then dQ on its way out")
-        shared.add("Dout", q_bytes, "dO of the tile")
-        shared.add("K", stages * kv_bytes, "K ring")
-        shared.add("V", stages * kv_bytes, "V ring")
-        barriers = 2 * stages + 1
-    else:
-        shared.add("K", kv_bytes, "K of the tile in column groups; then dK on its way out")
-        shared.add("V", kv_bytes, "V of the tile; then dV on its way out")
-        shared.add("Q", stages * q_bytes, "Q ring")
-        shared.add("Dout", stages * q_bytes, "dO ring")
-        shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)
-        barriers = 2 * stages + 1
-    shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
-    if spec.gradients == "dq" or spec.pattern.masks_pairs:
-        shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
-    return shared
 
 
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
@@ -142,6 +107,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
         lists += [
             *([] if rows in lists else [rows]),
+            *([i32("key_blocks", "key blocks of a head")] if _divides_key_blocks(spec) else []),
             pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
             pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
@@ -183,6 +149,12 @@ def _transposes(spec: AttentionBackwardSpec) -> bool:
     return spec.gradients == "dkdv" and spec.pattern.fixed_block is not None
 
 
+def _divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
+    """Return whether several tiles share the list of a key block."""
+    block = spec.pattern.fixed_block
+    return spec.gradients == "dkdv" and block is not None and block.kv > spec.tile.n
+
+
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
     """Return how the tensor maps address their tensors: gradients leave by 64 rows of a warpgroup."""
     q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
@@ -190,19 +162,21 @@ def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorM
     return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, **gradients}
 
 
-def _constants(
-    spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
-) -> tuple[Constant, ...]:
+def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
     is_dq, block, m, n = spec.gradients == "dq", spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    consumers = (m if is_dq else n) // WARPGROUP_ROWS
+    groups, columns, consumers = sizes.groups, sizes.columns, sizes.consumers
     listed: list[Constant] = []
     if block is not None and is_dq:
         listed = list_constants(block, block.kv // n)
         listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
     elif block is not None:
         listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
+        if _divides_key_blocks(spec):
+            listed.append(Constant("kBlockKeys", block.kv, "keys that share a list"))
     lists = spec.pattern.constants().items()
+    work = "of the same 64 keys: one sums up dV, one dK" if sizes.divides_products else "64 rows each"
+    filled = "; TMA fills the last up with zeros" if spec.head_dim % columns else ""
     asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
@@ -210,29 +184,36 @@ def _constants(
         Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
         *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
         Constant("kStages", spec.stages, "depth of the ring"),
-        Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 rows each"),
+        *((Constant("kVStages", sizes.v_stages, "depth of the ring of V"),) if sizes.v_stages < spec.stages else ()),
+        Constant("kConsumerWarpgroups", consumers, f"warpgroups that compute, {work}"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
-        Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),
+        Constant("kProducerRegisters", sizes.producer, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", sizes.registers.limit, "registers a consumer thread takes"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
-        Constant("kGroups", groups, "column groups of a head"),
+        Constant("kGroups", groups, f"column groups of a head{filled}"),
         Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q, or of dO"),
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
-        Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a tile or step"),
-        Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a step or tile"),
+        Constant("kQBytes", sizes.q_bytes, "bytes of Q, or of dO, of a tile or step"),
+        Constant("kKvBytes", sizes.kv_bytes, "bytes of K, or of V, of a step or tile"),
         *(() if is_dq else (Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),)),
         Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
-        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
+        Constant("kRowLanes", _row_lanes(spec), "threads of a row there, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in lists),
     )
 
 
-def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlags:
+def _row_lanes(spec: AttentionBackwardSpec) -> int:
+    """Return the threads of a row in the prologue: a power of two, as whole rows share a warp; some may be idle."""
+    return 1 << (spec.head_dim // 8 - 1).bit_length()
+
+
+def _flags(spec: AttentionBackwardSpec, sizes: Sizes) -> AttentionBackwardFlags:
     """Return what the templates ask."""
     forward, block, words = spec.forward, spec.pattern.fixed_block, key_end_words(spec.forward)
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
     rows = "queries" if spec.gradients == "dq" else "keys"
+    consumers, parts = sizes.consumers, _divides_key_blocks(spec)
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
@@ -251,6 +232,8 @@ def _flags(spec: AttentionBackwardSpec, consumers: int) -> AttentionBackwardFlag
         queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=_transposes(spec),
+        key_blocks="p.key_blocks" if parts else "p.key_tiles",
+        keys_of_list="kBlockKeys" if parts else "kTileN",
         several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
@@ -283,9 +266,13 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "heads": shape.heads,
         "heads_per_kv_head": shape.heads // shape.kv_heads,
         "batch_heads": shape.batch * shape.heads,
-        **({} if block is None else {"query_blocks": -(-shape.q_len // block.q)}),
+        **(
+            {}
+            if block is None
+            else {"query_blocks": -(-shape.q_len // block.q), "key_blocks": -(-shape.kv_len // block.kv)}
+        ),
     }
-    rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
+    rows_of_block = PROLOGUE_THREADS // _row_lanes(spec)
     stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)
     if not _transposes(spec):
         return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
@@ -296,8 +283,8 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "list_entries": entries,
         "stats_blocks": stats_blocks,
     }
-    places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
-    scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
+    places = PROLOGUE_THREADS // WARP * numbers["key_blocks"]
+    scratch = {"q_offsets": numbers["key_blocks"] + 1, "q_entries": max(1, entries), "q_places": places}
     return LaunchArgs(
         numbers,
         shape.batch * count,

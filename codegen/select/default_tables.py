@@ -62,8 +62,9 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({}, ("m", "n"), (2,)),
     ),
     "attention_backward": (
-        Row({"gradients": "dq"}, ("rows", "keys"), (2, 1)),
-        Row({"keys": 64, "head_dim": 128}, ("step", "keys"), (2, 1)),  # two thread blocks fit an SM
+        Row({"gradients": "dq"}, ("rows", "step"), (2,)),
+        Row({"keys": 64, "head_dim": (96, 128)}, ("step", "keys"), (2, 1)),  # two thread blocks fit an SM
+        Row({"head_dim": (192, 256)}, ("step", "keys"), (3, 2)),
         Row({}, ("step", "keys"), (3, 2, 1)),
     ),
     "bsr_spmm": (

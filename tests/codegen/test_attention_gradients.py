@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
-from codegen.select.backward import backward_kernels  # noqa: E402
+from codegen.select.backward import HEAD_DIMS, backward_kernels  # noqa: E402
 from codegen.spec import AttentionBackwardSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, patterns  # noqa: E402
 from runtime.kernels import attention_backward  # noqa: E402
@@ -140,10 +140,12 @@ def test_lists_of_kv_heads(heads: int, kv_heads: int, list_heads: int, block: tu
     check(qkv(heads=heads, kv_heads=kv_heads), BlockLists(counts, lists, block=block, mask="causal"))
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 104, 128])
 def test_head_sizes_and_scale(head_dim: int, loaded: Any) -> None:
     check(qkv(100, 200, kv_heads=2, head_dim=head_dim), Causal(), scale=0.2)
-    assert {kernel.spec.head_dim for kernel in loaded.gradients.values()} == {64 if head_dim <= 64 else 128}
+    assert {kernel.spec.head_dim for kernel in loaded.gradients.values()} == {
+        min(size for size in HEAD_DIMS if size >= head_dim)
+    }
 
 
 def test_only_what_is_wanted_is_computed(loaded: Any) -> None:
@@ -424,7 +426,7 @@ def test_operands_are_checked_as_without_gradients(monkeypatch: pytest.MonkeyPat
 
 def test_the_choice_says_what_it_refuses() -> None:
     dense = {"kind": "dense"}
-    found = backward_kernels(dense, arch="sm_90a", dtype="fp16", head_dim=80)
+    found = backward_kernels(dense, arch="sm_90a", dtype="fp16", head_dim=112)
     specs = (found.dq.spec, found.dkdv.spec)
     assert [(s.gradients, s.head_dim, s.dtype) for s in specs] == [("dq", 128, "fp16"), ("dkdv", 128, "fp16")]  # type: ignore[union-attr]
     lists = {"kind": "topk", "block": {"q": 64, "kv": 32}}

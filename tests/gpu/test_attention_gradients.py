@@ -105,7 +105,7 @@ def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns(name: str, head_dim: int, dtype: Any) -> None:
     check(qkv(head_dim=head_dim, dtype=dtype), PATTERNS[name]())
@@ -123,7 +123,7 @@ def test_lengths_of_lists(q_len: int, kv_len: int) -> None:
     check(qkv(q_len, kv_len), topk((64, 64), q_len=q_len, kv_len=kv_len))
 
 
-@pytest.mark.parametrize("head_dim", [8, 72, 80, 120])
+@pytest.mark.parametrize("head_dim", [8, 72, 80, 96, 120])
 def test_head_sizes_that_are_filled_up(head_dim: int) -> None:
     check(qkv(500, 500, head_dim=head_dim), Causal(), scale=0.2)
 

@@ -578,6 +578,8 @@ class AttentionBackwardFlags(PatternFlags):
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
+        divides_products: whether the consumers divide the products of the same keys (dK and dV).
+        short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         key_blocks: key blocks of a head, which have lists, in C++.
         keys_of_list: keys that share a list, in C++.
         several_lists: whether those are of partial and of full blocks, with counts.
@@ -593,6 +595,8 @@ class AttentionBackwardFlags(PatternFlags):
     queries_piece: str
     masks_pairs: bool
     transposes: bool
+    divides_products: bool
+    short_v_ring: bool
     key_blocks: str
     keys_of_list: str
     several_lists: bool

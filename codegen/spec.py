@@ -211,7 +211,7 @@ class AttentionBackwardSpec(SpecBase):
 
     op: Literal["attention_backward"] = Field(description="operator")
     gradients: Literal["dq", "dkdv"] = Field(description="what the kernel computes: dQ, or dK and dV")
-    head_dim: Annotated[Literal[64, 96, 128], StrictInt] = Field(description="elements of a head, at most")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head, at most")
     pattern: AnyPattern = Field(description="keys that a query sees")
     tile: AttentionBackwardTile = Field(description="tile of one thread block, and what a step adds to it")
 

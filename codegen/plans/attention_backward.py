@@ -232,6 +232,8 @@ def _flags(spec: AttentionBackwardSpec, sizes: Sizes) -> AttentionBackwardFlags:
         queries_piece=f"attention_backward/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=_transposes(spec),
+        divides_products=sizes.divides_products,
+        short_v_ring=sizes.v_stages < spec.stages,
         key_blocks="p.key_blocks" if parts else "p.key_tiles",
         keys_of_list="kBlockKeys" if parts else "kTileN",
         several_lists=spec.pattern.lists > 1,

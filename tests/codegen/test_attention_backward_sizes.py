@@ -55,6 +55,41 @@ def test_steps_of_dq_overlap_and_need_two_stages() -> None:
     assert plan_of("dkdv", 64, stages=1).shared_bytes > 0
 
 
+@pytest.mark.parametrize("head_dim", [192, 256])
+def test_consumers_of_wide_heads_divide_the_products_of_64_keys(head_dim: int) -> None:
+    for pattern in (None, topk(128, 128), topk(128, 64)):
+        plan = plan_of("dkdv", head_dim, pattern)
+        assert plan.spec.tile.n == 64 and constants(plan)["kConsumerWarpgroups"] == 2  # type: ignore[union-attr]
+        weights = next(region for region in plan.shared if region.name == "Weights")
+        assert weights.bytes == 64 * plan.spec.tile.m * 4  # type: ignore[union-attr]
+    with pytest.raises(
+        SpecError, match=rf"tile\.n: is 128; allowed with head_dim {head_dim}: 64 \(rows of a warpgroup\)"
+    ):
+        plan_of("dkdv", head_dim, tile={"m": 64, "n": 128})
+    with pytest.raises(SpecError, match=r"stages: is 1; allowed: 2 or more \(two steps are in flight\)"):
+        plan_of("dkdv", head_dim, stages=1)
+    with pytest.raises(SpecError, match=r"tile: 128 x 64 needs about \d+ registers a thread|stages: 2 stages of tile"):
+        plan_of("dkdv", head_dim, tile={"m": 128, "n": 64}, stages=2)
+
+
+def test_v_has_a_stage_less_where_both_rings_do_not_fit() -> None:
+    short = plan_of("dq", 256, tile={"m": 128, "n": 64}, stages=2)
+    assert constants(short)["kVStages"] == 1 and constants(short)["kStages"] == 2
+    rings = {region.name: region.bytes for region in short.shared}
+    assert (rings["K"], rings["V"], rings["Barriers"]) == (2 * 64 * 512, 64 * 512, 8 * 7)
+    for steps, stages in ((48, 2), (32, 3)):
+        assert "kVStages" not in constants(plan_of("dq", 256, tile={"m": 128, "n": steps}, stages=stages))
+    with pytest.raises(SpecError, match=r"stages: 3 stages of tile 128 x 64 need \d+ KB of shared memory"):
+        plan_of("dq", 256, tile={"m": 128, "n": 64}, stages=3)
+
+
+@pytest.mark.parametrize(("head_dim", "least"), [(128, 64), (192, 32)])
+def test_steps_of_dq_are_narrower_with_wide_heads(head_dim: int, least: int) -> None:
+    assert plan_of("dq", head_dim, tile={"m": 128, "n": least}).spec.tile.n == least  # type: ignore[union-attr]
+    with pytest.raises(SpecError, match=rf"tile\.n: is 16; allowed: {least} to 160, multiples of 16"):
+        plan_of("dq", head_dim, tile={"m": 128, "n": 16})
+
+
 def test_a_tile_of_keys_may_be_a_part_of_a_listed_block() -> None:
     """Its tiles walk over the same transposed list, of which there is one for each key block."""
     plan = plan_of("dkdv", 128, topk(128, 128), tile={"m": 64, "n": 64})

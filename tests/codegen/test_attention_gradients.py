@@ -140,7 +140,7 @@ def test_lists_of_kv_heads(heads: int, kv_heads: int, list_heads: int, block: tu
     check(qkv(heads=heads, kv_heads=kv_heads), BlockLists(counts, lists, block=block, mask="causal"))
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 104, 128])
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 104, 128, 136, 192, 200, 256])
 def test_head_sizes_and_scale(head_dim: int, loaded: Any) -> None:
     check(qkv(100, 200, kv_heads=2, head_dim=head_dim), Causal(), scale=0.2)
     assert {kernel.spec.head_dim for kernel in loaded.gradients.values()} == {
@@ -410,8 +410,10 @@ def test_heads_and_devices_without_a_gradient_are_refused_in_the_forward(monkeyp
     with pytest.raises(SpecError, match="arch: is sm_89, and gradients of attention are written for sm_90a"):
         block_sparse_attention(*qkv(), Causal())
     oracle_kernel.install(monkeypatch)
-    with pytest.raises(SpecError, match="head_dim: is 136, and gradients are written for heads of up to 128"):
-        block_sparse_attention(*qkv(head_dim=136), Causal())
+    with pytest.raises(SpecError, match="head_dim: is 264, and gradients are written for heads of up to 256"):
+        backward_kernels({"kind": "causal"}, arch="sm_90a", dtype="bf16", head_dim=264)
+    with pytest.raises(ArgumentError, match="q: has head size 264, expected a multiple of 8 up to 256"):
+        block_sparse_attention(*qkv(head_dim=264), Causal())
     assert not loaded
 
 

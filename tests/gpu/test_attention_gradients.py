@@ -105,7 +105,7 @@ def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns(name: str, head_dim: int, dtype: Any) -> None:
     check(qkv(head_dim=head_dim, dtype=dtype), PATTERNS[name]())
@@ -123,9 +123,19 @@ def test_lengths_of_lists(q_len: int, kv_len: int) -> None:
     check(qkv(q_len, kv_len), topk((64, 64), q_len=q_len, kv_len=kv_len))
 
 
-@pytest.mark.parametrize("head_dim", [8, 72, 80, 96, 120])
+@pytest.mark.parametrize("head_dim", [8, 72, 80, 120, 136, 160, 200, 248])
 def test_head_sizes_that_are_filled_up(head_dim: int) -> None:
     check(qkv(500, 500, head_dim=head_dim), Causal(), scale=0.2)
+
+
+@pytest.mark.parametrize("head_dim", [96, 192, 256])
+def test_head_sizes_with_grouped_heads_and_odd_lengths(head_dim: int) -> None:
+    """Few keys make all steps of a ring wait; with more queries than keys some rows of causal attention are empty."""
+    for q_len, kv_len in ((77, 900), (900, 333), (1, 500), (33, 7)):
+        check(qkv(q_len, kv_len, heads=6, kv_heads=2, head_dim=head_dim), Causal())
+        check(qkv(q_len, kv_len, heads=6, kv_heads=2, head_dim=head_dim), SlidingWindow(100, 3))
+    check(qkv(heads=8, kv_heads=2, head_dim=head_dim), topk(heads=2))
+    check(qkv(heads=8, kv_heads=2, head_dim=head_dim), topk((64, 64), heads=8))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "list_heads"), [(8, 2, 2), (8, 2, 4), (8, 2, 8), (6, 2, 2), (8, 1, 1)])
@@ -181,9 +191,10 @@ def long_lists() -> TopK:
     return TopK(lists, block=(64, 64))
 
 
+@pytest.mark.parametrize("head_dim", [96, 128, 192, 256])
 @pytest.mark.parametrize("make", [Dense, Causal, long_lists], ids=["dense", "causal", "lists"])
-def test_fifty_runs_beside_a_busy_stream_have_the_same_bits(make: Any) -> None:
-    tensors, pattern = qkv(2048, 2048, heads=8, kv_heads=2), make()
+def test_fifty_runs_beside_a_busy_stream_have_the_same_bits(make: Any, head_dim: int) -> None:
+    tensors, pattern = qkv(2048, 2048, heads=8, kv_heads=2, head_dim=head_dim), make()
     dout = torch.randn_like(tensors[0])
     first = gradients(tensors, pattern, dout)
     busy, work = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda").bfloat16()

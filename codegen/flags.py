@@ -590,6 +590,9 @@ class AttentionBackwardFlags(PatternFlags):
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
+        key_blocks: key blocks of a head, which have lists, in C++.
+        keys_of_list: keys that share a list, in C++.
+        key_of_list: where among them a tile begins, plus what follows, in C++.
         several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
         heads_of_tile: how many heads have queries that see a tile's keys, in C++ (dK and dV).
@@ -603,6 +606,9 @@ class AttentionBackwardFlags(PatternFlags):
     queries_piece: str
     masks_pairs: bool
     transposes: bool
+    key_blocks: str
+    keys_of_list: str
+    key_of_list: str
     several_lists: bool
     tile_number: str
     heads_of_tile: str
@@ -619,6 +625,8 @@ class AttentionBackwardSm90aFlags(Flags):
         consumer_warpgroups: numbers of the warpgroups that compute.
         consumers_own: what each of them has.
         other_workers: what computes while one of them waits.
+        divides_products: whether the consumers divide the products of the same keys (dK and dV).
+        short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
         last_tile: number of the last tile that has keys there, in C++.
     """
@@ -627,6 +635,8 @@ class AttentionBackwardSm90aFlags(Flags):
     consumer_warpgroups: str
     consumers_own: str
     other_workers: str
+    divides_products: bool = False
+    short_v_ring: bool = False
     dq_queries: int = 0
     last_tile: str = ""
 

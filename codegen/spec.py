@@ -216,7 +216,7 @@ class AttentionBackwardSpec(SpecBase):
     gradients: Literal["dq", "dkdv", "dq_dkdv"] = Field(
         description="what the kernel computes: dQ; dK and dV; or all three, with five products in place of seven"
     )
-    head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements of a head, at most")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head, at most")
     pattern: AnyPattern = Field(description="keys that a query sees")
     tile: AttentionBackwardTile = Field(description="tile of one thread block, and what a step adds to it")
     softcap: float | None = Field(

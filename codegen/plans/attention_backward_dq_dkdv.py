@@ -39,6 +39,7 @@ from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
+HEAD_DIMS = (64, 128)
 KEYS = 128  # of a tile: two consumer warpgroups
 DQ_WARPS = 2  # that add to dQ, each every other step
 CONVERT_THREADS = 256
@@ -97,6 +98,8 @@ def _check(spec: AttentionBackwardSpec) -> None:
     check_pattern(spec)
     written = spec.pattern.dq_order is not None
     require(written, "pattern", f"is {spec.pattern.describe()}, of which dQ is not added up by key tiles; use dq, dkdv")
+    d = spec.head_dim
+    require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
     require(n == KEYS, "tile.n", f"is {n}; allowed with gradients dq_dkdv: {KEYS} (two warpgroups)")
     step = 32 if spec.head_dim == 64 else 16  # a warpgroup has dQ of half of the queries there
     allowed = m in range(step, 129, step)

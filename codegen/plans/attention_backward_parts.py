@@ -40,7 +40,7 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
         require(block.q % m == 0, "tile.m", f"is {m}; a tile is a query block, or an equal part: {block.q} rows")
         require(block.kv % n == 0, "tile.n", f"is {n}; a step is a key block, or an equal part: {block.kv} keys")
     else:
-        require(block.kv == n, "tile.n", f"is {n}; a tile is a key block: {block.kv} keys")
+        require(block.kv % n == 0, "tile.n", f"is {n}; a tile is a key block, or an equal part: {block.kv} keys")
         require(block.q % m == 0, "tile.m", f"is {m}; a step is a query block, or an equal part: {block.q} queries")
 
 
@@ -53,6 +53,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
         lists += [
             *([] if rows in lists else [rows]),
+            *([i32("key_blocks", "key blocks of a head")] if divides_key_blocks(spec) else []),
             pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
             *(
@@ -91,6 +92,17 @@ def transposes(spec: AttentionBackwardSpec) -> bool:
     return spec.gradients != "dq" and spec.pattern.fixed_block is not None
 
 
+def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
+    """Return whether several tiles share the list of a key block."""
+    block = spec.pattern.fixed_block
+    return transposes(spec) and block is not None and block.kv > spec.tile.n
+
+
+def row_lanes(spec: AttentionBackwardSpec) -> int:
+    """Return the threads of a row in the prologue: a power of two, as whole rows share a warp; some may be idle."""
+    return 1 << (spec.head_dim // 8 - 1).bit_length()
+
+
 def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
     """Return the sizes of a tile and its steps."""
     is_dq, block, m, n = spec.gradients == "dq", spec.pattern.fixed_block, spec.tile.m, spec.tile.n
@@ -113,11 +125,13 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
         listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
     elif block is not None:
         listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
+        if divides_key_blocks(spec):
+            listed.append(Constant("kBlockKeys", block.kv, "keys that share a list"))
     if spec.pattern.masks_by_bits and spec.gradients != "dq":
         listed += [Constant("kLaneWords", -(-m // 64), "pairs of words of a step that a lane reads: eight lanes share")]
     return (
         Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
-        Constant("kRowLanes", spec.head_dim // 8, "threads of a row there, 16 bytes each"),
+        Constant("kRowLanes", row_lanes(spec), "threads of a row there, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *softcap_constants(spec.forward),
@@ -147,6 +161,9 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
         queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
+        key_blocks="p.key_blocks" if divides_key_blocks(spec) else "p.key_tiles",
+        keys_of_list="kBlockKeys" if divides_key_blocks(spec) else "kTileN",
+        key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
         several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
@@ -185,9 +202,13 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "heads": shape.heads,
         "heads_per_kv_head": shape.heads // shape.kv_heads,
         "batch_heads": shape.batch * shape.heads,
-        **({} if block is None else {"query_blocks": -(-shape.q_len // block.q)}),
+        **(
+            {}
+            if block is None
+            else {"query_blocks": -(-shape.q_len // block.q), "key_blocks": -(-shape.kv_len // block.kv)}
+        ),
     }
-    rows_of_block = PROLOGUE_THREADS // (spec.head_dim // 8)
+    rows_of_block = PROLOGUE_THREADS // row_lanes(spec)
     stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)
     if not transposes(spec):
         return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
@@ -198,8 +219,8 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "list_entries": entries,
         "stats_blocks": stats_blocks,
     }
-    places = PROLOGUE_THREADS // WARP * tiles["key_tiles"]
-    scratch = {"q_offsets": tiles["key_tiles"] + 1, "q_entries": max(1, entries), "q_places": places}
+    places = PROLOGUE_THREADS // WARP * numbers["key_blocks"]
+    scratch = {"q_offsets": numbers["key_blocks"] + 1, "q_entries": max(1, entries), "q_places": places}
     if spec.pattern.masks_by_bits:
         scratch["q_entry_places"] = max(1, entries)
     return LaunchArgs(

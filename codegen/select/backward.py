@@ -12,7 +12,7 @@ from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.patterns import without_gradient
 
 OP = "attention_backward"
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that the kernels are made for: others are filled up to the next."""
 BLOCK_SIZES = (64, 128)
 """Queries, and keys, of the blocks of lists."""

@@ -66,8 +66,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(MMA | {"gradients": "dq"}, ("rows", "step"), (4, 2)),  # Q and dO come in through the ring
         Row(MMA | {"keys": 64, "head_dim": 64}, ("step", "keys"), (3, 2)),
         Row(MMA, ("step", "keys"), (2,)),
-        Row({"gradients": "dq"}, ("rows", "keys"), (2, 1)),
-        Row({"keys": 64, "head_dim": 128}, ("step", "keys"), (2, 1)),  # two thread blocks fit an SM
+        Row({"gradients": "dq"}, ("rows", "step"), (2,)),
+        Row({"gradients": "dq_dkdv"}, ("step", "keys"), (2, 1)),
+        Row({"keys": 64, "head_dim": (96, 128)}, ("step", "keys"), (2, 1)),  # two thread blocks fit an SM
+        Row({"head_dim": (192, 256)}, ("step", "keys"), (3, 2)),
         Row({}, ("step", "keys"), (3, 2, 1)),
     ),
     "bsr_spmm": (

@@ -137,6 +137,14 @@ def _bsr_spgemm(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
     return ("mma", "cp_async", "multistage") if small else None, {"rows": given.block.rows}
 
 
+STEP_OF_GRADIENTS = {
+    "dq": {64: 128, 96: 128, 128: 128, 192: 80, 256: 64},
+    "dkdv": {64: 128, 96: 96, 128: 80, 192: 96, 256: 64},
+    "dq_dkdv": {64: 128, 96: 80, 128: 80, 192: 80, 256: 80},  # only 64 and 128 have one
+}
+"""Keys, or queries, of a step, by head size: the most for which registers and shared memory have room."""
+
+
 def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fields]:
     rows, keys = _block(given, "q", 128), _block(given, "kv", 128)
     if given.arch != "sm_90a":  # by mma.sync: 16 rows of a head of 128 leave a thread registers for shorter steps
@@ -144,11 +152,12 @@ def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fi
         if given.gradients == "dkdv" and keys == 64:
             step //= 2  # and so two thread blocks fit an SM
         return None, {"rows": rows, "keys": keys, "step": step}
-    # A consumer has dK and dV of 64 keys in registers. Beside heads of 128 there is room for 80 queries of a step, and
-    # two thread blocks of one consumer have less.
-    wide, listed = given.head_dim == 64 and keys == 128, given.pattern.fixed_block is not None
-    most = 128 if wide else 64 if listed else 80
-    return COOPERATIVE, {"rows": min(rows, 128), "keys": keys, "step": min(rows, most)}
+    if given.gradients == "dkdv" and given.head_dim > 128:
+        keys = 64  # of dK, or of dV, a consumer has 64 keys in registers
+    most = STEP_OF_GRADIENTS[given.gradients][given.head_dim]
+    if given.pattern.fixed_block is not None and (most < 128 or keys < 128):
+        most = 64  # a step is an equal part of a block; two thread blocks of one consumer have less room
+    return COOPERATIVE, {"rows": rows, "keys": keys, "step": min(keys if given.gradients == "dq" else rows, most)}
 
 
 def _unchosen(given: UnchosenSpec) -> tuple[Choice | None, Fields]:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
-from codegen.select.backward import backward_kernels  # noqa: E402
+from codegen.select.backward import HEAD_DIMS, backward_kernels  # noqa: E402
 from codegen.spec import AttentionBackwardSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, patterns  # noqa: E402
 from runtime.kernels import attention_backward  # noqa: E402
@@ -235,10 +235,12 @@ def test_lists_of_kv_heads(heads: int, kv_heads: int, list_heads: int, block: tu
     check(qkv(heads=heads, kv_heads=kv_heads), BlockLists(counts, lists, block=block, mask="causal"))
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 104, 128, 136, 192, 200, 256])
 def test_head_sizes_and_scale(head_dim: int, loaded: Any) -> None:
     check(qkv(100, 200, kv_heads=2, head_dim=head_dim), Causal(), scale=0.2)
-    assert {kernel.spec.head_dim for kernel in loaded.gradients.values()} == {64 if head_dim <= 64 else 128}
+    assert {kernel.spec.head_dim for kernel in loaded.gradients.values()} == {
+        min(size for size in HEAD_DIMS if size >= head_dim)
+    }
 
 
 def test_only_what_is_wanted_is_computed(loaded: Any) -> None:
@@ -506,8 +508,10 @@ def test_heads_and_devices_without_a_gradient_are_refused_in_the_forward(monkeyp
     with pytest.raises(SpecError, match="arch: is sm_75, and gradients of attention are written for sm_80, sm_86"):
         block_sparse_attention(*qkv(), Causal())
     oracle_kernel.install(monkeypatch)
-    with pytest.raises(SpecError, match="head_dim: is 136, and gradients are written for heads of up to 128"):
-        block_sparse_attention(*qkv(head_dim=136), Causal())
+    with pytest.raises(SpecError, match="head_dim: is 264, and gradients are written for heads of up to 256"):
+        backward_kernels({"kind": "causal"}, arch="sm_90a", dtype="bf16", head_dim=264)
+    with pytest.raises(ArgumentError, match="q: has head size 264, expected a multiple of 8 up to 256"):
+        block_sparse_attention(*qkv(head_dim=264), Causal())
     assert not loaded
 
 
@@ -522,7 +526,7 @@ def test_operands_are_checked_as_without_gradients(monkeypatch: pytest.MonkeyPat
 
 def test_the_choice_says_what_it_refuses() -> None:
     dense = {"kind": "dense"}
-    found = backward_kernels(dense, arch="sm_90a", dtype="fp16", head_dim=80)
+    found = backward_kernels(dense, arch="sm_90a", dtype="fp16", head_dim=112)
     specs = (found.dq.spec, found.dkdv.spec)
     assert [(s.gradients, s.head_dim, s.dtype) for s in specs] == [("dq", 128, "fp16"), ("dkdv", 128, "fp16")]  # type: ignore[union-attr]
     ada = backward_kernels(dense, arch="sm_89", dtype="bf16", head_dim=80)

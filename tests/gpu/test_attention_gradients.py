@@ -160,7 +160,7 @@ def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_patterns(name: str, head_dim: int, dtype: Any) -> None:
     check(qkv(head_dim=head_dim, dtype=dtype), PATTERNS[name]())
@@ -263,9 +263,19 @@ def test_a_loss_of_the_log_sum_exp_with_sinks() -> None:
     gradient_oracle.assert_sink_near(found[3], *tensors, Causal(), dout, dlse, **given)
 
 
-@pytest.mark.parametrize("head_dim", [8, 72, 80, 120])
+@pytest.mark.parametrize("head_dim", [8, 72, 80, 120, 136, 160, 200, 248])
 def test_head_sizes_that_are_filled_up(head_dim: int) -> None:
     check(qkv(500, 500, head_dim=head_dim), Causal(), scale=0.2)
+
+
+@pytest.mark.parametrize("head_dim", [96, 192, 256])
+def test_head_sizes_with_grouped_heads_and_odd_lengths(head_dim: int) -> None:
+    """Few keys make all steps of a ring wait; with more queries than keys some rows of causal attention are empty."""
+    for q_len, kv_len in ((77, 900), (900, 333), (1, 500), (33, 7)):
+        check(qkv(q_len, kv_len, heads=6, kv_heads=2, head_dim=head_dim), Causal())
+        check(qkv(q_len, kv_len, heads=6, kv_heads=2, head_dim=head_dim), SlidingWindow(100, 3))
+    check(qkv(heads=8, kv_heads=2, head_dim=head_dim), topk(heads=2))
+    check(qkv(heads=8, kv_heads=2, head_dim=head_dim), topk((64, 64), heads=8))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "list_heads"), [(8, 2, 2), (8, 2, 4), (8, 2, 8), (6, 2, 2), (8, 1, 1)])
@@ -329,9 +339,10 @@ def long_bits() -> BlockLists:
 
 
 @pytest.mark.parametrize("options", ["none", "all"])
+@pytest.mark.parametrize("head_dim", [96, 128, 192, 256])
 @pytest.mark.parametrize("make", [Dense, Causal, long_lists, long_bits], ids=["dense", "causal", "lists", "bits"])
-def test_fifty_runs_beside_a_busy_stream_have_the_same_bits(make: Any, options: str) -> None:
-    tensors, pattern = qkv(2048, 2048, heads=8, kv_heads=2), make()
+def test_fifty_runs_beside_a_busy_stream_have_the_same_bits(make: Any, head_dim: int, options: str) -> None:
+    tensors, pattern = qkv(2048, 2048, heads=8, kv_heads=2, head_dim=head_dim), make()
     dout, leaves, given = torch.randn_like(tensors[0]), [*tensors], {}
     if options == "all":
         sink = torch.randn(8, device="cuda", requires_grad=True)

@@ -75,7 +75,7 @@ def block_sparse_attention(
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
 
-    q, k and v have gradients on sm_90a, the same bits in every call, with heads of up to 128 elements and the patterns
+    q, k and v have gradients, the same bits in every call, with heads of up to 128 elements and the patterns
     dense, causal, sliding window, top-k and block lists whose mask is ``none`` or ``causal``, of blocks of 64 queries
     and keys and multiples of them (docs/training.md). Softcap, sinks, ``kv_lengths``, ``out`` and whatever else has no
     gradient are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp

@@ -84,7 +84,7 @@ class OracleBackwardKernel:
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
         given = dict.fromkeys(("dq", "dk", "dv"))
-        wanted = ("dq",) if self.spec.gradients == "dq" else ("dk", "dv")
+        wanted = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dq_dkdv": ("dq", "dk", "dv")}[self.spec.gradients]
         if stats is None:
             stats = torch.full((*lse.shape[:2], lse.shape[2] + 1, 2), torch.nan)
             fill_statistics(stats, out, dout, lse, dlse)

@@ -97,7 +97,11 @@ def _check(spec: AttentionBackwardSpec) -> None:
     m, n = spec.tile.m, spec.tile.n
     check_pattern(spec)
     written = spec.pattern.dq_order is not None
-    require(written, "pattern", f"is {spec.pattern.describe()}, of which dQ is not added up by key tiles; use dq, dkdv")
+    kind = spec.pattern.kind
+    require(written, "pattern.kind", f"is {kind}, of which dQ is not added up by key tiles; use dq, dkdv")
+    # Lists that batches share would have turns of tiles behind the length of one of them.
+    hides_tiles = spec.kv_lengths and spec.pattern.fixed_block is not None
+    require(not hides_tiles, "kv_lengths", "is true; with lists dQ is not added up by key tiles then; use dq, dkdv")
     d = spec.head_dim
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
     require(n == KEYS, "tile.n", f"is {n}; allowed with gradients dq_dkdv: {KEYS} (two warpgroups)")

@@ -12,8 +12,12 @@ from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.patterns import without_gradient
 
 OP = "attention_backward"
-HEAD_DIMS = (64, 96, 128, 192, 256)
-"""Head sizes that the kernels are made for: others are filled up to the next."""
+HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": (64, 128)}
+"""Head sizes that the kernels are made for, by instruction: others are filled up to the next."""
+DQ_DKDV_HEAD_DIMS = (64, 128)
+"""The same of those that compute all gradients: the sums of others are more registers than there are."""
+DQ_DKDV_KEYS = 128
+"""Keys of their tiles, and of the blocks of lists."""
 BLOCK_SIZES = (64, 128)
 """Queries, and keys, of the blocks of lists."""
 
@@ -25,10 +29,12 @@ class BackwardKernels:
     Attributes:
         dq: computes dQ.
         dkdv: computes dK and dV.
+        dq_dkdv: computes all three where all are wanted, with five products in place of seven; None: no kernel does.
     """
 
     dq: NamedSpec
     dkdv: NamedSpec
+    dq_dkdv: NamedSpec | None = None
 
 
 def backward_archs() -> tuple[str, ...]:
@@ -85,8 +91,11 @@ def backward_kernels(
         SpecError: naming the field, what it is and what has a gradient.
     """
     check_arch(arch)
-    if head_dim > HEAD_DIMS[-1]:
-        raise SpecError("head_dim", f"is {head_dim}, and gradients are written for heads of up to {HEAD_DIMS[-1]}")
+    instruction = ARCHS[arch].of(OP)[0].mma
+    sizes = HEAD_DIMS[instruction]
+    if head_dim > sizes[-1]:
+        where = f"gradients are written for heads of up to {sizes[-1]} on {arch}"
+        raise SpecError("head_dim", f"is {head_dim}, and {where}")
     check_pattern(pattern)
     block = pattern.get("block")
     for side, size in block.items() if isinstance(block, dict) else ():
@@ -97,12 +106,23 @@ def backward_kernels(
         "op": OP,
         "arch": arch,
         "dtype": dtype,
-        "head_dim": next(size for size in HEAD_DIMS if size >= head_dim),
+        "head_dim": next(size for size in sizes if size >= head_dim),
         "pattern": dict(pattern),
         "softcap": softcap,
         "kv_lengths": kv_lengths,
     }
-    return BackwardKernels(*(_named({**fields, "gradients": which}) for which in ("dq", "dkdv")))
+    dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))
+    size = next((size for size in DQ_DKDV_HEAD_DIMS if size >= head_dim), None)
+    in_one = instruction == "wgmma" and size is not None and _adds_dq_by_tiles(pattern, kv_lengths=kv_lengths)
+    return BackwardKernels(dq, dkdv, _named({**fields, "head_dim": size, "gradients": "dq_dkdv"}) if in_one else None)
+
+
+def _adds_dq_by_tiles(pattern: Mapping[str, Any], *, kv_lengths: bool) -> bool:
+    """Return whether a kernel of all gradients is written for a pattern."""
+    block = pattern.get("block")
+    if isinstance(block, dict):
+        return block["kv"] == DQ_DKDV_KEYS and not kv_lengths
+    return PATTERNS[pattern["kind"]].dq_order is not None
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:

@@ -179,6 +179,10 @@ def attend_backward(
         lists = (*lists, *(None,) * left_out, kv_lengths)
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
     of_q = of_k = of_v = stats = None
+    if dq and dkdv and choice.kernels.dq_dkdv is not None:
+        kernel = _loaded(choice.kernels.dq_dkdv, q.device)
+        of_q, of_k, of_v, stats = kernel(q, k, v, *lists, **options)
+        dq = dkdv = False
     if dq:
         kernel = _loaded(choice.kernels.dq, q.device)
         of_q, _, _, stats = kernel(q, k, v, *lists, **options)

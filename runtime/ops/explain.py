@@ -61,7 +61,9 @@ class Explanation:
         dense = self.choice.dense or "no measured row near has a faster one"
         lines.append(f"dense attention of a library: {dense}")
         if self.gradients is not None:
-            lines += [f"dQ: {self.gradients.dq.stem}", f"dK and dV: {self.gradients.dkdv.stem}"]
+            if self.gradients.dq_dkdv is not None:
+                lines.append(f"dQ, dK and dV: {self.gradients.dq_dkdv.stem}")
+            lines += [f"dQ alone: {self.gradients.dq.stem}", f"dK and dV alone: {self.gradients.dkdv.stem}"]
         return "\n".join(lines)
 
 

@@ -591,7 +591,6 @@ class AttentionBackwardFlags(PatternFlags):
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
         key_blocks: key blocks of a head, which have lists, in C++.
-        takes_turns: whether thread blocks add to dQ in the order of their tiles.
         keys_of_list: keys that share a list, in C++.
         key_of_list: where among them a tile begins, plus what follows, in C++.
         several_lists: whether those are of partial and of full blocks, with counts.
@@ -608,7 +607,6 @@ class AttentionBackwardFlags(PatternFlags):
     masks_pairs: bool
     transposes: bool
     key_blocks: str
-    takes_turns: bool
     keys_of_list: str
     key_of_list: str
     several_lists: bool

@@ -25,7 +25,6 @@ class BlockLists(PatternBase):
 
     lists: ClassVar[int] = 2
     queries: ClassVar[str | None] = "listed"
-    dq_order: ClassVar[str | None] = "listed"
     kind: Literal["block_lists"]
     block: Block = Field(description="shape of a block")
     mask: Literal["none", "causal", "bits"] = Field(

@@ -17,7 +17,6 @@ class TopK(PatternBase):
     supports_kv_splits: ClassVar[bool] = True
     serpentine: ClassVar[bool] = True
     queries: ClassVar[str | None] = "listed"
-    dq_order: ClassVar[str | None] = "listed"
     kind: Literal["topk"]
     k: int | None = Field(
         default=None,

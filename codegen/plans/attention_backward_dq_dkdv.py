@@ -27,7 +27,6 @@ from codegen.plans.attention_backward_parts import (
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
-    check_blocks,
     check_pattern,
     params,
     size_constants,
@@ -99,16 +98,12 @@ def _check(spec: AttentionBackwardSpec) -> None:
     written = spec.pattern.dq_order is not None
     kind = spec.pattern.kind
     require(written, "pattern.kind", f"is {kind}, of which dQ is not added up by key tiles; use dq, dkdv")
-    # Lists that batches share would have turns of tiles behind the length of one of them.
-    hides_tiles = spec.kv_lengths and spec.pattern.fixed_block is not None
-    require(not hides_tiles, "kv_lengths", "is true; with lists dQ is not added up by key tiles then; use dq, dkdv")
     d = spec.head_dim
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
     require(n == KEYS, "tile.n", f"is {n}; allowed with gradients dq_dkdv: {KEYS} (two warpgroups)")
     step = 32 if spec.head_dim == 64 else 16  # a warpgroup has dQ of half of the queries there
     allowed = m in range(step, 129, step)
     require(allowed, "tile.m", f"is {m}; allowed: {step} to 128, multiples of {step}")
-    check_blocks(spec)
 
 
 def _dq_queries(spec: AttentionBackwardSpec) -> int:

@@ -61,11 +61,6 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
                 if spec.pattern.masks_by_bits
                 else []
             ),
-            *(
-                [pointer("q_turns", "int", "turns of these entries at dQ of their query blocks", writes=True)]
-                if spec.gradients == "dq_dkdv"
-                else []
-            ),
             pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
             i32("list_batches", "batches that have lists of their own; 1: shared"),
             i32("list_heads", "heads that have lists of their own; 1: shared"),
@@ -167,7 +162,6 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
         key_blocks="p.key_blocks" if divides_key_blocks(spec) else "p.key_tiles",
-        takes_turns=spec.gradients == "dq_dkdv",
         keys_of_list="kBlockKeys" if divides_key_blocks(spec) else "kTileN",
         key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
         several_lists=spec.pattern.lists > 1,
@@ -229,8 +223,6 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     scratch = {"q_offsets": numbers["key_blocks"] + 1, "q_entries": max(1, entries), "q_places": places}
     if spec.pattern.masks_by_bits:
         scratch["q_entry_places"] = max(1, entries)
-    if spec.gradients == "dq_dkdv":
-        scratch["q_turns"] = max(1, entries)
     return LaunchArgs(
         numbers,
         shape.batch * count,

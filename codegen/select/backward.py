@@ -9,15 +9,13 @@ from typing import Any
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.patterns import without_gradient
+from codegen.patterns import PATTERNS, without_gradient
 
 OP = "attention_backward"
 HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": (64, 128)}
 """Head sizes that the kernels are made for, by instruction: others are filled up to the next."""
 DQ_DKDV_HEAD_DIMS = (64, 128)
 """The same of those that compute all gradients: the sums of others are more registers than there are."""
-DQ_DKDV_KEYS = 128
-"""Keys of their tiles, and of the blocks of lists."""
 BLOCK_SIZES = (64, 128)
 """Queries, and keys, of the blocks of lists."""
 
@@ -113,16 +111,8 @@ def backward_kernels(
     }
     dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))
     size = next((size for size in DQ_DKDV_HEAD_DIMS if size >= head_dim), None)
-    in_one = instruction == "wgmma" and size is not None and _adds_dq_by_tiles(pattern, kv_lengths=kv_lengths)
+    in_one = instruction == "wgmma" and size is not None and PATTERNS[pattern["kind"]].dq_order is not None
     return BackwardKernels(dq, dkdv, _named({**fields, "head_dim": size, "gradients": "dq_dkdv"}) if in_one else None)
-
-
-def _adds_dq_by_tiles(pattern: Mapping[str, Any], *, kv_lengths: bool) -> bool:
-    """Return whether a kernel of all gradients is written for a pattern."""
-    block = pattern.get("block")
-    if isinstance(block, dict):
-        return block["kv"] == DQ_DKDV_KEYS and not kv_lengths
-    return PATTERNS[pattern["kind"]].dq_order is not None
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:

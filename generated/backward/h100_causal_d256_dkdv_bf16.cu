@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_d256_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: d4d47f44814586cd45fa79ea8adc75a8403def3965d1104679b498607a42517f
-// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 443881a7c398e33d4ebd4692ba56fa4c01ba838cc0f9c447817b4032619f820c
+// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 598c9a9d2c05598166a7c2895709ef4278676e1ede54fbacacf4198223f4300c
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -74,6 +74,7 @@ constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
 constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr int kWeightsFullBarrier = kWarpgroupBarrier + kConsumerWarpgroups;  // named barriers of both consumers
@@ -419,7 +420,9 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
 struct Tile {
@@ -500,10 +503,10 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
-    if (!visible(p, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
+    if (!visible(p, batch, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
   }
 }
 
@@ -573,8 +576,8 @@ __device__ __forceinline__ void receive_weights(float (&weights)[kTileM / 2], co
 }
 
 // Stores a gradient of the tile over the operand that its warpgroup alone has read.
-__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, const float (&d)[kHeadDim / 2],
-    float factor, const Tile& tile, int warpgroup) {
+__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, float (&d)[kHeadDim / 2],
+    float factor, const Params& p, const Tile& tile, int warpgroup) {
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   stage_gradient(staging, d, factor);
   fence_proxy_async();
@@ -599,8 +602,9 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, kQGroupBytes), 0);
+  constexpr int warpgroup = 0;  // of those with keys of their own
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
-  const int key = tile.first_key + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int key = tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
   float dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dv);
   mbarrier_wait(base + kKvFullBarrier, 0);
@@ -619,7 +623,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
     wgmma_wait<0>();
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, key, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     issue_gradient(dv, p_frag, dout_descriptors + (stage * kQBytes >> 4));
     if (i > 0) bar_sync(kWeightsEmptyBarrier, kConsumerThreads);
@@ -628,7 +632,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dv);
-  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, tile, 0);
+  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, p, tile, 0);
 }
 
 // The second consumer: dP^T, dS^T of the weights that it receives, and dK. dP of a step is issued under dK of the step
@@ -665,7 +669,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dk);
-  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, tile, 1);
+  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, p, tile, 1);
 }
 
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_d96_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":96,"n":128}}
 // spec hash: cbe8c6682769de659c3a183c2670af85dfbd67bf96d08ed4ff8234bfb81fd257
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 435ee598328f82498cd7a60bec43b83ac4850db204672eaeb6c2f0baf09b309c
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 4e6be0da38d3aa8e68c8f7da0d6f94c7712c626f087d5b368b5128e6f676d907
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -397,7 +397,9 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
 struct Tile {
@@ -478,10 +480,10 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
-    if (!visible(p, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
+    if (!visible(p, batch, query + i / 4 * 8 + i % 2, key + i / 2 % 2 * 8)) s[i] = kMinusInfinity;
   }
 }
 
@@ -564,7 +566,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, key, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     wgmma_wait<1>();

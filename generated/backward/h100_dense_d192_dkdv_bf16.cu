@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_d192_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 2e5d83b890ab692f7ace54011165a38400f2ddd893d0472967a99b5ea4cec31d
-// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ac5a78bc4a74e65a78cc38343f5dc1013d756cc2041e43f4c7711ca8fa87e8de
+// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 758303fba022420d02e45dcb22f93ab308bacd33efe6bb38ea3d496cf2cd0813
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -549,8 +549,8 @@ __device__ __forceinline__ void receive_weights(float (&weights)[kTileM / 2], co
 }
 
 // Stores a gradient of the tile over the operand that its warpgroup alone has read.
-__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, const float (&d)[kHeadDim / 2],
-    float factor, const Tile& tile, int warpgroup) {
+__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, float (&d)[kHeadDim / 2],
+    float factor, const Params& p, const Tile& tile, int warpgroup) {
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   stage_gradient(staging, d, factor);
   fence_proxy_async();
@@ -575,6 +575,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, kQGroupBytes), 0);
+  constexpr int warpgroup = 0;  // of those with keys of their own
   float dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dv);
   mbarrier_wait(base + kKvFullBarrier, 0);
@@ -600,7 +601,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dv);
-  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, tile, 0);
+  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, p, tile, 0);
 }
 
 // The second consumer: dP^T, dS^T of the weights that it receives, and dK. dP of a step is issued under dK of the step
@@ -637,7 +638,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dk);
-  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, tile, 1);
+  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, p, tile, 1);
 }
 
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_d256_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f8a69813dc1c72afa7f3f6ee54f6ab84785af8a3b3cc3e23e1b987e1140adf4f
-// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 96cb05b818310c576f38ef795df60fe57b65743b9e8ad32ec25a408910bc1902
+// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 0e9d08d31165db862aa795a55ad7beaed79ecac18b9c7f3a5f7d4f38cac5b219
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -549,8 +549,8 @@ __device__ __forceinline__ void receive_weights(float (&weights)[kTileM / 2], co
 }
 
 // Stores a gradient of the tile over the operand that its warpgroup alone has read.
-__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, const float (&d)[kHeadDim / 2],
-    float factor, const Tile& tile, int warpgroup) {
+__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, float (&d)[kHeadDim / 2],
+    float factor, const Params& p, const Tile& tile, int warpgroup) {
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   stage_gradient(staging, d, factor);
   fence_proxy_async();
@@ -575,6 +575,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, kQGroupBytes), 0);
+  constexpr int warpgroup = 0;  // of those with keys of their own
   float dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dv);
   mbarrier_wait(base + kKvFullBarrier, 0);
@@ -600,7 +601,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dv);
-  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, tile, 0);
+  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, p, tile, 0);
 }
 
 // The second consumer: dP^T, dS^T of the weights that it receives, and dK. dP of a step is issued under dK of the step
@@ -637,7 +638,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dk);
-  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, tile, 1);
+  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, p, tile, 1);
 }
 
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,

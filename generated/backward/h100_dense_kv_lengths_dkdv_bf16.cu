@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: e5ec818a46a6eaeb786ff5afb6fb16bfec97ffc3cd235390912281f5d6a63bee
-// templates: attention/kv_lengths.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 899e6d0691098a09593438d9697a87a4c86a4897ab20727637efc90768ce887d
+// templates: attention/kv_lengths.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 4b19fb812bf0e4eb59d16a6ef1dd758573c2bc8cbf61dd65c5609e014ae46397
 
 // Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows, up to each batch's kv_lengths:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -511,6 +511,14 @@ __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[
   }
 }
 
+// Zeros for keys at and behind `keys`, counted from this thread's first one, whatever they hold.
+__device__ __forceinline__ void clear_hidden_keys(float (&d)[kHeadDim / 2], int keys) {
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) {
+    if (i / 2 % 2 * 8 >= keys) d[i] = 0.0f;
+  }
+}
+
 // Consumer: one warpgroup has 64 keys of the tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int warpgroup) {
@@ -557,13 +565,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
-  // Keys behind the end of the batch's have zeros, whatever they hold.
   const int keys = key_end_of(p, tile.batch) -
       (tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i) {
-    if (i / 2 % 2 * 8 >= keys) dk[i] = dv[i] = 0.0f;
-  }
+  clear_hidden_keys(dk, keys);
+  clear_hidden_keys(dv, keys);
   // Keys that no query sees have no step: zeros.
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   stage_gradient(base + kKOffset + my_rows, dk, p.scale);

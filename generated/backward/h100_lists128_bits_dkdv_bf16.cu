@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_lists128_bits_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 26ba7200bdb1acf61252aa900e09c7c322bec0733328d647b05f4e838c880e52
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/bits.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 44e60916bd525614b6f22c6ab738927b48a44d74bbfff882a23113017fc56ffa
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/bits.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 4c02dadcea8ec1b72df147276f27c2451aa2aa1652b553b42a3c0b9ce9829cac
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -712,7 +712,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
   const uint32* const* step_bits = reinterpret_cast<const uint32* const*>(shared + kStepBitsOffset);
-  const int key = warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;  // of the tile
+  const int key = warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
   warpgroup_fence_operand(dv);

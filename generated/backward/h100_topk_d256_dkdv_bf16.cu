@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_d256_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 72557637631f3f9f3ad8482176c318fd0650d09ea3d8542f6a1dd70c163bb3d9
-// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a28912cff2f5de74ae95880d9ba03898347e12b25f4675f4221cea0951a25602
+// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 ea46fea39675c0d5bedb8d83d4e5499c163d6f84b50512bf1dbe7b9fc3318a32
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -388,13 +388,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 // each warp has counters of its own. Lists that batches or heads share are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
-// none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
+// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
-    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code);
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
   }
 }
 
@@ -451,13 +451,13 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   int* of_warp = places + threadIdx.x / 32 * p.key_blocks;
   for (int block = lane; block < p.key_blocks; block += 32) __stcg(of_warp + block, 0);
   __syncwarp();
-  for_each_entry_of_warp(p, batch, head, [&](int block, int) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
     if (block >= 0) atomicAdd(of_warp + block, 1);
   });
   __syncthreads();
   find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_blocks + 1), p.key_blocks);
   int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
-  for_each_entry_of_warp(p, batch, head, [&](int block, int code) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
     const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
     const int leader = __ffs(same) - 1;
     int place = 0;
@@ -662,8 +662,8 @@ __device__ __forceinline__ void receive_weights(float (&weights)[kTileM / 2], co
 }
 
 // Stores a gradient of the tile over the operand that its warpgroup alone has read.
-__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, const float (&d)[kHeadDim / 2],
-    float factor, const Tile& tile, int warpgroup) {
+__device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, float (&d)[kHeadDim / 2],
+    float factor, const Params& p, const Tile& tile, int warpgroup) {
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   stage_gradient(staging, d, factor);
   fence_proxy_async();
@@ -688,6 +688,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, kQGroupBytes), 0);
+  constexpr int warpgroup = 0;  // of those with keys of their own
   float dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dv);
   mbarrier_wait(base + kKvFullBarrier, 0);
@@ -713,7 +714,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dv);
-  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, tile, 0);
+  store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, p, tile, 0);
 }
 
 // The second consumer: dP^T, dS^T of the weights that it receives, and dK. dP of a step is issued under dK of the step
@@ -750,7 +751,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
   }
   wgmma_wait<0>();
   warpgroup_fence_operand(dk);
-  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, tile, 1);
+  store_gradient(base + kVOffset, &p.dk_map, dk, p.scale, p, tile, 1);
 }
 
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_topk_d96_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: cf663e8f80cf6ed7085aadd9a22bd08e2fda4a6e4914915ec148aed74590c643
-// templates: attention_backward/dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 900bd9fe0f29281a42b756ad2e1682301a279bf1043c76e1a690adeba0e15b4d
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 5c64fae9738896b03e43eddeb0d8309f96f952c6aa36cc6f97e7a0e8387b2cee
 
 // Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -356,13 +356,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 // each warp has counters of its own. Lists that batches or heads share are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
-// none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
+// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
-    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code);
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
   }
 }
 
@@ -419,13 +419,13 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
   __syncwarp();
-  for_each_entry_of_warp(p, batch, head, [&](int block, int) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
     if (block >= 0) atomicAdd(of_warp + block, 1);
   });
   __syncthreads();
   find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
   int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
-  for_each_entry_of_warp(p, batch, head, [&](int block, int code) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
     const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
     const int leader = __ffs(same) - 1;
     int place = 0;

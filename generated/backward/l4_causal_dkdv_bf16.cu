@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: 56dea166c0c021dfe4a6b39b1624727bc199008e44903191de1e94abfaa625a7
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 73902d8acfab8d1cfe63d969345b8b382b59ae9ca7204de25c43f26b5216ffcb
+// seal: sha256 d5b8c6db46d0e235fd4da6e338ad16f03ead94e766c1c68ecd3b3eb155e485f7
 
 // Attention backward for sm_89, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -224,7 +224,9 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) { return key <= query + diagonal(p); }
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + diagonal(p);
+}
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
 struct Tile {
@@ -338,12 +340,12 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int j = 0; j < kTileM / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (!visible(p, query + j * 8 + i % 2, key + i / 2 * 8)) s[j][i] = kMinusInfinity;
+      if (!visible(p, batch, query + j * 8 + i % 2, key + i / 2 * 8)) s[j][i] = kMinusInfinity;
     }
   }
 }
@@ -470,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     compute_scores(s, base + kKOffset + my_rows, q_tile);
     compute_scores(dp, base + kVOffset + my_rows, dout_tile);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, tile.first_key + warp * 16 + lane / 4, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, tile.first_key + warp * 16 + lane / 4, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     add_gradient(dv, p_frag, dout_tile + lane_offset);
     score_gradients(ds_frag, s, dp, stats);

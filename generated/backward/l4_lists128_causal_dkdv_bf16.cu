@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: d6bf0ae88c6385512b0f6233e732287eb5aff5e7b787c6a16f7948604d631ca6
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9874a46978c5465ab83a61076dba1b957440b7f25d9fbcd882caa86ae9e5b10c
+// seal: sha256 7caf861d1c8ef18c39468b7b3eaaa7aaaa28cc0cb50cde58ba34e59babc233b6
 
 // Attention backward for sm_89, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -206,13 +206,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 // each warp has counters of its own. Lists that batches or heads share are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code) for the entries of a query block's list, 32 at a time, one a lane: -1 where there is
-// none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
+// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
-    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code);
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
   }
 }
 
@@ -227,7 +227,7 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   const int* full_counts =
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
-    const int number = min(__ldg(counts + row * p.kv_num_blocks_row_stride), p.kv_indices_length);
+    const int partial = __ldg(counts + row * p.kv_num_blocks_row_stride), number = min(partial, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;
     const int full = min(__ldg(full_counts + row * p.full_kv_num_blocks_row_stride), p.full_kv_indices_length);
@@ -278,13 +278,13 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
   __syncwarp();
-  for_each_entry_of_warp(p, batch, head, [&](int block, int) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
     if (block >= 0) atomicAdd(of_warp + block, 1);
   });
   __syncthreads();
   find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
   int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
-  for_each_entry_of_warp(p, batch, head, [&](int block, int code) {
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
     const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
     const int leader = __ffs(same) - 1;
     int place = 0;
@@ -349,7 +349,7 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return entries[i / kBlockSteps] % 2 == 1; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + p.kv_len - p.q_len;
 }
 
@@ -465,12 +465,12 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int j = 0; j < kTileM / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (!visible(p, query + j * 8 + i % 2, key + i / 2 * 8)) s[j][i] = kMinusInfinity;
+      if (!visible(p, batch, query + j * 8 + i % 2, key + i / 2 * 8)) s[j][i] = kMinusInfinity;
     }
   }
 }
@@ -597,7 +597,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     compute_scores(s, base + kKOffset + my_rows, q_tile);
     compute_scores(dp, base + kVOffset + my_rows, dout_tile);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, tile.first_key + warp * 16 + lane / 4, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, tile.first_key + warp * 16 + lane / 4, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     add_gradient(dv, p_frag, dout_tile + lane_offset);
     score_gradients(ds_frag, s, dp, stats);

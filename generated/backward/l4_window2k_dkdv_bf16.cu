@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: b7554845ed77a311d8ac370159154bcea348700c2b372394419e47ed34001994
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 43068a6531f1139ed428407b0b4d60fc4469c3e8538bcbeb83fb60f5b566b1bf
+// seal: sha256 4e0c6d8f4e36fa8b359874bdbaddb88b75832a9693cd2a4eaaaa839badf8f1a0
 
 // Attention backward for sm_89, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -230,7 +230,7 @@ struct QueryBlockIterator {
   }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int query, int key) {
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int offset = key - (query + p.kv_len - p.q_len);
   return (offset >= -kWindowLeft) & (offset <= kWindowRight);
 }
@@ -347,12 +347,12 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
 }
 
 // Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Params& p, int key, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int j = 0; j < kTileM / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (!visible(p, query + j * 8 + i % 2, key + i / 2 * 8)) s[j][i] = kMinusInfinity;
+      if (!visible(p, batch, query + j * 8 + i % 2, key + i / 2 * 8)) s[j][i] = kMinusInfinity;
     }
   }
 }
@@ -479,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     compute_scores(s, base + kKOffset + my_rows, q_tile);
     compute_scores(dp, base + kVOffset + my_rows, dout_tile);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, tile.first_key + warp * 16 + lane / 4, ~meta + lane % 4 * 2);
+    if (meta < 0) apply_mask(s, p, tile.batch, tile.first_key + warp * 16 + lane / 4, ~meta + lane % 4 * 2);
     weights(p_frag, s, stats, p.scale_log2);
     add_gradient(dv, p_frag, dout_tile + lane_offset);
     score_gradients(ds_frag, s, dp, stats);

@@ -1,6 +1,6 @@
-// The instructions of PTX that kernels of mma.sync have (PTX ISA: "mma", "ldmatrix", "cp.async"). Copies happen as late as
-// they may, when they are waited for, or at once: a wait that is missing, or a place that is filled too early, shows in the
-// result.
+// The instructions of PTX that kernels of mma.sync have (PTX ISA: "mma", "ldmatrix", "cp.async"). Copies happen as late
+// as they may, when they are waited for, or at once: a wait that is missing, or a place that is filled too early, shows
+// in the result.
 // Elements of 16 bits, as the kernel's type.
 inline float widened(unsigned short bits) {
 #ifdef BF16

@@ -1,6 +1,6 @@
 // The threads of a block as coroutines of one CPU thread, which wait at barriers and where the lanes of a warp exchange
-// values. Shared memory begins as NaN, and warps run as far apart as barriers allow, in an order drawn by a seed: a barrier
-// that is missing shows in the result.
+// values. Shared memory begins as NaN, and warps run as far apart as barriers allow, in an order drawn by a seed: a
+// barrier that is missing shows in the result.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -127,7 +127,8 @@ T shuffled(T value, int lane) {
   T taken;
   of_warp(&given, &taken, [](const void** all, void** to) {
     T values[32];
-    for (int i = 0; i < 32; ++i) values[i] = static_cast<const Given*>(all[static_cast<const Given*>(all[i])->lane])->value;
+    const auto of = [all](int i) { return static_cast<const Given*>(all[i]); };
+    for (int i = 0; i < 32; ++i) values[i] = of(of(i)->lane)->value;
     for (int i = 0; i < 32; ++i) *static_cast<T*>(to[i]) = values[i];
   });
   return taken;

@@ -145,11 +145,13 @@ def _operands(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
     line_chunks = BANK_BYTES // CHUNK
-    ring = (
-        Constant("kKvBytes", spec.tile.n * row_bytes, "bytes of K, or of V, of a step")
-        if spec.gradients == "dq"
-        else Constant("kQBytes", spec.tile.m * row_bytes, "bytes of Q, or of dO, of a step")
-    )
+    ring = {
+        "dq": (Constant("kKvBytes", spec.tile.n * row_bytes, "bytes of K, or of V, of a step"),),
+        "dkdv": (
+            Constant("kQBytes", spec.tile.m * row_bytes, "bytes of Q, or of dO, of a step"),
+            Constant("kStatsBytes", spec.tile.m * STATS_BYTES, "bytes of the statistics of a step"),
+        ),
+    }[spec.gradients]
     return (
         *size_constants(spec),
         Constant("kThreads", threads, f"{threads // WARP} warps of {TILE_ROWS} rows"),
@@ -159,7 +161,6 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tup
         Constant("kSwizzleRows", 1, "consecutive rows whose chunks are swapped alike"),
         Constant("kPassRows", threads // line_chunks, "rows that all threads copy at a time"),
         Constant("kWarpPassRows", WARP // line_chunks, "rows that a warp stores at a time"),
-        ring,
-        Constant("kStatsBytes", spec.tile.m * STATS_BYTES, "bytes of the statistics of a step"),
+        *ring,
         *walk_constants(spec),
     )

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: cbdb42454357eac6a576abafa31b075aad29be10999eb02c03a492776ad020f3
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 14b0962e545ddd1545918abfed0d0f1c71c629bb64aa602e8b5cebeaeea6d49f
+// seal: sha256 e616f10be9ff40c90c122b223055b5300e2c4e29332e452a02c2cbd0e5c53335
 
 // Attention backward for sm_89, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -12,8 +12,8 @@
 // every run gives the same bits.
 //
 // Who does what
-//   Every warp owns 16 queries of the tile, Q, dO and dQ of them in registers, and every thread takes part in the copies:
-//   S = Q K^T and dP = dO V^T, dQ += dS K with dS in registers, as A operand.
+//   Every warp owns 16 queries of the tile, Q, dO and dQ of them in registers, and every thread takes part in the
+//   copies: S = Q K^T and dP = dO V^T, dQ += dS K with dS in registers, as A operand.
 //
 // Pipeline
 //   Q and dO come in through the ring's place, before it is used. Then K and V pass through a ring of kStages stages,
@@ -283,8 +283,8 @@ __device__ __forceinline__ void compute_scores(float (&d)[kTileN / 8][4], const 
   }
 }
 
-// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on the
-// way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
+// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on
+// the way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
 __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const uint32 (&a)[kTileN / 16][4],
     uint32 b_lane) {
 #pragma unroll
@@ -330,8 +330,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
 }
 
 // Writes a warp's 16 rows of dQ over its rows of Q in the tile at `staging`, then from there to
-// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, of which there are
-// `rows`.
+// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has `rows`
+// of them.
 __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4], float factor, unsigned char* staging,
     unsigned short* to, int64 row_stride, int rows, int head_chunks) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
@@ -363,7 +363,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses for ldmatrix, but for B of scores
+  // Of what this lane addresses for ldmatrix, but for B of scores.
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
 
   // Load Q and dO into registers.

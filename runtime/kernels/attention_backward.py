@@ -149,13 +149,13 @@ class AttentionBackwardKernel:
         outputs: _Outputs = signature.extra
         made = {name: outputs.allocate(*layout) for name, layout in outputs.gradients.items()}
         row_stats = outputs.allocate(*outputs.stats) if stats is None else stats
-        given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, **made}
+        given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "stats": row_stats, **made}
         addresses = {name: tensor.data_ptr() for name, tensor in given.items()}
         for name, address in addresses.items():
             if address % TMA_ALIGNMENT:
                 check_address(name, address)
         sums = {name: outputs.allocate(*layout) for name, layout in outputs.sums.items()}
-        addresses |= {"lse": lse.data_ptr(), "stats": row_stats.data_ptr(), **outputs.left_out}
+        addresses |= {"lse": lse.data_ptr(), **outputs.left_out}
         addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}
         named = zip(self._arguments.names, indices, strict=False)
         addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}

@@ -358,6 +358,9 @@ def test_gradients_by_mma_sync_are_told_where_rows_lie(kernel: Any, which: str) 
         assert strides == [0, *tensor.stride()[1:3]], name
     numbers = {"q_len": 300, "kv_len": 200, "heads": 4, "heads_per_kv_head": 2, "head_chunks": 9, "padded_q_len": 512}
     assert {name: field(call, block, name)[0] for name in numbers} == numbers
+    stats = torch.empty(found.stats.numel() + 1)[1:].view_as(found.stats)
+    with pytest.raises(ArgumentError, match="stats: starts at address"):
+        call(q, k, k, **rows, stats=stats)
 
 
 @pytest.mark.usefixtures("refused_gradients")

@@ -1,0 +1,70 @@
+"""Gradients by mma.sync without a GPU: generated sources run on the host, thread by thread (tests/host_kernel.py)."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import host_kernel  # noqa: E402
+
+from codegen.library import NamedSpec, find_spec  # noqa: E402
+from codegen.render import generate  # noqa: E402
+from runtime.kernels import attention_backward  # noqa: E402
+from runtime.verify import attention_backward as verified  # noqa: E402
+from runtime.verify.attention import Case  # noqa: E402
+
+RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
+pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
+CASES = (
+    Case("grouped_heads", heads=2, kv_heads=1, q_len=150, kv_len=197, lists="padded", counts="mixed"),
+    Case("few_queries", heads=1, kv_heads=1, q_len=70, kv_len=130, lists="repeated", columns=40, layout="bshd"),
+)
+CAUSAL_LISTS = {"kind": "block_lists", "block": {"q": 128, "kv": 64}, "mask": "causal"}
+KERNELS: tuple[dict[str, Any], ...] = (
+    {"gradients": "dq", "dtype": "bf16", "head_dim": 128, "pattern": CAUSAL_LISTS, "tile": {"m": 64, "n": 16}},
+    {"gradients": "dkdv", "dtype": "fp16", "head_dim": 64, "pattern": CAUSAL_LISTS, "tile": {"m": 16, "n": 64}},
+)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(attention_backward, "check_tensor", lambda *arguments: None)
+
+
+def named(fields: dict[str, Any]) -> NamedSpec:
+    return find_spec({"op": "attention_backward", "arch": "sm_89", **fields})
+
+
+@pytest.mark.parametrize("fields", KERNELS, ids=lambda fields: fields["gradients"])
+def test_gradients_are_those_of_the_definition(fields: dict[str, Any], tmp_path: Path) -> None:
+    kernel = host_kernel.HostKernel(named(fields), tmp_path)
+    for order, case in enumerate(CASES):
+        for late in (True, False):
+            kernel.host.late, kernel.host.order = late, order
+            outcome = verified.run_case(kernel, case, torch.device("cpu"))
+            assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize(
+    ("was", "instead", "late"),
+    [
+        ("cp_async_wait<kStages - 2>()", "cp_async_wait<kStages - 1>()", True),
+        ("__syncthreads();\n    fetch(", "fetch(", False),
+    ],
+    ids=["a wait", "a barrier"],
+)
+def test_what_is_missing_shows(was: str, instead: str, late: bool, tmp_path: Path) -> None:
+    spec = named(KERNELS[1])
+    source = generate(spec).source
+    assert source.count(was) == 1
+    kernel = host_kernel.HostKernel(spec, tmp_path, source.replace(was, instead))
+    kernel.host.late = late
+    assert not verified.run_case(kernel, CASES[0], torch.device("cpu")).passed

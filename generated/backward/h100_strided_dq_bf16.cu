@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 71a75efb1b62b4affd883404c66af1d8abe998fdf121b295a0dc7d3b1f9fb272
 // templates: attention/patterns/strided.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 521999b392eb2e4a434b20c0e48e1dc30a59e93a6053f3b1a02a356fe1d9e871
+// seal: sha256 df103682792c3c731944d323a8e9bd8f2f70c45984685bc181c5638b52f2f125
 
 // Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -47,8 +47,8 @@ constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 24;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 240;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO

@@ -154,7 +154,7 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int) -> SharedL
 
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
-    is_dq = spec.gradients == "dq"
+    is_dq, by_position = spec.gradients == "dq", spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
     element = "unsigned short"
     lists = index_params(spec.forward)
     if _transposes(spec):
@@ -191,7 +191,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         *lists,
         i32("q_len", "queries of a head"),
         i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
-        *((i32("kv_len", "keys of a head"),) if is_dq or spec.pattern.masks_pairs or spec.kv_lengths else ()),
+        *((i32("kv_len", "keys of a head"),) if is_dq or by_position or spec.kv_lengths else ()),
         i32("heads", "query heads"),
         i32("heads_per_kv_head", "query heads that share one K/V head"),
         i32("batch_heads", "batch * heads"),

@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 2534864c6aa27373609fd7ae5e1fc7680ae494202cf1b26cb83e010ddc56c82c
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 730062f362222f48eee25cd6a08e1ee9712cc0ad7404ffaa5e214a4d151b5b3d
+// seal: sha256 5f5be3c1dbb37c0db8873f63f4379a498fbc85b23ee8f6087a42f42534720051
 
-// Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
+// Attention backward for sm_90a, gradients of K and V
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.

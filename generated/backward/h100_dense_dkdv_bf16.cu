@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 0718ddacf2d602ab71b775c9981904bb3fb7d7edd8b906d007d44d487d3f7150
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3a9766651b47d957be0612dab179938e208c4266bde40cb82593d225cc501034
+// seal: sha256 ef3c14055ad7d55e034578d0ff6a1b8b994d30665172b046b5875df5f495a916
 
-// Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
+// Attention backward for sm_90a, gradients of K and V
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.

@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e8cbeb817845a3a0fe49a6b5c5bcea2de53446b98350c2c7f7eddfcf910681a1
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8aac3d619b4f5372fd2db3e0065e4e73c7d94ba136c5f7075fe903bba77cd618
+// seal: sha256 dc0ac64be42ebeaa44804bdac6e6a070faae5e63bb9f1e07f3b37fb5809b2176
 
-// Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
+// Attention backward for sm_90a, gradients of K and V
+// over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.
@@ -396,7 +397,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   const int* full_counts =
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
-    const int partial = __ldg(counts + row * p.kv_num_blocks_row_stride), number = min(partial, p.kv_indices_length);
+    const int counted = __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;
     const int full = min(__ldg(full_counts + row * p.full_kv_num_blocks_row_stride), p.full_kv_indices_length);

@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: b76bebed7ddc4b33e5323ed20466f216b6a17ddd26b41973cb958abfebafaacd
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sink_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 47af4b13eef3f0dcafddabb0f5ed1b0551fea74a3d5f6b224f952022abece9ef
+// seal: sha256 1e12f50a8d8fc8c7cdb670445b1e4cc456e3f717e4eab46de33c4cef5b505ee9
 
-// Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
+// Attention backward for sm_90a, gradients of K and V
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.

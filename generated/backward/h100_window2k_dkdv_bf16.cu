@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: a0f6e043a318081068fb5f7a1364522d930698644bcc4502db14ad127e4b594b
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 55fafe177fd8f1da46c41443b9be989ac187bd0cdb216a25fcb45d7faf3c6bd3
+// seal: sha256 064d17358c5418822ff5a3c7882cf770bed62c07a718cbd4200f468caf3854e9
 
-// Attention backward for sm_90a, gradients of K and V over the keys that the pattern shows:
+// Attention backward for sm_90a, gradients of K and V
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.

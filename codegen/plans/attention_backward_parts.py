@@ -47,7 +47,8 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
 def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
     """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
     is_dq = spec.gradients == "dq"
-    asks_keys = is_dq or spec.pattern.masks_pairs or spec.kv_lengths or spec.mma == "mma"
+    by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
+    asks_keys = is_dq or by_position or spec.kv_lengths or spec.mma == "mma"
     lists = index_params(spec.forward)
     if transposes(spec):
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")

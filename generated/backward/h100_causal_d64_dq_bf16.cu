@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d7f2f741c4cc5d0b0c2c8842bc87a42000d3dd950a5e7ef6dcf9f5dc3b833f1f
 // templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e8e11060c95d3ede6b610bc0328cb59d8840afe8d2ff7e102b6083dbb6bce93e
+// seal: sha256 f3351f1e0ca507ed4ba5e7c15fcd2d3ba73d61ff4d8b77763e24293347693258
 
-// Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
+// Attention backward for sm_90a, gradient of Q
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.

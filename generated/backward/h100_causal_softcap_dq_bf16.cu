@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: ad3203055e652e4694030712c1f73672afdd2ab1cfa2a02c5408f0c1a2c77adf
 // templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9a084e90989386070a8eb088b1ac351948ca5e8bfcdd1b0453113ca0a3e5bdbe
+// seal: sha256 8b65b4be19976d37a870b3dda2068eadb0fe40168cac33873407b27137bf938c
 
-// Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
+// Attention backward for sm_90a, gradient of Q
+// over the keys that the pattern shows:
 //   P = exp(c tanh(scale * Q K^T / c) - LSE),  dS = P (dO V^T - delta) (1 - tanh^2),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.

@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b158ef8ac318e5c8f3d41ecc91deb83991d544558ecd1bd0beebbba4936b9407
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c15b7cbd61ddd2bfb19b2cd2abe5352d89c8257260e07065e519e86bb2623aea
+// seal: sha256 16f4bf55d4ab0aca9da98d86891d82dad94735ddc01a97ef2f8ee9c1295d5434
 
-// Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
+// Attention backward for sm_90a, gradient of Q
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.

@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: fc54000ad904b39a91cbffb1aff3535cb63ce6990ca26f73c3e259b629bda286
 // templates: attention/kv_lengths.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/clear_hidden_keys.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9cc95b46c99e2eafd4d41f33e7e7e788c1e938b96eec82f9e3441b8b786dfd41
+// seal: sha256 8c046f8c5625203219f98b4496060f8185db767cd9b83b2b9118a1232db2b9bd
 
-// Attention backward for sm_90a, gradient of Q over the keys that the pattern shows, up to each batch's kv_lengths:
+// Attention backward for sm_90a, gradient of Q
+// over the keys that the pattern shows, up to each batch's kv_lengths:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.

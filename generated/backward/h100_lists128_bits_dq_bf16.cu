@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: cbd681a05a307463a03b2d5a0fbbf5df40f5f77811f07ac82837ca4f140aafa3
 // templates: attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/bits.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bc703392aa19f340ca0cf51707c7002e08de9c82151decc9e6a3e355156378e2
+// seal: sha256 2cf6bc7b186770f5ff710f6e9241020bedaa9637683c5001d522b1ecdcc7c0d3
 
-// Attention backward for sm_90a, gradient of Q over the key blocks that the pattern lists:
+// Attention backward for sm_90a, gradient of Q
+// over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.

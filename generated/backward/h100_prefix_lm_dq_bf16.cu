@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 79a96dfcbcc935d54ca5317709fa024ee6cde49ab89bd566b8ddf4e37c27ffdb
 // templates: attention/patterns/prefix_lm.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/last_key.cuh.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f6f7db674273e94bab95188e605da9e4a77893aa3d7687b28bcc7d26715b55b2
+// seal: sha256 22ba00104f5b25b158027885b90902fb16273ff1c7b8ab6883e6540f6de3ea4d
 
-// Attention backward for sm_90a, gradient of Q over the keys that the pattern shows:
+// Attention backward for sm_90a, gradient of Q
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.

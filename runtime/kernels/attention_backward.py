@@ -67,7 +67,7 @@ class _Outputs(NamedTuple):
 
 
 class AttentionBackwardKernel:
-    """Gradients of softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
+    """Gradients of softmax(scale * Q K^T) V over the keys of the spec's pattern, with its softcap.
 
     Calls run on torch's current stream, do not synchronise and can be captured in a CUDA graph. The same arguments give
     the same bits in every call.
@@ -115,10 +115,11 @@ class AttentionBackwardKernel:
             k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v: as k.
             indices: the index tensors that the forward was given, in its order: int32, lists (batch|1, heads|1,
-                query_blocks, any) and their counts (batch|1, heads|1, query_blocks).
+                query_blocks, any) and their counts (batch|1, heads|1, query_blocks), bits of partial blocks, values of
+                batches (batch|1,), ``kv_lengths`` last; None in place of full lists that there are none of.
             out: as q, the result of the forward.
             dout: as q, the gradient of out.
-            lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp.
+            lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp; with sinks it has those.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(d).
             dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then works
                 the statistics out, which takes memory for out and dout in float32.
@@ -126,7 +127,8 @@ class AttentionBackwardKernel:
             validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
 
         Returns:
-            The gradients, in the layouts of q, k and v: 0 for a query without keys, and for keys that no query sees.
+            The gradients, in the layouts of q, k and v: 0 for a query without keys, and for keys that no query sees or
+            that lie behind the length of their batch.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
+from codegen.patterns import PATTERNS as PATTERN_MODELS  # noqa: E402
 from codegen.select.backward import HEAD_DIMS, backward_kernels  # noqa: E402
 from codegen.spec import AttentionBackwardSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, patterns  # noqa: E402
@@ -319,6 +320,15 @@ def test_saved_are_the_operands_the_results_and_the_lists(name: str, lists: int,
     assert {t.data_ptr() for t in (*tensors, out, *pattern.index_tensors())} <= kept
 
 
+def test_saved_are_sinks_and_lengths_too() -> None:
+    saved: list[Any] = []
+    tensors, given = qkv(), OPTIONS["all"]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        block_sparse_attention(*tensors, Causal(), **given)
+    assert len(saved) == 7
+    assert {given["sink"].data_ptr(), given["kv_lengths"].data_ptr()} <= {t.data_ptr() for t in saved}
+
+
 def test_nothing_is_saved_and_no_lse_computed_without_gradients(loaded: Any) -> None:
     tensors = qkv()
     with torch.no_grad():
@@ -534,6 +544,13 @@ def test_the_choice_says_what_it_refuses() -> None:
     lists = {"kind": "topk", "block": {"q": 64, "kv": 32}}
     with pytest.raises(SpecError, match=r"pattern\.block\.kv: is 32; allowed in a gradient: 64, 128"):
         backward_kernels(lists, arch="sm_90a", dtype="fp16", head_dim=64)
+
+
+def test_a_pattern_without_a_walk_over_queries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PATTERN_MODELS["strided"], "queries", None)
+    pattern = {"kind": "strided", "stride": 3, "local": 1, "block": 64}
+    with pytest.raises(SpecError, match="pattern: is strided, which has no gradient; there is one of block_lists"):
+        backward_kernels(pattern, arch="sm_90a", dtype="fp16", head_dim=64)
 
 
 def test_explain_names_the_kernels_of_the_gradients() -> None:

@@ -38,7 +38,21 @@ COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
 
 DENSE = {"kind": "dense"}
 # Combinations that no shipped spec has: other types, head sizes, predicates, schedules.
+BACKWARD = {"op": "attention_backward", "arch": "sm_90a"}
+BITS_64 = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "bits"}
 OTHERS = [
+    *(
+        {**BACKWARD, "gradients": which, "head_dim": 64, "pattern": BITS_64, "softcap": 20.0, "kv_lengths": True}
+        for which in ("dq", "dkdv")
+    ),
+    *(
+        {**BACKWARD, "gradients": "dq", "head_dim": 128, "softcap": 20.0, "kv_lengths": True, "pattern": pattern}
+        for pattern in (
+            {"kind": "prefix_lm"},
+            {"kind": "sink_window", "sink": 4, "left": 500, "right": 30},
+            {"kind": "strided", "stride": 3, "local": 1, "block": 64, "causal": False},
+        )
+    ),
     *(  # the fastest tiles on an H200: all registers, and not one too many
         {
             "op": "attention",

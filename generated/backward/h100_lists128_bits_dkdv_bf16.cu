@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 26ba7200bdb1acf61252aa900e09c7c322bec0733328d647b05f4e838c880e52
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/bits.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4c02dadcea8ec1b72df147276f27c2451aa2aa1652b553b42a3c0b9ce9829cac
+// seal: sha256 7ba2ff56c41019da75f80764ef697cddc667a65cbcdbd61696e7a07df6800a0b
 
-// Attention backward for sm_90a, gradients of K and V over the key blocks that the pattern lists:
+// Attention backward for sm_90a, gradients of K and V
+// over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.
@@ -134,7 +135,6 @@ struct Params {
   int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
-  int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
@@ -404,7 +404,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   const int* full_counts =
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
-    const int partial = __ldg(counts + row * p.kv_num_blocks_row_stride), number = min(partial, min(p.kv_indices_length, p.mask_bits_length));
+    const int counted = __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int number = min(counted, min(p.kv_indices_length, p.mask_bits_length));
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;
     const int full = min(__ldg(full_counts + row * p.full_kv_num_blocks_row_stride), p.full_kv_indices_length);
@@ -626,7 +627,7 @@ __device__ __forceinline__ uint32 load_word(const uint32* from) {
 
 // Reads the bits of a step of a partial block: its words are those of 32 keys, of which this thread's two are bits of
 // one, for each query. The eight lanes with the same queries divide their words, and give them to the others when the
-// mask is applied. `word` is where the word of this thread's keys is of the step's first query; null: no pair is hidden.
+// mask is applied. `word` is where that of this thread's keys is of the first query; null: no pair is hidden.
 __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[kLaneWords][2], const uint32* word) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: b7554845ed77a311d8ac370159154bcea348700c2b372394419e47ed34001994
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4e0c6d8f4e36fa8b359874bdbaddb88b75832a9693cd2a4eaaaa839badf8f1a0
+// seal: sha256 634584e256dce0da6b99c4ecd290caf17016ad5d6c14ccb02f581db11c03372a
 
 // Attention backward for sm_89, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -13,8 +13,8 @@
 //
 // Who does what
 //   Every warp owns 16 keys of the tile, dK and dV of them in registers, and every thread takes part in the copies:
-//   S^T = K Q^T and dP^T = V dO^T from shared memory, dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A
-//   operands.
+//   S^T = K Q^T and dP^T = V dO^T from shared memory, dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as
+//   A operands.
 //
 // Pipeline
 //   K and V of the tile stay. Q, dO and their statistics pass through a ring of kStages stages, step i in stage
@@ -330,8 +330,8 @@ __device__ __forceinline__ void compute_scores(float (&d)[kTileM / 8][4], uint32
   }
 }
 
-// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on the
-// way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
+// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on
+// the way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
 __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const uint32 (&a)[kTileM / 16][4],
     uint32 b_lane) {
 #pragma unroll
@@ -388,8 +388,8 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
 }
 
 // Writes a warp's 16 rows of dK or dV over its rows of K or V in the tile at `staging`, then from there to
-// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, of which there are
-// `rows`.
+// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has `rows`
+// of them.
 __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4], float factor, unsigned char* staging,
     unsigned short* to, int64 row_stride, int rows, int head_chunks) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
@@ -421,7 +421,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses for ldmatrix, but for B of scores
+  // Of what this lane addresses for ldmatrix, but for B of scores.
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
 
   int count = 0;

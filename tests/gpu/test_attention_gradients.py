@@ -79,14 +79,13 @@ def block_lists(block: tuple[int, int] = (128, 128), mask: Any = "causal", heads
     return BlockLists(counts, partial, full_counts, full, block=block, mask=mask)
 
 
-def bit_lists(block: tuple[int, int] = (128, 128), heads: int = 4, entries: int = 4) -> BlockLists:
-    """Return lists whose partial blocks have random bits, of fewer entries than the lists have places."""
+def bit_lists(block: tuple[int, int] = (128, 128), heads: int = 4) -> BlockLists:
+    """Return lists whose partial blocks have random bits."""
     lists = block_lists(block, mask="none", heads=heads)
-    counts = lists.kv_num_blocks.clamp(max=entries)
-    words = (2, heads, lists.kv_indices.shape[2], entries, block[0] * block[1] // 32)
+    words = (*lists.kv_indices.shape, block[0] * block[1] // 32)
     bits = torch.randint(-(2**31), 2**31, words, device="cuda").to(torch.int32)
     full = lists.full_kv_num_blocks, lists.full_kv_indices
-    return BlockLists(counts, lists.kv_indices, *full, block=block, mask="bits", mask_bits=bits)
+    return BlockLists(lists.kv_num_blocks, lists.kv_indices, *full, block=block, mask="bits", mask_bits=bits)
 
 
 def lengths(*values: int) -> Any:
@@ -116,7 +115,7 @@ PATTERNS: dict[str, Callable[[], Any]] = {
     "causal lists": block_lists,
     "causal lists 64 x 64": lambda: block_lists((64, 64)),
     "bits": bit_lists,
-    "bits 64 x 64": lambda: bit_lists((64, 64), entries=3),
+    "bits 64 x 64": lambda: bit_lists((64, 64)),
     "bits 128 x 64": lambda: bit_lists((128, 64)),
     "bits 64 x 128, shared": lambda: bit_lists((64, 128), heads=1),
     "bits 256 x 64": lambda: bit_lists((256, 64)),
@@ -205,7 +204,9 @@ def test_options_with_other_patterns(name: str, options: str) -> None:
     check(qkv(), PATTERNS[name](), **OPTIONS[options]())
 
 
-@pytest.mark.parametrize("make", [Causal, Dense, lambda: topk((64, 64)), bit_lists], ids=str)
+@pytest.mark.parametrize(
+    "make", [Causal, Dense, lambda: topk((64, 64)), bit_lists], ids=["causal", "dense", "topk", "bits"]
+)
 def test_what_is_behind_the_length_has_no_effect(make: Any) -> None:
     """Not even NaN, in K or in V: what a batch has there is cleared before dQ takes it, and its own gradient is 0."""
     tensors, pattern, given = qkv(), make(), {"kv_lengths": lengths(77, 1000)}

@@ -5,9 +5,10 @@
     python benchmarks/attention_backward.py --from benchmarks/results/attention_backward_h100.json --page
     python benchmarks/attention_backward.py --prologue  # how long statistics and transposed lists take by themselves
 
-Effective TFLOPS are of five products over the pairs that the pattern shows, whatever a kernel computes; ours computes
-seven. A call of ours is all that a backward does: statistics, dQ, transposed lists, dK and dV. It is deterministic,
-as "FA4 deterministic" is; other peers may give other bits in each run. Lists are of random different blocks.
+Effective TFLOPS are of five products over the pairs that the pattern shows, whatever a kernel computes; ours compute
+seven over lists. A call of ours is all that a backward does: statistics, transposed lists, dQ, dK and dV. It is
+deterministic, as "FA4 deterministic" is; other peers may give other bits in each run. Lists are of random different
+blocks.
 
 The gradients of every call are checked against float64 on some queries and keys of the last head before it is timed.
 """
@@ -33,8 +34,8 @@ from records import BACK_TO_BACK, SINGLE
 from rich.console import Console
 from rich.table import Table
 
-from codegen.library import find_spec
 from codegen.parse import parse_spec
+from codegen.select.backward import BackwardKernels, backward_kernels
 from runtime import load_kernel
 from runtime.bench.data_sets import make_data
 from runtime.bench.timing import Call
@@ -132,19 +133,32 @@ def error_of(problem: Problem) -> Callable[[str, Any], float]:
     return error
 
 
-def kernels_of(problem: Problem) -> tuple[Any, Any]:
+def kernels_of(problem: Problem) -> BackwardKernels:
+    """Choose our kernels as ``block_sparse_attention`` does."""
+    fields = problem.spec.model_dump(include={"arch", "dtype", "head_dim"})
+    return backward_kernels(problem.spec.pattern.model_dump(), **fields)
+
+
+def loaded_apart(problem: Problem) -> tuple[Any, Any]:
     """Load our kernels of dQ, and of dK and dV."""
-    fields = problem.spec.model_dump(include={"arch", "dtype", "head_dim", "pattern"})
-    specs = (find_spec({"op": "attention_backward", "gradients": each, **fields}) for each in ("dq", "dkdv"))
-    dq, dkdv = map(load_kernel, specs)
-    return dq, dkdv
+    kernels = kernels_of(problem)
+    return load_kernel(kernels.dq), load_kernel(kernels.dkdv)
 
 
 def ours(problem: Problem) -> Call:
     """Return the call of our kernels: all of a backward."""
-    dq, dkdv = kernels_of(problem)
+    kernels = kernels_of(problem)
     q, k, v = problem.q, problem.k, problem.v
     of_call = {"out": problem.out, "dout": problem.dout, "lse": problem.lse}
+    if kernels.dq_dkdv is not None:
+        dq_dkdv = load_kernel(kernels.dq_dkdv)
+
+        def call_one() -> tuple[torch.Tensor, ...]:
+            found: Any = dq_dkdv(q, k, v, *problem.lists, **of_call)
+            return found.dq, found.dk, found.dv
+
+        return call_one
+    dq, dkdv = loaded_apart(problem)
 
     def call() -> tuple[torch.Tensor, ...]:
         first: Any = dq(q, k, v, *problem.lists, **of_call)
@@ -217,7 +231,7 @@ def measure_prologue(row: Row, path: Path | None) -> Fields:
     _, failed = check_calls({OURS: whole}, error_of(problem))
     if failed:
         raise SystemExit(f"error: {failed[OURS]}; nothing was timed")
-    calls = backward_prologue.calls_of(problem, whole, lambda: kernels_of(problem))
+    calls = backward_prologue.calls_of(problem, whole, lambda: loaded_apart(problem))
     record = {"name": row.name, "data": DATA[0], "prologue": backward_prologue.times_of(calls, REPEATS)}
     report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": [record]}
     if path:

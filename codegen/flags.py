@@ -584,36 +584,45 @@ class AttentionBackwardFlags(PatternFlags):
     """What all templates of attention_backward/ ask.
 
     Attributes:
-        key_end_words: where the keys of a batch end.
-        logits_piece: what becomes of scores before the mask, and of dS behind it.
-        mask_piece: how pairs are hidden.
         queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
         key_blocks: key blocks of a head, which have lists, in C++.
         keys_of_list: keys that share a list, in C++.
-        key_of_list: where among them a tile begins, plus what follows, in C++.
         several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
-        heads_of_tile: how many heads have queries that see a tile's keys, in C++ (dK and dV).
-        softmax_scale: factor of the logits, in C++.
         keys_of_pattern: which keys attention is over.
     """
 
-    key_end_words: KeyEndOfMasks
-    logits_piece: str
-    mask_piece: str
     queries_piece: str
     masks_pairs: bool
     transposes: bool
     key_blocks: str
     keys_of_list: str
-    key_of_list: str
     several_lists: bool
     tile_number: str
+    keys_of_pattern: str
+
+
+@dataclass(frozen=True)
+class AttentionBackwardOptionFlags(Flags):
+    """What the kernels for sm_90a ask of the options.
+
+    Attributes:
+        key_end_words: where the keys of a batch end.
+        logits_piece: what becomes of scores before the mask, and of dS behind it.
+        mask_piece: how pairs are hidden.
+        key_of_list: where among the keys that share a list a tile begins, plus what follows, in C++.
+        heads_of_tile: how many heads have queries that see a tile's keys, in C++ (dK and dV).
+        softmax_scale: factor of the logits, in C++.
+    """
+
+    key_end_words: KeyEndOfMasks
+    logits_piece: str
+    mask_piece: str
+    key_of_list: str
     heads_of_tile: str
     softmax_scale: str
-    keys_of_pattern: str
 
 
 @dataclass(frozen=True)
@@ -622,6 +631,7 @@ class AttentionBackwardSm90aFlags(Flags):
 
     Attributes:
         walk: what all kernels ask.
+        options: what these ask of the options.
         consumer_warpgroups: numbers of the warpgroups that compute.
         consumers_own: what each of them has.
         other_workers: what computes while one of them waits.
@@ -629,9 +639,11 @@ class AttentionBackwardSm90aFlags(Flags):
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
         last_tile: number of the last tile that has keys there, in C++.
+        key_end_of_tile_batch: where the keys of the tile's batch end, in C++.
     """
 
     walk: AttentionBackwardFlags
+    options: AttentionBackwardOptionFlags
     consumer_warpgroups: str
     consumers_own: str
     other_workers: str
@@ -639,6 +651,7 @@ class AttentionBackwardSm90aFlags(Flags):
     short_v_ring: bool = False
     dq_queries: int = 0
     last_tile: str = ""
+    key_end_of_tile_batch: str = ""
 
 
 @dataclass(frozen=True)
@@ -647,12 +660,16 @@ class AttentionBackwardMmaSyncFlags(Flags):
 
     Attributes:
         walk: what all kernels ask.
+        key_end_of_batch: where the keys of a batch end.
+        no_block: number of a listed block that has no key.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
         rows_piece: whose queries the rows are, likewise.
         thread: number of a thread in its block, in C++.
     """
 
     walk: AttentionBackwardFlags
+    key_end_of_batch: str
+    no_block: str
     columns_piece: str
     rows_piece: str
     thread: str

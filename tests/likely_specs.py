@@ -111,7 +111,7 @@ def _attention_backward(choose: Choose) -> dict[str, Any]:
     pattern = _pattern(choose)
     if "mask" in pattern or pattern["kind"] == "topk":  # blocks of the sizes that gradients have, most of the time
         pattern["block"] = {side: choose((64, 64, 64, 128, 128, 128, 32)) for side in ("q", "kv")}
-    which = choose(("dq", "dkdv"))
+    which = choose(("dq", "dkdv", "dq_dkdv"))
     fields: dict[str, Any] = {
         "gradients": which,
         "dtype": choose(("fp16", "bf16")),
@@ -120,7 +120,7 @@ def _attention_backward(choose: Choose) -> dict[str, Any]:
     }
     if choose(OFTEN):
         # What a tile keeps, and what a step adds: queries and keys, or the other way round.
-        kept, step = choose((64, 64, 128, 128, 192)), choose((*range(16, 177, 16), 32, 64, 64, 64, 128, 128))
+        kept, step = choose((64, 64, 128, 128, 128, 192)), choose((*range(16, 177, 16), 32, 64, 64, 64, 128, 128))
         tile = {"m": kept, "n": step} if which == "dq" else {"m": step, "n": kept}
         fields["tile"] = {name: tile[name] for name in choose((("m", "n"), ("m",), ("n",)))}
     if choose(OFTEN):

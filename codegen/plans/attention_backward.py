@@ -14,6 +14,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
+from codegen.plans.attention_backward_options import option_flags
 from codegen.plans.attention_backward_parts import (
     PIECES,
     PROLOGUE_THREADS,
@@ -144,6 +145,7 @@ def _flags(spec: AttentionBackwardSpec, sizes: Sizes) -> AttentionBackwardSm90aF
     consumers = sizes.consumers
     return AttentionBackwardSm90aFlags(
         walk=walk_flags(spec),
+        options=option_flags(spec),
         divides_products=sizes.divides_products,
         short_v_ring=sizes.v_stages < spec.stages,
         consumer_warpgroups="warpgroup 1    " if consumers == 1 else "warpgroups 1.. ",

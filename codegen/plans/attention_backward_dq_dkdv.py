@@ -22,6 +22,7 @@ from codegen.plan import (
     tensor_map,
 )
 from codegen.plans.attention_backward import OPERANDS, WARPGROUP
+from codegen.plans.attention_backward_options import option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
     PROLOGUE_THREADS,
@@ -70,6 +71,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         threads=WARPGROUP * 3,
         ctas_per_sm=1,
         persistent=False,
+        dynamic_scheduler=True,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
@@ -120,9 +122,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     shared.add("V", kv_bytes, "V of the tile; then dV on its way out")
     shared.add("Q", stages * q_bytes, "Q ring")
     shared.add("Dout", stages * q_bytes, "dO ring")
-    shared.add(
-        "Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the one before: a column group of each warpgroup's keys"
-    )
+    shared.add("Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the one before: column groups of 64 keys")
     shared.add("Dq", m * spec.head_dim * 4, "a step's part of dQ on its way out")
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
@@ -186,10 +186,12 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
     """Return what the templates ask."""
     return AttentionBackwardSm90aFlags(
         walk=walk_flags(spec),
+        options=option_flags(spec),
         consumer_warpgroups="warpgroups 1.. ",
         consumers_own="consumers. Each owns 64 keys",
         other_workers="the other warpgroup",
         dq_queries=_dq_queries(spec),
+        key_end_of_tile_batch="key_end_of(p, tile.batch)" if spec.kv_lengths else "p.kv_len",
         last_tile="(key_end_of(p, batch) + kTileN - 1) / kTileN - 1" if spec.kv_lengths else "p.key_tiles - 1",
     )
 

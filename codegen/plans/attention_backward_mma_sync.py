@@ -18,11 +18,13 @@ from codegen.plans.attention_backward_parts import (
     walk_constants,
     walk_flags,
 )
+from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_mma_sync import BANK_BYTES, CHUNK, RESERVED, TILE_ROWS
 from codegen.plans.attention_params import tensor_params
 from codegen.spec import AttentionBackwardSpec
 
 PIECES = "attention/mma_sync"
+HEAD_DIMS = (64, 128)
 RESIDENT = (64, 128)  # rows of a tile, 16 a warp
 STEPS = range(16, 129, 16)  # keys, or queries, of a step
 # Addresses, loop state, statistics, operands in flight: an allowance with which nothing spills.
@@ -57,6 +59,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     )
     registers = Registers(accumulators, OVERHEAD_REGISTERS, arch.registers_for(threads, ctas_per_sm))
     check_budget(spec, shared_bytes, registers)
+    words = key_end_words(spec.forward)
     tile, step_rows = ("queries", "keys") if is_dq else ("keys", "queries")
     return Plan(
         spec=spec,
@@ -73,6 +76,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         constants=_constants(spec, threads, row_bytes),
         flags=AttentionBackwardMmaSyncFlags(
             walk=walk_flags(spec),
+            key_end_of_batch=words.key_end_of_batch,
+            no_block=words.no_block,
             columns_piece=f"{PIECES}/columns/padded.cuh.j2",
             rows_piece=f"{PIECES}/rows/plain.cuh.j2",
             thread="threadIdx.x",
@@ -94,6 +99,10 @@ def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
     check_pattern(spec)
     require(spec.gradients != "dq_dkdv", "gradients", f"is dq_dkdv; allowed on {spec.arch}: dq, dkdv")
+    d = spec.head_dim
+    require(
+        d in HEAD_DIMS, "head_dim", f"is {d}; allowed in a gradient on {spec.arch}: {', '.join(map(str, HEAD_DIMS))}"
+    )
     bits = spec.pattern.masks_by_bits
     require(not bits, "pattern.mask", f"is bits, of which {spec.arch} has no gradient; allowed: none, causal")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}, of which {spec.arch} has no gradient")

@@ -6,7 +6,6 @@ from codegen.arch import WARP
 from codegen.flags import AttentionBackwardFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, f32, i32, pointer, require
-from codegen.plans.attention_kv_lengths import key_end_of_masks
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
 from codegen.plans.attention_params import index_params, list_constants, softcap_constants, tensor_params
@@ -29,10 +28,10 @@ def check_pattern(spec: AttentionBackwardSpec) -> None:
 def check_blocks(spec: AttentionBackwardSpec) -> None:
     """Refuse blocks that are neither the tile, nor whole steps or tiles of it."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    keys = spec.pattern.block_keys
-    reason = f"is {n}; it is a block of the pattern, {keys} keys, an equal part of one, or two"
-    require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
     if block is None:
+        keys = spec.pattern.block_keys
+        reason = f"is {n}; it is a block of the pattern, {keys} keys, an equal part of one, or two"
+        require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
         return
     for name, size in (("q", block.q), ("kv", block.kv)):
         require(size in (64, 128), f"pattern.block.{name}", f"is {size}; allowed in a gradient: 64, 128")
@@ -48,7 +47,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
     """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
     is_dq = spec.gradients == "dq"
     by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
-    asks_keys = is_dq or by_position or spec.kv_lengths or spec.mma == "mma"
+    asks_keys = spec.gradients != "dkdv" or by_position or spec.kv_lengths or spec.mma == "mma"
     lists = index_params(spec.forward)
     if transposes(spec):
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
@@ -141,7 +140,7 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
 
 def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     """Return what the templates ask of the pattern, whatever they multiply by."""
-    forward, block, heads = spec.forward, spec.pattern.fixed_block, "p.heads_per_kv_head"
+    forward, block = spec.forward, spec.pattern.fixed_block
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
@@ -156,31 +155,16 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
             block_steps=block_steps,
             step_blocks=1,
         ),
-        key_end_words=key_end_of_masks(forward),
-        logits_piece=f"{PIECES}/logits/{'scaled' if spec.softcap is None else 'capped'}.cuh.j2",
-        mask_piece=f"{PIECES}/{'dq' if spec.gradients == 'dq' else 'dkdv'}_mask/{_mask(spec)}.cuh.j2",
         queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
         key_blocks="p.key_blocks" if divides_key_blocks(spec) else "p.key_tiles",
         keys_of_list="kBlockKeys" if divides_key_blocks(spec) else "kTileN",
-        key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
         several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
-        heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
-        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
         keys_of_pattern=keys_of_pattern(forward),
     )
-
-
-def _mask(spec: AttentionBackwardSpec) -> str:
-    """Return the piece that hides pairs: dQ always has one, for the end of the keys."""
-    if spec.pattern.masks_by_bits:
-        return "bits"
-    if spec.gradients != "dq":
-        return "pairs" if spec.pattern.masks_pairs else "none"
-    return "last_key" if spec.pattern.has_last_key else "pairs"
 
 
 def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:

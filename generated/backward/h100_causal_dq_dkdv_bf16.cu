@@ -4,9 +4,10 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 97190c4a6109644aab176181f9d0ed83b91000cb08a3d18af36ee42b23dab8e8
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2dbc120dd7cf3c2aaae0eeeae23c02804ce5ac8d41ab2375944e6f3d078ffd98
+// seal: sha256 092c66174efa1f60666ca0008efa79a7a0ca0319a46f5ca92f86da6b6b1b144b
 
-// Attention backward for sm_90a, gradients of Q, K and V over the keys that the pattern shows:
+// Attention backward for sm_90a, gradients of Q, K and V
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),
 //   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K
 // Each thread block sums up all that the queries add to its keys, and adds its part of dQ to an accumulator in device
@@ -17,7 +18,7 @@
 //                    each every other step: one waits until its addition is done while the other begins the next.
 //   warpgroups 1..  consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
 //                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS goes to shared
-//                    memory too: dQ^T = K^T dS of a step is over all keys of the tile, and each warpgroup has a half of it.
+//                    memory too: dQ^T = K^T dS^T of a step is over all keys of the tile. Each has a half of it.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
 //   kv_full                  K and V of the tile
@@ -32,8 +33,8 @@
 //   tile        kTileN keys of one K/V head, which a thread block works on
 //   step        kTileM queries of one of the heads that share it, the last ones first
 //   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
-//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T it holds
-//   columns r and r + 8.
+//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T it
+//   holds columns r and r + 8 in place of keys.
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -74,7 +75,7 @@ constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; the
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then dV on its way out
 constexpr int kQOffset = 65536;  // 40960 bytes: Q ring
 constexpr int kDoutOffset = 106496;  // 40960 bytes: dO ring
-constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the one before: a column group of each warpgroup's keys
+constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the one before: column groups of 64 keys
 constexpr int kDqOffset = 188416;  // 40960 bytes: a step's part of dQ on its way out
 constexpr int kStatsOffset = 229376;  // 1280 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 230656;  // 64 bytes: mbarriers
@@ -214,7 +215,8 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 
 // cp.async.bulk: `bytes` bytes of shared memory to device memory, all three multiples of 16 (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_store_bytes(void* to, uint32 from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+      ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
 // cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, one by one
@@ -230,7 +232,7 @@ __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: between ordinary accesses of device memory and those of the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: between ordinary accesses of device memory and the copy engine's (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -383,7 +385,8 @@ __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, M-major, B K-major.
+// The same without D before it, which the compiler then takes as free until here; A in shared memory, M-major, B
+// K-major.
 __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major_first(float (&d)[40], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -519,8 +522,8 @@ __device__ __forceinline__ bool visible(const Params& p, int batch, int query, i
   return key <= query + diagonal(p);
 }
 
-// Which tiles have a part of dQ of a step: from the first one to the one that its last query sees, if that sees any (last
-// < first: none). They add it in the order of their numbers.
+// Which tiles have a part of dQ of a step: from the first one to the one that its last query sees, if that sees any
+// (last < first: none). They add it in the order of their numbers.
 struct AddingTiles {
   int first, last;
 
@@ -724,6 +727,14 @@ __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[
   }
 }
 
+// Hides keys at and behind `keys`, counted from this thread's first one: dQ would have them.
+__device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
+#pragma unroll
+  for (int i = 0; i < kTileM / 2; ++i) {
+    if (i / 2 % 2 * 8 >= keys) s[i] = kMinusInfinity;
+  }
+}
+
 // dS of the warpgroup's keys, transposed back: rows of queries, in a column group of its 64 keys (128-byte swizzle).
 __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
@@ -735,8 +746,8 @@ __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint
   }
 }
 
-// The warpgroup's half of dQ^T of a step (asynchronous), over all keys of the tile: d = K^T dS^T, 64 columns of a head x
-// kDqQueries queries.
+// The warpgroup's half of dQ^T of a step (asynchronous), over all keys of the tile: d = K^T dS^T, 64 columns of a head
+// x kDqQueries queries.
 __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_transposed, uint32 ds) {
   wgmma_fence();
 #pragma unroll
@@ -783,6 +794,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
   const int key = tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int tile_keys = p.kv_len - tile.first_key;
+  const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
   warpgroup_fence_operand(dv);
@@ -803,6 +816,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
     if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
+    if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
     issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     wgmma_wait<1>();
@@ -830,7 +844,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
-  // Keys that no query sees have no step: zeros. All warpgroups have done with K.
+  // Keys that no query sees have no step, and keys that are hidden no weight: zeros. All warpgroups have done with K.
   bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
   stage_gradient(base + kKOffset + my_rows, dk, p.scale);
   stage_gradient(base + kVOffset + my_rows, dv, 1.0f);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f8a69813dc1c72afa7f3f6ee54f6ab84785af8a3b3cc3e23e1b987e1140adf4f
 // templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 88d4f1625058e9e684eb79b59a31773f8ff17c3532da572a38dc14da767e516f
+// seal: sha256 7e03e9e29f60fff4b024def19617c12bdad54c6f250884f918674e908283f2a2
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -576,7 +576,6 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, kQGroupBytes), 0);
-  constexpr int warpgroup = 0;  // of those with keys of their own
   float dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dv);
   mbarrier_wait(base + kKvFullBarrier, 0);

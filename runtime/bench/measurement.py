@@ -370,7 +370,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
     for lengths in every_key(forward, length).values():
         lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
     out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
-    products = 3 if spec.gradients == "dq" else 4
+    products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5}[spec.gradients]
     return Workload(
         shape=f"H{heads} S{length} d{spec.head_dim}, {spec.pattern.describe()}",
         flops=2.0 * products * heads * pairs * spec.head_dim,

@@ -181,11 +181,7 @@ class AttentionBackwardKernel:
         rows = args.numbers["padded_q_len"]
         stats_shape = (batch, heads, rows, 2)
         if stats is not None:
-            check_tensor("stats", stats, torch.float32, 4, q.device)
-            if stats.shape != stats_shape or not stats.is_contiguous():
-                raise ArgumentError(
-                    "stats", f"is {tuple(stats.shape)}, expected {stats_shape}, contiguous: of another call"
-                )
+            _check_stats(stats, stats_shape, q.device)
         values: dict[str, int | float] = {**args.numbers, **index_values}
         values |= {
             "scale": factor,
@@ -198,11 +194,7 @@ class AttentionBackwardKernel:
         gradients = {name: layout_like(t) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names}
         written = {name: torch.empty_strided(s, st, dtype=t, device="meta") for name, (s, st, t) in gradients.items()}
         tensors = {"q": q, "k": k, "v": v, "dout": dout, **written}
-        maps = self.compiled.plan.tensor_maps
-        by_address = {name: tensor for name, tensor in tensors.items() if f"{name}_map" not in maps}
-        for name, tensor in {**by_address, "out": out, "dout": dout}.items():
-            for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
-                values[f"{name}_{axis}_stride"] = stride
+        values |= self._strides({**tensors, "out": out})
         shapes = {name: (tuple(tensor.shape), tensor.stride()) for name, tensor in tensors.items()}
         left_out = [name for name, tensor in zip_longest(self._arguments.names, indices) if tensor is None]
         made = _Outputs(
@@ -222,6 +214,16 @@ class AttentionBackwardKernel:
             prologue_grid=prologue_grid,
             epilogue_grid=args.epilogue_grid,
         )
+
+    def _strides(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+        """Return the strides of the tensors that the kernels address themselves."""
+        maps, axes = self.compiled.plan.tensor_maps, ("batch", "head", "row")
+        return {
+            f"{name}_{axis}_stride": stride
+            for name, tensor in tensors.items()
+            if name == "dout" or f"{name}_map" not in maps
+            for axis, stride in zip(axes, used_strides(tensor)[:3], strict=True)
+        }
 
     def _check_operands(self, operands: dict[str, Any]) -> None:
         """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""
@@ -262,3 +264,10 @@ class AttentionBackwardKernel:
         lists = [tensor for name, tensor in named if name.endswith("kv_indices") and tensor is not None]
         batches, heads = (max(tensor.shape[axis] for tensor in lists) for axis in (0, 1))
         return batches, heads, sum(tensor.shape[3] for tensor in lists)
+
+
+def _check_stats(stats: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    """Refuse statistics of another call."""
+    check_tensor("stats", stats, torch.float32, 4, device)
+    if stats.shape != shape or not stats.is_contiguous():
+        raise ArgumentError("stats", f"is {tuple(stats.shape)}, expected {shape}, contiguous: of another call")

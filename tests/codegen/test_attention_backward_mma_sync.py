@@ -72,8 +72,20 @@ def test_q_and_dout_arrive_where_the_ring_is() -> None:
         ("dkdv", {"stages": 3}, "stages: 3 stages of tile 32 x 128 need 113 KB of shared memory, sm_89 has 99 KB"),
         ("dq", {"pattern": {**TOPK, "block": {"q": 64, "kv": 32}}}, "pattern.block.kv: is 32; allowed in a gradient: "),
         ("dq", {"pattern": TOPK, "tile": {"m": 64, "n": 48}}, "tile.n: is 48; a step is a key block, or an equal part"),
-        ("dkdv", {"pattern": TOPK, "tile": {"m": 32, "n": 128}}, "tile.n: is 128; a tile is a key block: 64 keys"),
-        ("dq", {"pattern": {"kind": "strided", "stride": 3, "local": 1, "block": 64}}, "pattern: is "),
+        (
+            "dkdv",
+            {"pattern": TOPK, "tile": {"m": 32, "n": 128}},
+            "tile.n: is 128; a tile is a key block, or an equal part",
+        ),
+        (
+            "dq",
+            {"pattern": {**TOPK, "kind": "block_lists", "mask": "bits"}},
+            "pattern.mask: is bits, of which sm_89 has no gradient; allowed: ",
+        ),
+        ("dq", {"softcap": 9.0}, "softcap: is 9.0, of which sm_89 has no gradient"),
+        ("dkdv", {"kv_lengths": True}, "kv_lengths: is true, of which sm_89 has no gradient"),
+        ("dq_dkdv", {}, "gradients: is dq_dkdv; allowed on sm_89: dq, dkdv"),
+        ("dq", {"head_dim": 96}, "head_dim: is 96; allowed in a gradient on sm_89: 64, 128"),
     ],
 )
 def test_what_is_refused(gradients: str, fields: dict[str, Any], message: str) -> None:

@@ -29,7 +29,7 @@ def topk(rows: int, keys: int) -> dict[str, Any]:
     return {"kind": "topk", "block": {"q": rows, "kv": keys}}
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS["wgmma"])
 @pytest.mark.parametrize("gradients", WHICH)
 def test_a_row_of_the_prologue_is_within_a_warp(gradients: str, head_dim: int) -> None:
     """Its threads add up by shuffles, and each has 16 bytes."""
@@ -41,7 +41,7 @@ def test_a_row_of_the_prologue_is_within_a_warp(gradients: str, head_dim: int) -
     assert (grid - 1) * threads < rows * lanes <= grid * threads
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS["wgmma"])
 @pytest.mark.parametrize("block", [None, (64, 64), (64, 128), (128, 64), (128, 128)])
 @pytest.mark.parametrize("gradients", WHICH)
 def test_every_block_has_a_default(gradients: str, block: tuple[int, int] | None, head_dim: int) -> None:

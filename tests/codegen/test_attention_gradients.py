@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.patterns import PATTERNS as PATTERN_MODELS  # noqa: E402
-from codegen.select.backward import HEAD_DIMS, backward_kernels  # noqa: E402
+from codegen.select.backward import DQ_DKDV_HEAD_DIMS, HEAD_DIMS, backward_kernels  # noqa: E402
 from codegen.spec import AttentionBackwardSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, patterns  # noqa: E402
 from runtime.kernels import attention_backward  # noqa: E402
@@ -176,7 +176,9 @@ def test_receipts_compare_with_the_same_formulas(kind: str) -> None:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_each_pattern_has_gradients(name: str, loaded: Any) -> None:
     check(qkv(), PATTERNS[name]())
-    assert sorted(kernel.spec.gradients for kernel in loaded.gradients.values()) == ["dkdv", "dq"]
+    specs = [kernel.spec for kernel in loaded.gradients.values()]
+    in_one = all(spec.pattern.dq_order for spec in specs)
+    assert sorted(spec.gradients for spec in specs) == (["dq_dkdv"] if in_one else ["dkdv", "dq"])
 
 
 @pytest.mark.parametrize("name", [name for name in PATTERNS if name != "bits"])
@@ -240,12 +242,12 @@ def test_lists_of_kv_heads(heads: int, kv_heads: int, list_heads: int, block: tu
 def test_head_sizes_and_scale(head_dim: int, loaded: Any) -> None:
     check(qkv(100, 200, kv_heads=2, head_dim=head_dim), Causal(), scale=0.2)
     assert {kernel.spec.head_dim for kernel in loaded.gradients.values()} == {
-        min(size for size in HEAD_DIMS if size >= head_dim)
+        min(size for size in (DQ_DKDV_HEAD_DIMS if head_dim <= 128 else HEAD_DIMS["wgmma"]) if size >= head_dim)
     }
 
 
 def test_only_what_is_wanted_is_computed(loaded: Any) -> None:
-    for wanted, kernels in (("q", ["dq"]), ("v", ["dkdv"]), ("k", ["dkdv"]), ("qv", ["dkdv", "dq"])):
+    for wanted, kernels in (("q", ["dq"]), ("v", ["dkdv"]), ("k", ["dkdv"]), ("qv", ["dq_dkdv"])):
         loaded.gradients.clear()
         tensors = dict(zip("qkv", qkv(), strict=True))
         for name, tensor in tensors.items():
@@ -256,7 +258,7 @@ def test_only_what_is_wanted_is_computed(loaded: Any) -> None:
 
 
 def test_the_second_kernel_takes_the_statistics_of_the_first(loaded: Any) -> None:
-    gradients(qkv(), Causal())
+    gradients(qkv(), PATTERNS["topk, repeated"]())
     first, second = loaded.gradients.values()
     assert first.calls[0]["stats"] is None and second.calls[0]["stats"] is not None
 
@@ -557,7 +559,9 @@ def test_explain_names_the_kernels_of_the_gradients() -> None:
     tensors = [t.detach().to("meta") for t in qkv()]
     told = explain_attention(*tensors, Causal(), arch="sm_90a", gradients=True)
     assert told.gradients is not None and told.choice.spec.lse  # type: ignore[union-attr]
-    assert f"dQ: {told.gradients.dq.stem}\ndK and dV: {told.gradients.dkdv.stem}" in str(told)
+    of_all = told.gradients.dq_dkdv
+    assert of_all is not None and f"\ndQ, dK and dV: {of_all.stem}\ndQ alone: {told.gradients.dq.stem}\n" in str(told)
+    assert f"\ndK and dV alone: {told.gradients.dkdv.stem}" in str(told)
     assert "dQ" not in str(explain_attention(*tensors, Causal(), arch="sm_90a"))
 
 
@@ -593,4 +597,4 @@ def test_operands_that_want_gradients_are_explained(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("runtime.ops.explain.check_operands", lambda *_, **__: on.append(torch.is_grad_enabled()))
     q, k, v = (torch.randn(1, 2, 256, 64).half().requires_grad_() for _ in range(3))
     told = str(explain_attention(q, k, v, Causal(), arch="sm_90a", gradients=True))
-    assert on == [False] and "dQ: " in told
+    assert on == [False] and "dQ alone: " in told

@@ -58,7 +58,7 @@ ROWS_AND_COLUMNS, QUERIES_AND_KEYS = ("rows", "cols"), ("q", "kv")
         ("attention", "mma", "block", sides(QUERIES_AND_KEYS, attention_mma_sync.BLOCKS)),
         ("attention_backward", "mma", "gradients", {"dq", "dkdv"}),
         ("attention_backward", "mma", "pattern", {kind for kind, each in PATTERNS.items() if each.queries is not None}),
-        ("attention_backward", "mma", "head_dim", set(BACKWARD_HEAD_DIMS)),
+        ("attention_backward", "mma", "head_dim", set(BACKWARD_HEAD_DIMS["mma"])),
         ("attention_backward", "mma", "block", sides(QUERIES_AND_KEYS, BLOCK_SIZES)),
         ("attention", "wmma", "pattern", set(PATTERNS)),
         ("attention", "wmma", "head_dim", set(attention_wmma.HEAD_DIMS)),

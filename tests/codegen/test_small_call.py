@@ -59,7 +59,8 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     if isinstance(spec, AttentionBackwardSpec):
         q, k, v, *indices = positional
         assert more["out"].shape == more["dout"].shape == q.shape and more["lse"].shape == q.shape[:3]
-        assert k.shape == v.shape and len(indices) == sum(not t.optional for t in spec.forward.index_tensors)
+        given = {t.name for t, tensor in zip(spec.forward.index_tensors, indices, strict=False) if tensor is not None}
+        assert k.shape == v.shape and given == {t.name for t in spec.forward.index_tensors if not t.optional}
         return
     if spec.op in ("tile_copy", "select_topk"):
         assert positional[0].shape[-1] % 8 == 0

@@ -103,9 +103,11 @@ def _attention(spec: AttentionSpec, positional: list[Any], random: torch.Generat
     given: list[torch.Tensor] = []
     proper: list[torch.Tensor] = []
     named = None
+    behind: list[torch.Tensor] = []
     if spec.pattern.kind == "block_lists":
-        indices = [*indices, *indices]  # the optional second list too
-    # Those that are given by name are left as they are: bits of pairs, which may be anything, and lengths beside lists.
+        behind = indices[4:]  # of gradients
+        indices = [*indices[:2], *indices[:2]]  # the optional second list too
+    # What is given by name, or behind both lists, is left as it is: bits of pairs, which may be anything, and lengths.
     listed = [what for what in spec.index_tensors if not what.of_entries][: len(indices)]
     for tensor, what in zip(indices, listed, strict=True):
         block = spec.pattern.fixed_block
@@ -129,6 +131,7 @@ def _attention(spec: AttentionSpec, positional: list[Any], random: torch.Generat
             proper.append(drawn.clamp(0, most - 1))
     device = q.device
     moved = [[tensor.to(device) for tensor in tensors] for tensors in (given, proper)]
+    moved = [[*tensors, *behind] for tensors in moved]
     return Garbage([q, k, v, *moved[0]], [q, k, v, *moved[1]], named=None if named is None else named.to(device))
 
 

@@ -64,7 +64,9 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, AttentionSpec):
         return _attention(spec, draw, device)
     if isinstance(spec, AttentionBackwardSpec):
-        given, _ = _attention(spec.forward, draw, device, LISTED_OF_GRADIENTS)
+        given, named = _attention(spec.forward, draw, device, LISTED_OF_GRADIENTS)
+        rest = [named.get(tensor.name) for tensor in spec.forward.index_tensors[len(given) - 3 :]]
+        given += rest if named else []  # by place, without the second list
         gradients = {name: torch.randn_like(given[0]) for name in ("out", "dout")}
         return given, {**gradients, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
     if isinstance(spec, BsrSpmmSpec):

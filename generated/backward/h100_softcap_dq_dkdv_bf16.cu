@@ -1,12 +1,13 @@
-// Generated from specs/backward/h100_causal_softcap_dq_dkdv_bf16.yaml. Do not edit:
+// Generated from specs/backward/h100_softcap_dq_dkdv_bf16.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/backward/h100_causal_softcap_dq_dkdv_bf16.yaml
+//     codegen render specs/backward/h100_softcap_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e522dafec441ba5c624b41149dfd9545257c09b6f8bfa1af9947807256be7e58
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 17514d9abc521cea931e37357d02e8d63c8cb05a3128b10949e2a1c8b0083767
+// seal: sha256 206ab014e469a7b51365c15f9051d3f148d2e21b54a3df933f97707f970b97bf
 
-// Attention backward for sm_90a, gradients of Q, K and V over the keys that the pattern shows:
+// Attention backward for sm_90a, gradients of Q, K and V
+// over the keys that the pattern shows:
 //   P = exp(c tanh(scale * Q K^T / c) - LSE),  dS = P (dO V^T - delta) (1 - tanh^2),
 //   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K
 // Each thread block sums up all that the queries add to its keys, and adds its part of dQ to an accumulator in device
@@ -17,7 +18,7 @@
 //                    each every other step: one waits until its addition is done while the other begins the next.
 //   warpgroups 1..  consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
 //                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS goes to shared
-//                    memory too: dQ^T = K^T dS of a step is over all keys of the tile, and each warpgroup has a half of it.
+//                    memory too: dQ^T = K^T dS^T of a step is over all keys of the tile. Each has a half of it.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
 //   kv_full                  K and V of the tile
@@ -32,8 +33,8 @@
 //   tile        kTileN keys of one K/V head, which a thread block works on
 //   step        kTileM queries of one of the heads that share it, the last ones first
 //   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
-//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T it holds
-//   columns r and r + 8.
+//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T it
+//   holds columns r and r + 8 in place of keys.
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -77,7 +78,7 @@ constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; the
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then dV on its way out
 constexpr int kQOffset = 65536;  // 40960 bytes: Q ring
 constexpr int kDoutOffset = 106496;  // 40960 bytes: dO ring
-constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the one before: a column group of each warpgroup's keys
+constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the one before: column groups of 64 keys
 constexpr int kDqOffset = 188416;  // 40960 bytes: a step's part of dQ on its way out
 constexpr int kStatsOffset = 229376;  // 1280 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 230656;  // 64 bytes: mbarriers
@@ -98,8 +99,8 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 230732 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_causal_softcap_dq_dkdv_bf16_prologue, 1024 threads a block.
-// Behind it, with the same parameters: h100_causal_softcap_dq_dkdv_bf16_convert_dq, 256 threads a block.
+// Before it, with the same parameters: h100_softcap_dq_dkdv_bf16_prologue, 1024 threads a block.
+// Behind it, with the same parameters: h100_softcap_dq_dkdv_bf16_convert_dq, 256 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 80 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -217,7 +218,8 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 
 // cp.async.bulk: `bytes` bytes of shared memory to device memory, all three multiples of 16 (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_store_bytes(void* to, uint32 from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+      ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
 // cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, one by one
@@ -233,7 +235,7 @@ __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: between ordinary accesses of device memory and those of the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: between ordinary accesses of device memory and the copy engine's (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -386,7 +388,8 @@ __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, M-major, B K-major.
+// The same without D before it, which the compiler then takes as free until here; A in shared memory, M-major, B
+// K-major.
 __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major_first(float (&d)[40], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -477,7 +480,7 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 
 // Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
-    h100_causal_softcap_dq_dkdv_bf16_prologue(const __grid_constant__ Params p) {
+    h100_softcap_dq_dkdv_bf16_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
@@ -529,8 +532,8 @@ __device__ __forceinline__ bool visible(const Params& p, int batch, int query, i
   return key <= query + diagonal(p);
 }
 
-// Which tiles have a part of dQ of a step: from the first one to the one that its last query sees, if that sees any (last
-// < first: none). They add it in the order of their numbers.
+// Which tiles have a part of dQ of a step: from the first one to the one that its last query sees, if that sees any
+// (last < first: none). They add it in the order of their numbers.
 struct AddingTiles {
   int first, last;
 
@@ -751,6 +754,14 @@ __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[
   }
 }
 
+// Hides keys at and behind `keys`, counted from this thread's first one: dQ would have them.
+__device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
+#pragma unroll
+  for (int i = 0; i < kTileM / 2; ++i) {
+    if (i / 2 % 2 * 8 >= keys) s[i] = kMinusInfinity;
+  }
+}
+
 // dS of the warpgroup's keys, transposed back: rows of queries, in a column group of its 64 keys (128-byte swizzle).
 __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
@@ -762,8 +773,8 @@ __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint
   }
 }
 
-// The warpgroup's half of dQ^T of a step (asynchronous), over all keys of the tile: d = K^T dS^T, 64 columns of a head x
-// kDqQueries queries.
+// The warpgroup's half of dQ^T of a step (asynchronous), over all keys of the tile: d = K^T dS^T, 64 columns of a head
+// x kDqQueries queries.
 __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_transposed, uint32 ds) {
   wgmma_fence();
 #pragma unroll
@@ -810,6 +821,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
   const int key = tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int tile_keys = p.kv_len - tile.first_key;
+  const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
   warpgroup_fence_operand(dv);
@@ -831,6 +844,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     apply_softcap(s, p.scale_log2);
     const int meta = step_meta[stage];
     if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
+    if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, kCappedScale);
     issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     wgmma_wait<1>();
@@ -858,7 +872,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
-  // Keys that no query sees have no step: zeros. All warpgroups have done with K.
+  // Keys that no query sees have no step, and keys that are hidden no weight: zeros. All warpgroups have done with K.
   bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
   stage_gradient(base + kKOffset + my_rows, dk, p.scale);
   stage_gradient(base + kVOffset + my_rows, dv, 1.0f);
@@ -879,7 +893,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    h100_causal_softcap_dq_dkdv_bf16(const __grid_constant__ Params p) {
+    h100_softcap_dq_dkdv_bf16(const __grid_constant__ Params p) {
   // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
@@ -923,7 +937,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 // dQ from its accumulator, times the softmax scale and in 16 bits: one thread block for each step. Steps that no tile
 // sees get zeros.
 extern "C" __global__ void __launch_bounds__(kConvertThreads)
-    h100_causal_softcap_dq_dkdv_bf16_convert_dq(const __grid_constant__ Params p) {
+    h100_softcap_dq_dkdv_bf16_convert_dq(const __grid_constant__ Params p) {
   constexpr int kPadding = 8;  // of a row in shared memory: eight rows begin in different banks
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];

@@ -8,6 +8,8 @@ from typing import Any
 import attention_oracle
 import torch
 
+from runtime.verify.attention_backward import FLOAT_NOISE
+
 NAMES = ("dq", "dk", "dv")
 ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # a rounded number is off by that share of itself at most
 
@@ -131,7 +133,16 @@ def assert_sink_near(
     assert bool((error <= allowed).all()), f"dsink: errors {error.tolist()}, allowed {allowed.tolist()}"
 
 
-def assert_near(found: Any, right: dict[str, torch.Tensor], *others: dict[str, torch.Tensor] | None) -> None:
+def noise(q: Any, k: Any, v: Any, dout: Any, scale: float | None = None) -> float:
+    """Return what roundings of float32 leave of a difference of equal numbers, dO V^T and delta: see runtime/verify."""
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    values, dp = v.double().abs().repeat_interleave(q.shape[1] // v.shape[1], 1), dout.double().abs()
+    return FLOAT_NOISE * factor * float((dp @ values.mT).max()) * max(float(q.abs().max()), float(k.abs().max()))
+
+
+def assert_near(
+    found: Any, right: dict[str, torch.Tensor], *others: dict[str, torch.Tensor] | None, noise: float = 0.0
+) -> None:
     """Compare gradients with exact ones, as runtime/verify does: by RMS twice others' error, the largest three times.
 
     Without others, and at least, three halves of the roundoff of the largest element.
@@ -140,11 +151,12 @@ def assert_near(found: Any, right: dict[str, torch.Tensor], *others: dict[str, t
         found: dq, dk and dv, in this order.
         right: in float64.
         others: gradients in the type of ``found``: torch's own, and what rounding alone makes of them.
+        noise: what an error may be in any case.
     """
     for name, gradient in zip(NAMES, found, strict=True):
         assert gradient is not None, name
         exact = right[name]
-        floor = max(1.5 * ROUNDOFF[gradient.dtype] * float(exact.abs().max()), 1e-30)
+        floor = max(1.5 * ROUNDOFF[gradient.dtype] * float(exact.abs().max()), 1e-30, noise)
         for told, factor, measure in (("largest", 3, _largest), ("rms", 2, _rms)):
             theirs = [factor * measure(other[name].double() - exact) for other in others if other is not None]
             allowed = max(floor, *theirs) if theirs else floor

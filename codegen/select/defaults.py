@@ -159,6 +159,8 @@ def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fi
     most = STEP_OF_GRADIENTS[given.gradients][given.head_dim]
     if given.pattern.fixed_block is not None and (most < 128 or keys < 128):
         most = 64  # a step is an equal part of a block; two thread blocks of one consumer have less room
+    if given.gradients == "dq" and given.pattern.block_keys is not None and most < 128:
+        most = 64  # nor is it one of blocks that the pattern fixes
     return COOPERATIVE, {"rows": rows, "keys": keys, "step": min(keys if given.gradients == "dq" else rows, most)}
 
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: fc54000ad904b39a91cbffb1aff3535cb63ce6990ca26f73c3e259b629bda286
 // templates: attention/kv_lengths.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/clear_hidden_keys.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8c046f8c5625203219f98b4496060f8185db767cd9b83b2b9118a1232db2b9bd
+// seal: sha256 288fe82f87a66706cb9fcadd2c890313fe5498093d123ae44e3680fe6e398ae3
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows, up to each batch's kv_lengths:
@@ -386,24 +386,22 @@ __device__ __forceinline__ int key_end_of(const Params& p, int batch) {
   return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
 }
 
-// Puts zeros in place of the keys of a step behind the end of the batch's, so that not even NaN there has an effect:
-// their weights are 0, and 0 times NaN is NaN. Each warpgroup writes all of them before its own products. Another one
-// may be reading: what it gets of these keys is hidden.
-__device__ __forceinline__ void clear_hidden_keys(const Params& p, unsigned char* shared, int stage, int meta,
-    int batch, int warpgroup) {
+// Puts zeros in place of the keys of a step behind the end of the batch's in an operand, K or V, so that not even NaN
+// there has an effect: their weights are 0, and 0 times NaN is NaN. Each warpgroup writes all of them before its own
+// products. Another one may be reading: what it gets of these keys is hidden.
+__device__ __forceinline__ void clear_hidden_keys(unsigned char* operand, const Params& p, int meta, int batch,
+    int warpgroup) {
   if (meta >= 0) return;
   const int keys = max(key_end_of(p, batch) - ~meta / 2 * kTileN, 0);  // that there are
   if (keys >= kTileN) return;
   constexpr int kRowChunks = kRowBytes / 16;
   const int thread = threadIdx.x % kWarpgroupThreads;
-  unsigned char* to = shared + stage * kKvBytes + thread % kRowChunks * 16;
+  unsigned char* to = operand + thread % kRowChunks * 16;
 #pragma unroll 1
   for (int row = keys + thread / kRowChunks; row < kTileN; row += kWarpgroupThreads / kRowChunks) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* place = to + group * kKvGroupBytes + row * kRowBytes;
-      *reinterpret_cast<uint4*>(place + kKOffset) = make_uint4(0, 0, 0, 0);
-      *reinterpret_cast<uint4*>(place + kVOffset) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(to + group * kKvGroupBytes + row * kRowBytes) = make_uint4(0, 0, 0, 0);
     }
   }
   fence_proxy_async();
@@ -578,7 +576,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float s[kTileN / 2], dp[kTileN / 2];
     uint32 ds_frag[kTileN / 16][4];
     mbarrier_wait(base + kKvFullBarrier + 8 * stage, i / kStages % 2);
-    clear_hidden_keys(p, shared, stage, step_meta[stage], tile.batch, warpgroup);
+    clear_hidden_keys(shared + kKOffset + stage * kKvBytes, p, step_meta[stage], tile.batch, warpgroup);
+    clear_hidden_keys(shared + kVOffset + stage * kKvBytes, p, step_meta[stage], tile.batch, warpgroup);
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the step before: its stage is free
     warpgroup_fence_operand(dq);

@@ -137,7 +137,8 @@ def noise(q: Any, k: Any, v: Any, dout: Any, scale: float | None = None) -> floa
     """Return what roundings of float32 leave of a difference of equal numbers, dO V^T and delta: see runtime/verify."""
     factor = q.shape[3] ** -0.5 if scale is None else scale
     values, dp = v.double().abs().repeat_interleave(q.shape[1] // v.shape[1], 1), dout.double().abs()
-    return FLOAT_NOISE * factor * float((dp @ values.mT).max()) * max(float(q.abs().max()), float(k.abs().max()))
+    largest = max(float(t.detach().abs().max()) for t in (q, k))
+    return FLOAT_NOISE * factor * float((dp @ values.mT).detach().max()) * largest
 
 
 def assert_near(

@@ -1,10 +1,10 @@
 // Generated from specs/backward/h100_dense_d192_dq_bf16.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/backward/h100_dense_d192_dq_bf16.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":80}}
-// spec hash: 0e02f07553cbce6e65074e80ce636489244dcecef9d0000c8c9b6ac8e12aa2ea
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":96}}
+// spec hash: 2eea2f119bea8094d8d72a5963c0873c990f7cd1d15a7b126563efb2d3a6296f
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3fd670e18b24fd7914d813d89f33589f58e5316cd04141db002a48ae400c415c
+// seal: sha256 794174d61e9b58113c5bb21e5743006af953fffcfe8c7a21d3b73bd840a32848
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -19,7 +19,8 @@
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
 //   q_full                     Q and dO of the tile
-//   kv_full[i], kv_empty[i]    stage i of the rings of K and V, and the metadata of its loads
+//   kv_full[i], kv_empty[i]    stage i of the ring of K, and the metadata of its loads
+//   v_full[i], v_empty[i]      stage i of the ring of V: one fewer than of K, which is in use for longer
 //
 // Pipeline of a consumer: S of a step is issued under dQ of the step before; the weights are worked out under dO's
 // product.
@@ -43,8 +44,9 @@ struct alignas(64) TensorMap {
 struct RowStats;
 constexpr int kHeadDim = 192;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 80;  // keys of one step
+constexpr int kTileN = 96;  // keys of one step
 constexpr int kStages = 2;  // depth of the ring
+constexpr int kVStages = 1;  // depth of the ring of V
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
@@ -52,23 +54,25 @@ constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 3;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
-constexpr int kKvGroupBytes = 10240;  // bytes of one column group of K or V
+constexpr int kKvGroupBytes = 12288;  // bytes of one column group of K or V
 constexpr int kQBytes = 49152;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 30720;  // bytes of K, or of V, of a step or tile
+constexpr int kKvBytes = 36864;  // bytes of K, or of V, of a step or tile
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
 
-// Dynamic shared memory: 221232 bytes. Byte offsets:
+// Dynamic shared memory: 208960 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: Q of the tile in column groups; then dQ on its way out
 constexpr int kDoutOffset = 49152;  // 49152 bytes: dO of the tile
-constexpr int kKOffset = 98304;  // 61440 bytes: K ring
-constexpr int kVOffset = 159744;  // 61440 bytes: V ring
-constexpr int kBarriersOffset = 221184;  // 40 bytes: mbarriers
-constexpr int kStepMetaOffset = 221224;  // 8 bytes: metadata of the steps in the ring
+constexpr int kKOffset = 98304;  // 73728 bytes: K ring
+constexpr int kVOffset = 172032;  // 36864 bytes: V ring
+constexpr int kBarriersOffset = 208896;  // 56 bytes: mbarriers
+constexpr int kStepMetaOffset = 208952;  // 8 bytes: metadata of the steps in the ring
 
 constexpr int kKvFullBarrier = kBarriersOffset;
 constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
 constexpr int kQFullBarrier = kKvEmptyBarrier + 8 * kStages;
+constexpr int kVFullBarrier = kQFullBarrier + 8;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kVStages;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
@@ -76,13 +80,13 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads a block, 221232 bytes of dynamic shared memory.
+// Launch: 384 threads a block, 208960 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Before it, with the same parameters: h100_dense_d192_dq_bf16_prologue, 1024 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 80 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 96 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 96 x 1 x 1, swizzle 128
   TensorMap dout_map;  // dO, as Q: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap dq_map;  // dQ, as Q: box 64 x 64 x 1 x 1, swizzle 128
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
@@ -216,53 +220,57 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
 // After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
-    float (&d)[40], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n96k16_shared_k_major(
+    float (&d)[48], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %42, 0;\n"
-      "mov.b64 a, { %40, %43 };\n"
-      "mov.b64 b, { %41, %43 };\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+      "setp.ne.b32 p, %50, 0;\n"
+      "mov.b64 a, { %48, %51 };\n"
+      "mov.b64 b, { %49, %51 };\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39"
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // The same without D before it, which the compiler then takes as free until here; A in shared memory, both K-major.
-__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major_first(float (&d)[40], uint32 a, uint32 b) {
+__device__ __forceinline__ void wgmma_m64n96k16_shared_k_major_first(float (&d)[48], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
       ".reg .b64 a, b;\n"
-      "mov.b64 a, { %40, %42 };\n"
-      "mov.b64 b, { %41, %42 };\n"
-      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+      "mov.b64 a, { %48, %50 };\n"
+      "mov.b64 b, { %49, %50 };\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39"
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47"
       "}, a, b, 0, 1, 1, 0, 0;\n"
       "}\n"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
         "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
-        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39])
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47])
       : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
@@ -425,12 +433,20 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       const bool masked = false;
       const int meta = step * 2 + masked;
       step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
-      mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
+      const int v_stage = i % kVStages;
+      const uint32 v_full = base + kVFullBarrier + 8 * v_stage;
+      mbarrier_arrive_expect_tx(full, kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns, offset = stage * kKvBytes + group * kKvGroupBytes;
         tma_load_4d(base + kKOffset + offset, &p.k_map, full, column, first_key, kv_head, tile.batch);
-        tma_load_4d(base + kVOffset + offset, &p.v_map, full, column, first_key, kv_head, tile.batch);
+      }
+      mbarrier_wait(base + kVEmptyBarrier + 8 * v_stage, i / kVStages % 2 ^ 1);
+      mbarrier_arrive_expect_tx(v_full, kKvBytes);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int column = group * kGroupColumns, offset = v_stage * kKvBytes + group * kKvGroupBytes;
+        tma_load_4d(base + kVOffset + offset, &p.v_map, v_full, column, first_key, kv_head, tile.batch);
       }
     }
     __syncwarp();
@@ -447,9 +463,9 @@ __device__ __forceinline__ void issue_scores(float (&d)[kTileN / 2], uint32 a, u
     const uint32 queries = a + ((group * kQGroupBytes + in_group) >> 4);
     const uint32 keys = b + ((group * kKvGroupBytes + in_group) >> 4);
     if (k == 0) {
-      wgmma_m64n80k16_shared_k_major_first(d, queries, keys);
+      wgmma_m64n96k16_shared_k_major_first(d, queries, keys);
     } else {
-      wgmma_m64n80k16_shared_k_major(d, queries, keys, 1);
+      wgmma_m64n96k16_shared_k_major(d, queries, keys, 1);
     }
   }
   wgmma_commit();
@@ -546,7 +562,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();  // dQ of the step before: its stage is free
     warpgroup_fence_operand(dq);
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
-    issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
+    const int v_stage = i % kVStages;
+    mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);
+    issue_scores(dp, dout_descriptor, v_descriptors + (v_stage * kKvBytes >> 4));
     wgmma_wait<1>();
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
@@ -554,6 +572,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     weights(s, stats, p.scale_log2);
     wgmma_wait<0>();
     warpgroup_fence_operand(dp);
+    if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_stage);
     score_gradients(ds_frag, s, dp, stats);
     issue_gradient(dq, ds_frag, k_descriptor | mn_major);
   }
@@ -589,6 +608,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKvFullBarrier + 8 * i, 1);
       mbarrier_init(base + kKvEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    }
+    for (int i = 0; i < kVStages; ++i) {
+      mbarrier_init(base + kVFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);

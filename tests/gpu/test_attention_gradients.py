@@ -230,7 +230,9 @@ def test_what_is_behind_the_length_has_no_effect(make: Any) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("make", [Dense, Causal, lambda: SlidingWindow(left=70, right=0)], ids=str)
+@pytest.mark.parametrize(
+    "make", [Dense, Causal, lambda: SlidingWindow(left=70, right=0)], ids=["dense", "causal", "window"]
+)
 def test_keys_behind_the_last_one_have_no_weight_beside_logits_far_below_zero(make: Any, head_dim: int) -> None:
     """What fills a tile up has logits of 0, whose weights would be infinite beside these."""
     q, k, v = qkv(200, 200, head_dim=head_dim)

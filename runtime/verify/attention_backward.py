@@ -103,11 +103,12 @@ def _forward_of(spec: AttentionBackwardSpec) -> Kernel:
 def forwards_lse(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> torch.Tensor:
     """Return the log-sum-exp by our own forward.
 
-    Tensor cores truncate: beside a logit of thousands a sum over a head is up to a unit of float32 too small for each 16
-    elements. The products of a gradient are by as much, and the weights are right where the LSE is too.
+    Tensor cores truncate: beside a logit of thousands a sum over a head is up to a unit of float32 too small for each
+    16 elements. The products of a gradient are by as much, and the weights are right where the LSE is too.
     """
-    found: Any = _forward_of(spec)(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale)
-    return found.lse.contiguous()
+    forward: Any = _forward_of(spec)
+    lse: torch.Tensor = forward(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale).lse
+    return lse.contiguous()
 
 
 def by_torch(

@@ -635,6 +635,8 @@ class AttentionBackwardSm90aFlags(Flags):
         consumer_warpgroups: numbers of the warpgroups that compute.
         consumers_own: what each of them has.
         other_workers: what computes while one of them waits.
+        each_step: how a loop goes over a tile's steps, in C++, and
+        last_first: the same in words (dK and dV).
         divides_products: whether the consumers divide the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
@@ -647,6 +649,8 @@ class AttentionBackwardSm90aFlags(Flags):
     consumer_warpgroups: str
     consumers_own: str
     other_workers: str
+    each_step: str = "int j = 0; j < blocks.count; ++j"
+    last_first: str = ""
     divides_products: bool = False
     short_v_ring: bool = False
     dq_queries: int = 0

@@ -190,6 +190,8 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
         consumer_warpgroups="warpgroups 1.. ",
         consumers_own="consumers. Each owns 64 keys",
         other_workers="the other warpgroup",
+        each_step="int j = blocks.count - 1; j >= 0; --j",
+        last_first=", the last one of each first",
         dq_queries=_dq_queries(spec),
         key_end_of_tile_batch="key_end_of(p, tile.batch)" if spec.kv_lengths else "p.kv_len",
         last_tile="(key_end_of(p, batch) + kTileN - 1) / kTileN - 1" if spec.kv_lengths else "p.key_tiles - 1",

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_prefix_lm_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 7b2f9d9a41f9c3ac3d14dc6c9f029f85a584e37d21e167ed2e28c9b8947af240
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/prefix_lm.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5b89d4a346124fa4cc4674a6e254f998a711dc86175bed00e48eaf9d3e99bbc5
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/prefix_lm.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 5606f8e7e9be6c04a7757a9836335cbdde276dd2182fd01854818ae41d95d03e
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

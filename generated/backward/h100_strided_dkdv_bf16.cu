@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_strided_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 2738e6187b13a8b9164bd960c08555a67b39bfa3a96074696bceb14029e8a3f3
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/strided.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b0fb2e13a6fabc0a384b1757f9e6ae242d28ad76b6ded3a7253a95f2e59f46f1
+// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/strided.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b4d323eb8c3135daee211cf5ed8cf67354ffe0acd3ce7db15068fe2d9f0382c2
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

@@ -1,4 +1,4 @@
-"""Which kernels compute the gradients of attention: one of dQ, one of dK and dV, by the rules for fields left out."""
+"""Which kernels compute the gradients of attention: of dQ, of dK and dV, of all three, by rules for fields left out."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def backward_kernels(
         kv_lengths: whether each batch has a number of keys of its own.
 
     Returns:
-        The two specs, by their shipped names where they have some.
+        Their specs, by their shipped names where they have some.
 
     Raises:
         SpecError: naming the field, what it is and what has a gradient.

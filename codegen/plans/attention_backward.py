@@ -119,7 +119,9 @@ def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...
     """Return the named values at the top of the source."""
     is_dq, m, n = spec.gradients == "dq", spec.tile.m, spec.tile.n
     groups, columns, consumers = sizes.groups, sizes.columns, sizes.consumers
-    work = "of the same 64 keys: one sums up dV, one dK" if sizes.divides_products else "64 rows each"
+    rows = "queries" if is_dq else "keys"
+    work = "of the same 64 keys: one sums up dV, one dK" if sizes.divides_products else f"64 {rows} each"
+    of_q, of_kv = ("a tile", "a step") if is_dq else ("a step", "a tile")
     filled = "; TMA fills the last up with zeros" if spec.head_dim % columns else ""
     return (
         *size_constants(spec),
@@ -132,8 +134,8 @@ def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...
         Constant("kGroups", groups, f"column groups of a head{filled}"),
         Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q, or of dO"),
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
-        Constant("kQBytes", sizes.q_bytes, "bytes of Q, or of dO, of a tile or step"),
-        Constant("kKvBytes", sizes.kv_bytes, "bytes of K, or of V, of a step or tile"),
+        Constant("kQBytes", sizes.q_bytes, f"bytes of Q, or of dO, of {of_q}"),
+        Constant("kKvBytes", sizes.kv_bytes, f"bytes of K, or of V, of {of_kv}"),
         *(() if is_dq else (Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),)),
         *walk_constants(spec),
     )
@@ -148,7 +150,7 @@ def _flags(spec: AttentionBackwardSpec, sizes: Sizes) -> AttentionBackwardSm90aF
         options=option_flags(spec),
         divides_products=sizes.divides_products,
         short_v_ring=sizes.v_stages < spec.stages,
-        consumer_warpgroups="warpgroup 1    " if consumers == 1 else "warpgroups 1.. ",
+        consumer_warpgroups="warpgroup 1     " if consumers == 1 else "warpgroups 1..  ",
         consumers_own=f"consumer. It owns the tile's 64 {rows}"
         if consumers == 1
         else f"consumers. Each owns 64 {rows}",

@@ -187,7 +187,7 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
     return AttentionBackwardSm90aFlags(
         walk=walk_flags(spec),
         options=option_flags(spec),
-        consumer_warpgroups="warpgroups 1.. ",
+        consumer_warpgroups="warpgroups 1..  ",
         consumers_own="consumers. Each owns 64 keys",
         other_workers="the other warpgroup",
         each_step="int j = blocks.count - 1; j >= 0; --j",

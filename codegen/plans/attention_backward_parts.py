@@ -81,7 +81,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
         i32("heads_per_kv_head", "query heads that share one K/V head"),
         i32("batch_heads", "batch * heads"),
         i32("query_tiles", "tiles of kTileM queries of a head") if is_dq else i32("key_tiles", "tiles of a K/V head"),
-        i32("head_chunks", "16-byte chunks of a row of O and dO"),
+        i32("head_chunks", "16-byte chunks of a row of a head"),
         f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
         f32("scale", "the softmax scale"),
     )

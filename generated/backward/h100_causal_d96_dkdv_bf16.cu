@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":96,"n":128}}
 // spec hash: cbe8c6682769de659c3a183c2670af85dfbd67bf96d08ed4ff8234bfb81fd257
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 78ddd58f3395488afa1796eed504325099b376e112b6ec87481fddb7f14a026b
+// seal: sha256 5d617b97828279df8f68066e11e25decd0bcebfb9bd085770372a80a38d99f5a
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -14,7 +14,7 @@
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the ring of queries by TMA, and loads K and V.
-//   warpgroups 1..  consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
+//   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
 //                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
@@ -45,7 +45,7 @@ constexpr int kHeadDim = 96;  // elements of a head
 constexpr int kTileM = 96;  // queries of one step
 constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStages = 3;  // depth of the ring
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
@@ -53,8 +53,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 2;  // column groups of a head; TMA fills the last up with zeros
 constexpr int kQGroupBytes = 12288;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kQBytes = 24576;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 24576;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 768;  // bytes of the statistics of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
@@ -105,7 +105,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 2e5d83b890ab692f7ace54011165a38400f2ddd893d0472967a99b5ea4cec31d
 // templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 04a99c8f0ad0be79d5af3aaad8d4c0bd7696d3290defd7a30edaf4ed95b268ae
+// seal: sha256 ded17c12e4a85682ad4a98c3f621fb3d622226431179d67bec61248261fefe55
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -55,8 +55,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 3;  // column groups of a head
 constexpr int kQGroupBytes = 12288;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kQBytes = 36864;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 24576;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 36864;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 24576;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 768;  // bytes of the statistics of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
@@ -108,7 +108,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };

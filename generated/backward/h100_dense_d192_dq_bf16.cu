@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":96}}
 // spec hash: 2eea2f119bea8094d8d72a5963c0873c990f7cd1d15a7b126563efb2d3a6296f
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 794174d61e9b58113c5bb21e5743006af953fffcfe8c7a21d3b73bd840a32848
+// seal: sha256 b9beda5d71003ad0278eabe657f9be9de10d8edd1664eed571d15bbd59ebac65
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -14,7 +14,7 @@
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
-//   warpgroups 1..  consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
+//   warpgroups 1..   consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
 //                    dQ += dS K with dS in registers, as A operand.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
@@ -47,7 +47,7 @@ constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 96;  // keys of one step
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kVStages = 1;  // depth of the ring of V
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
@@ -55,8 +55,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 3;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 12288;  // bytes of one column group of K or V
-constexpr int kQBytes = 49152;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 36864;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 49152;  // bytes of Q, or of dO, of a tile
+constexpr int kKvBytes = 36864;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
 
@@ -106,7 +106,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };
@@ -407,7 +407,8 @@ struct Tile {
   }
 };
 
-// Producer: one warp, all of whose lanes read lists; its first lane waits and copies.
+// Producer: one warp. All of its lanes walk over the steps, as lists are read 32 entries at a time; the first one waits
+// and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   if (leader) {

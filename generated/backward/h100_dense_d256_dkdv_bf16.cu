@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f8a69813dc1c72afa7f3f6ee54f6ab84785af8a3b3cc3e23e1b987e1140adf4f
 // templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 bf139e7025c4adb3a6e3147d9b3b6324faf165bde085778d80dbd1115d5ffb90
+// seal: sha256 37a33529c8942f8918d3b969fbfc6ba30b65616768c33b80f2bd21204a7cfc32
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -55,8 +55,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 4;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
@@ -108,7 +108,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };

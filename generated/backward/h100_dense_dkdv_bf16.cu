@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 0718ddacf2d602ab71b775c9981904bb3fb7d7edd8b906d007d44d487d3f7150
 // templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 de05cbb047dc740225d711f755bb07453d0e790b3064b1c86df447ae0359ffa6
+// seal: sha256 cbf43c2fb3306b303e07e2083d287b7ad7b5bb650e9b36cc87b21b7787ad0114
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -14,7 +14,7 @@
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the ring of queries by TMA, and loads K and V.
-//   warpgroups 1..  consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
+//   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
 //                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
@@ -45,7 +45,7 @@ constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 80;  // queries of one step
 constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStages = 3;  // depth of the ring
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 24;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 240;  // registers a consumer thread takes
@@ -53,8 +53,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 10240;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
@@ -103,7 +103,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };

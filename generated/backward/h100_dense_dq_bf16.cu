@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 92eaca25958db221bb3ca8ef3dff60130db3bbeb34e309abc557d4e54124428e
 // templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6bdc7e9cf7bdcf79bef33cb62e34f7faf9c0d14246359ff1389bf3106282572f
+// seal: sha256 b1f848253b95fff410d6da64fae42f1c4595ab16278d19de06b3a8d3c154ff95
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -14,7 +14,7 @@
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
-//   warpgroups 1..  consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
+//   warpgroups 1..   consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
 //                    dQ += dS K with dS in registers, as A operand.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
@@ -45,7 +45,7 @@ constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the ring
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
@@ -53,8 +53,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 
@@ -102,7 +102,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };
@@ -403,7 +403,8 @@ struct Tile {
   }
 };
 
-// Producer: one warp, all of whose lanes read lists; its first lane waits and copies.
+// Producer: one warp. All of its lanes walk over the steps, as lists are read 32 entries at a time; the first one waits
+// and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   if (leader) {

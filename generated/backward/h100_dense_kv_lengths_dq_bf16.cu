@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: fc54000ad904b39a91cbffb1aff3535cb63ce6990ca26f73c3e259b629bda286
 // templates: attention/kv_lengths.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/clear_hidden_keys.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 288fe82f87a66706cb9fcadd2c890313fe5498093d123ae44e3680fe6e398ae3
+// seal: sha256 3466b374021ed9314a24fea3446ca1eb4721f04eedd02ddc89d61db7c007f02f
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows, up to each batch's kv_lengths:
@@ -14,7 +14,7 @@
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
-//   warpgroups 1..  consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
+//   warpgroups 1..   consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
 //                    dQ += dS K with dS in registers, as A operand.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
@@ -45,7 +45,7 @@ constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step
 constexpr int kStages = 2;  // depth of the ring
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
@@ -53,8 +53,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 
@@ -104,7 +104,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };
@@ -388,7 +388,7 @@ __device__ __forceinline__ int key_end_of(const Params& p, int batch) {
 
 // Puts zeros in place of the keys of a step behind the end of the batch's in an operand, K or V, so that not even NaN
 // there has an effect: their weights are 0, and 0 times NaN is NaN. Each warpgroup writes all of them before its own
-// products. Another one may be reading: what it gets of these keys is hidden.
+// products. Another one may be reading: it has written zeros there before, so it reads zeros.
 __device__ __forceinline__ void clear_hidden_keys(unsigned char* operand, const Params& p, int meta, int batch,
     int warpgroup) {
   if (meta >= 0) return;
@@ -432,7 +432,8 @@ struct Tile {
   }
 };
 
-// Producer: one warp, all of whose lanes read lists; its first lane waits and copies.
+// Producer: one warp. All of its lanes walk over the steps, as lists are read 32 entries at a time; the first one waits
+// and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   if (leader) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e522dafec441ba5c624b41149dfd9545257c09b6f8bfa1af9947807256be7e58
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 df7333e9d712f2339a72b0596f0affc22375bebd0b4c4f2870634a462786270a
+// seal: sha256 1cc4725a1f78cf17448f299f0ff46b09d64874c0348eb29acd4a402fc1f3a38d
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -16,7 +16,7 @@
 // Who does what
 //   warpgroup 0      warp 0 fills the ring of queries by TMA, and loads K and V. Warps 1 and 2 add to dQ's accumulator,
 //                    each every other step: one waits until its addition is done while the other begins the next.
-//   warpgroups 1..  consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
+//   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
 //                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS goes to shared
 //                    memory too: dQ^T = K^T dS^T of a step is over all keys of the tile. Each has a half of it.
 //
@@ -93,7 +93,7 @@ constexpr int kDqEmptyBarrier = kDqFullBarrier + 8 * kDqWarps;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
-constexpr int kConsumerBarrier = 1;  // named barrier of the consumer warpgroups; 0 is __syncthreads
+constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1 + w: of warpgroup w; 0: __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
@@ -134,7 +134,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 72557637631f3f9f3ad8482176c318fd0650d09ea3d8542f6a1dd70c163bb3d9
 // templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9dec9ca415b14c5a8d22af557456904a96867c5988fade5eb3205f57c59b8be2
+// seal: sha256 8f35c8b66dca3a9625c653542ce2e36409bbcdbfba8604eab59d398f5bd5f8ed
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -55,8 +55,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 4;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
@@ -124,7 +124,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 8cb79d5e5048fcfafbda2994f491c8dcc08db381b8b404774bad2b55219bde19
 // templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b96d72216a3fcf93cb5733e0538fd67853e64947c2f9bc168670cf8556be54f5
+// seal: sha256 0455a395cfa1b590c56abd79821e6cb43e00ef09bddace2ab215d7c332584ada
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -14,7 +14,7 @@
 //
 // Who does what
 //   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
-//   warpgroups 1..  consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
+//   warpgroups 1..   consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
 //                    dQ += dS K with dS in registers, as A operand.
 //
 // Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
@@ -48,7 +48,7 @@ constexpr int kTileN = 64;  // keys of one step
 constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kVStages = 1;  // depth of the ring of V
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
@@ -56,8 +56,8 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 4;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kQBytes = 65536;  // bytes of Q, or of dO, of a tile or step
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step or tile
+constexpr int kQBytes = 65536;  // bytes of Q, or of dO, of a tile
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
 constexpr int kBlockKeys = 128;  // keys of a listed block
@@ -114,7 +114,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };
@@ -435,7 +435,8 @@ struct Tile {
   }
 };
 
-// Producer: one warp, all of whose lanes read lists; its first lane waits and copies.
+// Producer: one warp. All of its lanes walk over the steps, as lists are read 32 entries at a time; the first one waits
+// and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   if (leader) {

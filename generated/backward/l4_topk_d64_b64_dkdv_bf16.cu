@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":64}}
 // spec hash: 1e6232bc515ebee551b4d8f22e2e616b3120796c50b03be4c4275e145bf0fd0e
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5d792abacd3615723f0f336942ca229f74cb9f644858c6b99f604758e8819731
+// seal: sha256 a5ef8f0ee94a7008955f5924a52fd5b79d0dc95c604f440a4fd1540d9192ede9
 
 // Attention backward for sm_89, gradients of K and V over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -116,7 +116,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };
@@ -499,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Of what this lane addresses for ldmatrix, but for B of scores.
+  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
 

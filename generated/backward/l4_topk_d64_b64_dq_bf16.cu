@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: a4e6da4de653a86a24b708487609a6a1cee0434e6f00e2dba3aef45c604d49ec
 // templates: attention/lists/take_entries.cuh.j2, attention/lists/taken.cuh.j2, attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5fe1b2d3dda9fe5c58912543279aa9052e86b33821328bc358ae2d67bd7392ce
+// seal: sha256 424df9931c3500b3420a8d659e3456da48f8eb46e1248414dc61c47a6d63fd56
 
 // Attention backward for sm_89, gradient of Q over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
@@ -103,7 +103,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };
@@ -387,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Of what this lane addresses for ldmatrix, but for B of scores.
+  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
 

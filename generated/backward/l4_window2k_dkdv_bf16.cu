@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: b7554845ed77a311d8ac370159154bcea348700c2b372394419e47ed34001994
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 634584e256dce0da6b99c4ecd290caf17016ad5d6c14ccb02f581db11c03372a
+// seal: sha256 1f1191e491d1cff8e8faf0f17ca36a0cb0e3add612f372fdd84501ef567c3572
 
 // Attention backward for sm_89, gradients of K and V over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
@@ -105,7 +105,7 @@ struct Params {
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
   int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of O and dO
+  int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
 };
@@ -421,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Of what this lane addresses for ldmatrix, but for B of scores.
+  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
 

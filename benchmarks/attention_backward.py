@@ -291,6 +291,9 @@ def page_table(report: Fields) -> str:
         told = (record["results"].get(label) for label in (OURS, *labels))
         cells = ["-" if r is None else f"{r[SINGLE]:.0f} / {r[BACK_TO_BACK]:.0f}" for r in told]
         lines.append(f"| {record['name']} | {record['data']} | {' | '.join(cells)} |")
+    timed = {record["name"] for record in report["rows"]}
+    if missing := [row.name for row in ROWS if row.name not in timed]:
+        lines += ["", "Not in this run:", *(f"- {name}" for name in missing)]
     return "\n".join(lines)
 
 

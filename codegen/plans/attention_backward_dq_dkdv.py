@@ -127,9 +127,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
     shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
-    if spec.pattern.masks_by_bits:
-        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
-    elif spec.pattern.masks_pairs:
+    if spec.pattern.masks_pairs:
         shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
     return shared
 

@@ -10,11 +10,12 @@ from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.patterns import PATTERNS, without_gradient
+from codegen.plans import attention_backward_dq_dkdv, attention_backward_mma_sync
 
 OP = "attention_backward"
-HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": (64, 128)}
+HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": attention_backward_mma_sync.HEAD_DIMS}
 """Head sizes that the kernels are made for, by instruction: others are filled up to the next."""
-DQ_DKDV_HEAD_DIMS = (64, 128)
+DQ_DKDV_HEAD_DIMS = attention_backward_dq_dkdv.HEAD_DIMS
 """The same of those that compute all gradients: the sums of others are more registers than there are."""
 BLOCK_SIZES = (64, 128)
 """Queries, and keys, of the blocks of lists."""

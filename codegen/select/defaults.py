@@ -154,8 +154,6 @@ def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fi
         return None, {"rows": rows, "keys": keys, "step": step}
     if given.gradients == "dkdv" and given.head_dim > 128:
         keys = 64  # of dK, or of dV, a consumer has 64 keys in registers
-    if given.gradients == "dq_dkdv":
-        keys = 128
     most = STEP_OF_GRADIENTS[given.gradients][given.head_dim]
     if given.pattern.fixed_block is not None and (most < 128 or keys < 128):
         most = 64  # a step is an equal part of a block; two thread blocks of one consumer have less room

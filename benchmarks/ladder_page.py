@@ -23,7 +23,7 @@ from codegen.library import ROOT
 
 Record = Mapping[str, Any]
 DOCS = ROOT / "docs"
-RECORDS = {name: DOCS / "ladder" / f"{name}.jsonl" for name in ("attention", "bsr", "ada")}
+RECORDS = {name: DOCS / "ladder" / f"{name}.jsonl" for name in ("attention", "bsr", "ada", "gradients")}
 REQUIRED = frozenset({"step", "title", "what", "prediction", "measured", "kept", "in_todays_kernels"})
 OPTIONAL = frozenset({"operator", "prediction_in_short", "how", "remark", "where", "because", "gain", "notes"})
 OF_AN_ENTRY = frozenset({"row", "of", "how", "device", "figures"})
@@ -126,11 +126,11 @@ def lists(records: Iterable[Record], prefix: str = "") -> dict[str, str]:
 
 def pages() -> dict[Path, dict[str, str]]:
     """Return what is written between the markers of each page."""
-    attention, bsr, ada = (read(path) for path in RECORDS.values())
+    attention, bsr, ada, gradients = (read(path) for path in RECORDS.values())
     of_attention = [record for record in ada if record["operator"] == "attention"]
     of_products = [record for record in ada if record["operator"] != "attention"]
     return {
-        DOCS / "ladder-attention.md": lists(attention) | lists(of_attention, "sm_89-"),
+        DOCS / "ladder-attention.md": lists(attention) | lists(of_attention, "sm_89-") | lists(gradients, "gradients-"),
         DOCS / "ladder-bsr.md": lists(bsr) | lists(of_products, "sm_89-"),
     }
 

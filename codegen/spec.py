@@ -207,7 +207,7 @@ class AttentionBackwardTile(SpecModel):
 
 
 class AttentionBackwardSpec(SpecBase):
-    """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects; deterministic.
+    """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects.
 
     A sink needs no field: the log-sum-exp that a call is given has it; its own gradient is a sum over statistics.
     """
@@ -225,7 +225,11 @@ class AttentionBackwardSpec(SpecBase):
     kv_lengths: bool = Field(
         default=False, description="number of keys of each batch, as the forward was given: later ones have zeros"
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "kv_lengths")
+    deterministic: bool = Field(
+        default=True,
+        description="the same bits in every run; false: tiles add to dQ in any order (gradients: dq_dkdv alone)",
+    )
+    options: ClassVar[tuple[str, ...]] = ("softcap", "kv_lengths", "deterministic")
 
     @property
     def forward(self) -> AttentionSpec:

@@ -1,4 +1,4 @@
-"""Plan of all gradients of attention on sm_90a, by key tiles: five products, dQ added up in an order that is fixed."""
+"""Plan of all gradients of attention on sm_90a, by key tiles: five products, dQ added up in a fixed order, or in any."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from codegen.plans.attention_backward_parts import (
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
+    check_blocks,
     check_pattern,
     params,
     size_constants,
@@ -71,7 +72,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         threads=WARPGROUP * 3,
         ctas_per_sm=1,
         persistent=False,
-        dynamic_scheduler=True,
+        dynamic_scheduler=spec.deterministic,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
@@ -97,12 +98,13 @@ def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernel is not written for."""
     m, n = spec.tile.m, spec.tile.n
     check_pattern(spec)
-    written = spec.pattern.dq_order is not None
-    kind = spec.pattern.kind
-    require(written, "pattern.kind", f"is {kind}, of which dQ is not added up by key tiles; use dq, dkdv")
+    written = spec.pattern.dq_order is not None or not spec.deterministic
+    reason = f"is {spec.pattern.kind}, of which dQ is not added up in a fixed order by key tiles; use dq, dkdv"
+    require(written, "pattern.kind", reason)
     d = spec.head_dim
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
     require(n == KEYS, "tile.n", f"is {n}; allowed with gradients dq_dkdv: {KEYS} (two warpgroups)")
+    check_blocks(spec)
     step = 32 if spec.head_dim == 64 else 16  # a warpgroup has dQ of half of the queries there
     allowed = m in range(step, 129, step)
     require(allowed, "tile.m", f"is {m}; allowed: {step} to 128, multiples of {step}")
@@ -126,21 +128,27 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     shared.add("Dq", m * spec.head_dim * 4, "a step's part of dQ on its way out")
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
-    shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
-    if spec.pattern.masks_pairs:
+    if spec.deterministic:
+        shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
+    if spec.pattern.masks_by_bits:
+        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+    elif spec.pattern.masks_pairs:
         shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
     return shared
 
 
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
+    turns = (
+        pointer("dq_semaphore", "int", "tiles that have added to it, (batch, heads, query_steps)", writes=True),
+        pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
+    )
     own = (
         tensor_map("dk_map", "dK, as K"),
         tensor_map("dv_map", "dV, as K"),
         *tensor_params("dq", ELEMENT, "dQ, as O", writes=True),
         pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
-        pointer("dq_semaphore", "int", "tiles that have added to it, (batch, heads, query_steps)", writes=True),
-        pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
+        *(turns if spec.deterministic else ()),
         i32("query_steps", "steps of kTileM queries of a head"),
         i32("head_group", "K/V heads whose tiles take turns"),
     )
@@ -171,6 +179,7 @@ def _constants(
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
         Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a step"),
         Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a tile"),
+        Constant("kDsBytes", m * SWIZZLE * 2, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
         Constant("kDqColumnParts", groups, "parts of a head's columns of dQ, 64 each: by the warpgroup's number"),
         Constant("kDqQueries", _dq_queries(spec), "queries of which a warpgroup has dQ"),
@@ -200,13 +209,15 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     """Work out a launch: one thread block for each tile."""
     spec, args = plan.spec, arguments(plan, shape, slots)
     assert isinstance(spec, AttentionBackwardSpec)
-    steps, tiles = -(-shape.q_len // spec.tile.m), max(1, args.numbers["key_tiles"])
+    tiles, block = max(1, args.numbers["key_tiles"]), spec.pattern.fixed_block
+    rows = spec.tile.m if block is None else block.q  # of lists all steps of a block come, beyond the last query too
+    steps = -(-shape.q_len // rows) * (rows // spec.tile.m)
     all_steps = shape.batch * shape.heads * steps
     in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
     return replace(
         args,
         numbers={**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)},
         epilogue_grid=all_steps,
-        counters={"dq_semaphore": all_steps, "scheduler": 1},
+        counters={"dq_semaphore": all_steps, "scheduler": 1} if spec.deterministic else {},
         scratch={**args.scratch, "dq_accum": all_steps * spec.tile.m * spec.head_dim * 4},
     )

@@ -20,9 +20,12 @@ PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a hea
 
 
 def check_pattern(spec: AttentionBackwardSpec) -> None:
-    """Refuse a pattern that the gradients of no architecture are written for."""
+    """Refuse a pattern that the gradients of no architecture are written for, and an order that the kernel has not."""
     reason = without_gradient(spec.pattern.kind)
     require(not reason, "pattern", reason)
+    ordered = spec.deterministic or spec.gradients == "dq_dkdv"
+    reason = f"is false; sums of {spec.gradients} have one order: leave it out, or say gradients: dq_dkdv"
+    require(ordered, "deterministic", reason)
 
 
 def check_blocks(spec: AttentionBackwardSpec) -> None:

@@ -157,6 +157,9 @@ class AttentionBackwardKernel:
             if address % TMA_ALIGNMENT:
                 check_address(name, address)
         sums = {name: outputs.allocate(*layout) for name, layout in outputs.sums.items()}
+        if not self.spec.deterministic:
+            for tensor in sums.values():
+                tensor.zero_()  # otherwise the first part of a sum is stored, not added
         addresses |= {"lse": lse.data_ptr(), **outputs.left_out}
         addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}
         named = zip(self._arguments.names, indices, strict=False)

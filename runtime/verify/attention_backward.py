@@ -158,7 +158,8 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
     problems, used, torch_used = [], [0.0], [0.0]
     for name in (name for name, gradient in first.items() if name in exact.gradients and gradient is not None):
         found, right = first[name], exact.gradients[name]
-        if not torch.equal(found, again[name]):
+        repeats = spec.deterministic or name != "dq"  # dK and dV have one order in all kernels
+        if repeats and not torch.equal(found, again[name]):
             problems.append(f"two runs of {name} differ")
         if bool((found[unseen[name]] != 0).any()):
             problems.append(f"{name} is not 0 where no pair is seen")

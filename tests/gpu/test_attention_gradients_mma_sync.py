@@ -5,6 +5,7 @@ pytest -n 0 tests/gpu/test_attention_gradients_mma_sync.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -29,6 +30,7 @@ from gpu.test_attention_gradients import (  # noqa: E402
 
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.library import NamedSpec  # noqa: E402
+from codegen.select.backward import HEAD_DIMS  # noqa: E402
 from runtime import load_kernel  # noqa: E402
 from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
 from runtime.ops import attention_gradients  # noqa: E402
@@ -59,9 +61,18 @@ def loaded(named: NamedSpec, device: torch.device) -> AttentionBackwardKernel:
     return kernel
 
 
+def is_refused(request: pytest.FixtureRequest) -> bool:
+    """Return whether there is no kernel of it: tests/codegen/test_attention_backward_mma_sync.py has the errors."""
+    given = getattr(request.node, "callspec", None)
+    wide = given is not None and given.params.get("head_dim", 0) > HEAD_DIMS["mma"][-1]
+    return wide or (given is not None and bool({"bits", "all"} & set(re.split("[- ]", given.id))))
+
+
 @pytest.fixture(autouse=True)
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def taken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Have the backward pass take the kernels of sm_89, and see that it did."""
+    if is_refused(request):
+        pytest.skip(f"{ARCH} has no gradient of it, and says so")
     torch.manual_seed(0)
     torch._dynamo.reset()
     asked: list[NamedSpec] = []

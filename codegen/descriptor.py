@@ -86,12 +86,16 @@ class EpilogueRecord(SpecModel):
     block: Dim3
 
 
+Kind = Literal["counters", "scratch", "sums"]
+
+
 class WorkspaceRecord(SpecModel):
     """Device memory that a launch needs beside its arguments."""
 
     param: str
-    kind: Literal["counters", "scratch"] = Field(
-        description="counters: int32, 0 before the first launch, and left at 0 by each; scratch: whatever is in it"
+    kind: Kind = Field(
+        description="counters: int32, 0 before the first launch, and left at 0 by each; scratch: whatever is in it; "
+        "sums: 0 before each launch"
     )
     alignment: Size
     bytes: str | None = Field(description="expression of parameters; null: a launch of a known shape has it")
@@ -196,7 +200,7 @@ def launch_record(sized: SizedLaunch) -> LaunchRecord:
         prologue_grid=None if sized.plan.prologue is None else (args.prologue_grid, 1, 1),
         epilogue_grid=None if sized.plan.epilogue is None else (args.epilogue_grid, 1, 1),
         numbers=dict(args.numbers),
-        workspace={**counters, **args.scratch},
+        workspace={**counters, **args.scratch, **args.sums},
         copy_stride=args.copy_stride,
     )
 
@@ -248,10 +252,7 @@ def global_dim(plan: Plan, name: str) -> tuple[str, ...]:
 def _workspace(plan: Plan) -> tuple[WorkspaceRecord, ...]:
     """Return the memory that launches need, by the names that the launch of the smallest problem has."""
     args = plan.problem(smallest_shape(plan), slots=1)
-    named: tuple[tuple[Literal["counters", "scratch"], Any], ...] = (
-        ("counters", args.counters),
-        ("scratch", args.scratch),
-    )
+    named: tuple[tuple[Kind, Any], ...] = (("counters", args.counters), ("scratch", args.scratch), ("sums", args.sums))
     return tuple(
         WorkspaceRecord(param=name, kind=kind, alignment=WORKSPACE_ALIGNMENT, bytes=_bytes(plan, name, args.counters))
         for kind, names in named

@@ -642,6 +642,7 @@ class AttentionBackwardSm90aFlags(Flags):
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
         last_tile: number of the last tile that has keys there, in C++.
         key_end_of_tile_batch: where the keys of the tile's batch end, in C++.
+        dq_sums_piece: how tiles add their parts of dQ, where one kernel has all gradients.
     """
 
     walk: AttentionBackwardFlags
@@ -656,6 +657,7 @@ class AttentionBackwardSm90aFlags(Flags):
     dq_queries: int = 0
     last_tile: str = ""
     key_end_of_tile_batch: str = ""
+    dq_sums_piece: str = ""
 
 
 @dataclass(frozen=True)

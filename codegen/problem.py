@@ -151,6 +151,7 @@ class LaunchArgs:
         copy_stride: elements from one row to the next of the copy of B that the prologue writes; None without one.
         block: a thread block's size where the shape decides it; None for the plan's, which is the largest.
         epilogue_grid: thread blocks of the plan's epilogue.
+        sums: bytes of device memory that is 0 before each launch, by pointer parameter.
     """
 
     numbers: Mapping[str, int]
@@ -161,3 +162,4 @@ class LaunchArgs:
     copy_stride: int | None = None
     block: BlockSize | None = None
     epilogue_grid: int = 0
+    sums: Mapping[str, int] = field(default_factory=dict)

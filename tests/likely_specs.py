@@ -125,7 +125,10 @@ def _attention_backward(choose: Choose) -> dict[str, Any]:
         fields["tile"] = {name: tile[name] for name in choose((("m", "n"), ("m",), ("n",)))}
     if choose(OFTEN):
         fields["stages"] = choose((1, 1, 2, 3, 4, 5, 6))
-    return fields
+    if which == "dq_dkdv":
+        fields["deterministic"] = choose((True, False))
+    options: dict[str, Sequence[Any]] = {"softcap": (20.0,), "kv_lengths": (True,)}
+    return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
 
 
 def _pattern(choose: Choose) -> dict[str, Any]:

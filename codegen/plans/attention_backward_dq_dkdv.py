@@ -25,6 +25,7 @@ from codegen.plans.attention_backward import OPERANDS, WARPGROUP
 from codegen.plans.attention_backward_options import option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
+    PIECES,
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
@@ -200,6 +201,7 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
         each_step="int j = blocks.count - 1; j >= 0; --j",
         last_first=", the last one of each first",
         dq_queries=_dq_queries(spec),
+        dq_sums_piece=f"{PIECES}/dq_sums/{'in_turns' if spec.deterministic else 'in_any_order'}.cuh.j2",
         key_end_of_tile_batch="key_end_of(p, tile.batch)" if spec.kv_lengths else "p.kv_len",
         last_tile="(key_end_of(p, batch) + kTileN - 1) / kTileN - 1" if spec.kv_lengths else "p.key_tiles - 1",
     )
@@ -213,11 +215,13 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     rows = spec.tile.m if block is None else block.q  # of lists all steps of a block come, beyond the last query too
     steps = -(-shape.q_len // rows) * (rows // spec.tile.m)
     all_steps = shape.batch * shape.heads * steps
+    dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}
     in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
     return replace(
         args,
         numbers={**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)},
         epilogue_grid=all_steps,
         counters={"dq_semaphore": all_steps, "scheduler": 1} if spec.deterministic else {},
-        scratch={**args.scratch, "dq_accum": all_steps * spec.tile.m * spec.head_dim * 4},
+        scratch={**args.scratch, **(dq_accum if spec.deterministic else {})},
+        sums={} if spec.deterministic else dq_accum,
     )

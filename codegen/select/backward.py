@@ -72,6 +72,7 @@ def backward_kernels(
     head_dim: int,
     softcap: float | None = None,
     kv_lengths: bool = False,
+    deterministic: bool = True,
 ) -> BackwardKernels:
     """Choose the kernels of the gradients.
 
@@ -82,6 +83,8 @@ def backward_kernels(
         head_dim: elements of a head.
         softcap: cap of the logits; None: they have none.
         kv_lengths: whether each batch has a number of keys of its own.
+        deterministic: whether dQ has the same bits in every run; otherwise it may be added up in any order, where that
+            is faster.
 
     Returns:
         Their specs, by their shipped names where they have some.
@@ -112,8 +115,21 @@ def backward_kernels(
     }
     dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))
     size = next((size for size in DQ_DKDV_HEAD_DIMS if size >= head_dim), None)
-    in_one = instruction == "wgmma" and size is not None and PATTERNS[pattern["kind"]].dq_order is not None
-    return BackwardKernels(dq, dkdv, _named({**fields, "head_dim": size, "gradients": "dq_dkdv"}) if in_one else None)
+    if instruction != "wgmma" or size is None:
+        return BackwardKernels(dq, dkdv)
+    in_one = {**fields, "head_dim": size, "gradients": "dq_dkdv"}
+    if not deterministic and _is_faster_in_any_order(pattern, size):
+        return BackwardKernels(dq, dkdv, _named({**in_one, "deterministic": False}))
+    ordered = PATTERNS[pattern["kind"]].dq_order is not None
+    return BackwardKernels(dq, dkdv, _named(in_one) if ordered else None)
+
+
+def _is_faster_in_any_order(pattern: Mapping[str, Any], head_dim: int) -> bool:
+    """Return whether tiles that add to dQ without turns were measured to be faster (docs/training.md)."""
+    block = pattern.get("block")
+    if isinstance(block, dict):
+        return bool(block["kv"] == attention_backward_dq_dkdv.KEYS)
+    return pattern["kind"] == "causal" and head_dim == DQ_DKDV_HEAD_DIMS[0]
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_dense_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: f42ecacf9fa27b4874dc13241b61cda51e36686aa680286787b7358114aeaff1
-// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/dense.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7a602db8a298223c1225c4b27d44d180fc4eda2b18963a0378fc01d06130bdf7
+// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/dense.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 85c2267bff5b2dc62cef9b206a53107ef99dda7a2431241bfbabb5ff58d6fc50
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -15,7 +15,7 @@
 //
 // Who does what
 //   warpgroup 0      warp 0 fills the ring of queries by TMA, and loads K and V. Warps 1 and 2 add to dQ's accumulator,
-//                    each every other step: one waits until its addition is done while the other begins the next.
+//                    each every other step: one waits for its addition while the other begins the next.
 //   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
 //                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS goes to shared
 //                    memory too: dQ^T = K^T dS^T of a step is over all keys of the tile. Each has a half of it.
@@ -62,6 +62,7 @@ constexpr int kQGroupBytes = 10240;  // bytes of one column group of Q, of dO, o
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
+constexpr int kDsBytes = 20480;  // bytes of dS of a step
 constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
 constexpr int kDqColumnParts = 2;  // parts of a head's columns of dQ, 64 each: by the warpgroup's number
 constexpr int kDqQueries = 80;  // queries of which a warpgroup has dQ
@@ -212,28 +213,11 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// cp.async.bulk: `bytes` bytes of shared memory to device memory, all three multiples of 16 (PTX ISA, "cp.async.bulk")
-__device__ __forceinline__ void tma_store_bytes(void* to, uint32 from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-      ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
-
 // cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, one by one
 // (PTX ISA, "cp.reduce.async.bulk")
 __device__ __forceinline__ void tma_reduce_add(float* to, uint32 from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
       ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
-
-// cp.async.bulk.wait_group: at most kPending groups have not been written yet (PTX ISA, "cp.async.bulk.wait_group")
-template <int kPending>
-__device__ __forceinline__ void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// fence.proxy.async: between ordinary accesses of device memory and the copy engine's (PTX ISA, "membar / fence")
-__device__ __forceinline__ void fence_proxy_async_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
@@ -440,18 +424,6 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// ld.acquire.gpu: what the thread that wrote this with a release wrote before is visible after it (PTX ISA, "ld")
-__device__ __forceinline__ int load_acquire(const int* from) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-
-// st.release.gpu: who reads this with an acquire sees what was visible to this thread before (PTX ISA, "st")
-__device__ __forceinline__ void store_release(int* to, int value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
 // What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
 // (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
 // infinity and 0: their weights are 2^-inf = 0.
@@ -511,6 +483,52 @@ struct QueryBlockIterator {
   __device__ __forceinline__ int at(int i) { return i; }
 };
 
+// A thread block's tile: keys of one K/V head. The heads of a group take turns: what they all work on stays in the L2,
+// and the tiles of one head, which follow each other, begin one after another.
+struct Tile {
+  int number, first_key, kv_head, batch;  // number: of the tiles of its head
+
+  __device__ __forceinline__ Tile(const Params& p, int index) {
+    const int kv_heads = p.heads / p.heads_per_kv_head, batch_heads = p.batch_heads / p.heads_per_kv_head;
+    const int group = index / (p.head_group * p.key_tiles), in_group = index % (p.head_group * p.key_tiles);
+    const int heads = min(p.head_group, batch_heads - group * p.head_group);
+    const int batch_head = group * p.head_group + in_group % heads;
+    number = in_group / heads;
+    first_key = number * kTileN;
+    kv_head = batch_head % kv_heads;
+    batch = batch_head / kv_heads;
+  }
+};
+
+// cp.async.bulk: `bytes` bytes of shared memory to device memory, all three multiples of 16 (PTX ISA, "cp.async.bulk")
+__device__ __forceinline__ void tma_store_bytes(void* to, uint32 from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+      ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
+// cp.async.bulk.wait_group: at most kPending groups have not been written yet (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: between ordinary accesses of device memory and the copy engine's (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// ld.acquire.gpu: what the thread that wrote this with a release wrote before is visible after it (PTX ISA, "ld")
+__device__ __forceinline__ int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// st.release.gpu: who reads this with an acquire sees what was visible to this thread before (PTX ISA, "st")
+__device__ __forceinline__ void store_release(int* to, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
 // Which tiles have a part of dQ of a step: all. They add it in the order of their numbers.
 struct AddingTiles {
   int first, last;
@@ -533,29 +551,44 @@ struct Turn {
   }
 };
 
-// A thread block's tile: keys of one K/V head. Thread blocks take tiles in the order in which these add to dQ, so that
-// one that waits for its turn waits for tiles that were taken before. The heads of a group take turns: what they all
-// work on stays in the L2, and the tiles of one head, which follow each other, begin one after another.
-struct Tile {
-  int number, first_key, kv_head, batch;  // number: of the tiles of its head
-
-  __device__ __forceinline__ Tile(const Params& p, int index) {
-    const int kv_heads = p.heads / p.heads_per_kv_head, batch_heads = p.batch_heads / p.heads_per_kv_head;
-    const int group = index / (p.head_group * p.key_tiles), in_group = index % (p.head_group * p.key_tiles);
-    const int heads = min(p.head_group, batch_heads - group * p.head_group);
-    const int batch_head = group * p.head_group + in_group % heads;
-    number = in_group / heads;
-    first_key = number * kTileN;
-    kv_head = batch_head % kv_heads;
-    batch = batch_head / kv_heads;
+// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order of
+// their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn waits
+// for tiles that were taken before.
+__device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
+  int* index = reinterpret_cast<int*>(shared + kTileIndexOffset);
+  if (threadIdx.x == 0) {
+    *index = atomicAdd(p.scheduler, 1);
+    if (*index == gridDim.x - 1) *p.scheduler = 0;  // for the next launch
   }
-};
+  __syncthreads();
+  return *index;
+}
 
-// Number of the next tile: thread blocks need not begin in the order of their own numbers.
-__device__ __forceinline__ int take_tile(const Params& p) {
-  const int index = atomicAdd(p.scheduler, 1);
-  if (index == gridDim.x - 1) *p.scheduler = 0;  // for the next launch
-  return index;
+// Whether the accumulator has a sum of a step: of one that no tile sees it has anything.
+__device__ __forceinline__ bool has_sum(const Params& p, int batch, int step) {
+  const AddingTiles tiles(p, batch, step);
+  return tiles.first <= tiles.last;
+}
+
+// Adds a tile's part of a step's dQ, when its turn has come. The first part is stored, so that nobody has to clear the
+// accumulator. The addition must have ended before the next tile may begin its own.
+__device__ __forceinline__ void add_part(const Params& p, uint32 base, const Tile& tile, int step, int64 place) {
+  const Turn turn(p, tile.batch, step, tile.number);
+  float* to = p.dq_accum + place * (kTileM * kHeadDim);
+  if (turn.number == 0) {
+    tma_store_bytes(to, base + kDqOffset, kDqBytes);
+  } else {
+    while (load_acquire(p.dq_semaphore + place) != turn.number) {
+    }
+    fence_proxy_async_global();  // the parts before are there for the copy engine too
+    tma_reduce_add(to, base + kDqOffset, kDqBytes);
+  }
+  tma_store_commit();
+  tma_store_wait_read<0>();
+  mbarrier_arrive(base + kDqEmptyBarrier);
+  tma_store_wait<0>();
+  fence_proxy_async_global();
+  store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
 // Producer: one warp. Steps come head by head, the last one of each first.
@@ -591,13 +624,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// Where a step's part of dQ is in the accumulator, and its semaphore.
-__device__ __forceinline__ int64 dq_place(const Params& p, int batch, int head, int step) {
-  return (static_cast<int64>(batch) * p.heads + head) * p.query_steps + step;
-}
-
-// Adds the tile's parts of dQ to the accumulator, every other step: one warp of two. Each step's first part is stored,
-// so that nobody has to clear the accumulator.
+// Adds the tile's parts of dQ to the accumulator, every other step: one warp of two.
 __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile& tile, int warp) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
@@ -609,24 +636,10 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
     for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
-      const Turn turn(p, tile.batch, step, tile.number);
-      const int64 place = dq_place(p, tile.batch, head, step);
-      float* to = p.dq_accum + place * (kTileM * kHeadDim);
       mbarrier_wait(full, steps / kDqWarps % 2);
-      if (turn.number == 0) {
-        tma_store_bytes(to, base + kDqOffset, kDqBytes);
-      } else {
-        while (load_acquire(p.dq_semaphore + place) != turn.number) {
-        }
-        fence_proxy_async_global();  // the parts before are there for the copy engine too
-        tma_reduce_add(to, base + kDqOffset, kDqBytes);
-      }
-      tma_store_commit();
-      tma_store_wait_read<0>();
-      mbarrier_arrive(base + kDqEmptyBarrier);
-      tma_store_wait<0>();
-      fence_proxy_async_global();
-      store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
+      // Where the step's part is in the accumulator.
+      const int64 place = (static_cast<int64>(tile.batch) * p.heads + head) * p.query_steps + step;
+      add_part(p, base, tile, step, place);
     }
   }
 }
@@ -753,7 +766,6 @@ __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int warpgroup) {
   const int lane = threadIdx.x % 32;
-  const bool warp_leader = lane == 0;
   int count = 0;
   for (int i = 0; i < p.heads_per_kv_head; ++i) {
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
@@ -796,7 +808,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier a step is enough, as dS has two places: who is here has done with dQ of the step before.
-    const int ds_place = i % 2 * 2 * kQGroupBytes;
+    const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
@@ -810,11 +822,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     stage_dq(shared + kDqOffset + warpgroup * (kDqBytes / kConsumerWarpgroups), dq);
     fence_proxy_async();
     __syncwarp();
-    if (warp_leader) mbarrier_arrive(base + kDqFullBarrier + i % kDqWarps * 8);
+    if (lane == 0) mbarrier_arrive(base + kDqFullBarrier + i % kDqWarps * 8);
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
+    mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
   // Keys that no query sees have no step, and keys that are hidden no weight: zeros. All warpgroups have done with K.
@@ -849,14 +861,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     mbarrier_init(base + kKvFullBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpgroupThreads);
     }
     for (int i = 0; i < kDqWarps; ++i) {
       mbarrier_init(base + kDqFullBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
     mbarrier_init(base + kDqEmptyBarrier, 1);
     fence_mbarrier_init();
-    *reinterpret_cast<int*>(shared + kTileIndexOffset) = take_tile(p);
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
@@ -864,8 +875,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.dk_map);
     prefetch_tensormap(&p.dv_map);
   }
-  __syncthreads();
-  const Tile tile(p, *reinterpret_cast<const int*>(shared + kTileIndexOffset));
+  const Tile tile(p, take_tile(p, shared));
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0) {
@@ -887,7 +897,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
-  const AddingTiles tiles(p, batch_head / p.heads, step);
+  const bool added = has_sum(p, batch_head / p.heads, step);
   const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
     // As stage_dq writes it: by warpgroup, by 8 queries, by thread.
@@ -895,7 +905,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
     const int eight = i / kWarpgroupThreads % (kDqQueries / 8), warpgroup = i / kWarpgroupThreads / (kDqQueries / 8);
     const int column = warpgroup % kDqColumnParts * 64 + thread / 32 * 16 + lane / 4;
     const int query = warpgroup / kDqColumnParts * kDqQueries + eight * 8 + lane % 4 * 2;
-    const float4 found = tiles.first <= tiles.last ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float4 found = added ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const uint32 left = pack(found.x * p.scale, found.y * p.scale), right = pack(found.z * p.scale, found.w * p.scale);
     rows[query][column] = left;
     rows[query + 1][column] = left >> 16;

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.problem import AttentionShape
+from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import Allocate, allocator
@@ -39,6 +39,11 @@ SUMS = ("dq_accum",)
 """Scratch memory as large as an operand, which each call allocates: of the rest, a stream keeps the most it needed."""
 
 
+def _sums(args: LaunchArgs) -> dict[str, int]:
+    """Return the bytes of the memory that each call allocates."""
+    return {**{name: size for name, size in args.scratch.items() if name in SUMS}, **args.sums}
+
+
 class AttentionGradients(NamedTuple):
     """What a call of a gradient kernel returns.
 
@@ -61,16 +66,24 @@ class _Outputs(NamedTuple):
     gradients: dict[str, Layout]
     stats: Layout
     sums: dict[str, Layout]
+    cleared: tuple[str, ...]
     allocate: Allocate
     left_out: dict[str, int]
     memory: Memory
+
+    def new_sums(self) -> dict[str, torch.Tensor]:
+        """Allocate the sums of a call; those that parts are added to in any order are 0."""
+        made = {name: self.allocate(*layout) for name, layout in self.sums.items()}
+        for name in self.cleared:
+            made[name].zero_()
+        return made
 
 
 class AttentionBackwardKernel:
     """Gradients of softmax(scale * Q K^T) V over the keys of the spec's pattern, with its softcap.
 
     Calls run on torch's current stream, do not synchronise and can be captured in a CUDA graph. The same arguments give
-    the same bits in every call.
+    the same bits in every call, but in dQ of a spec with ``deterministic: false``.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -156,10 +169,7 @@ class AttentionBackwardKernel:
         for name, address in addresses.items():
             if address % TMA_ALIGNMENT:
                 check_address(name, address)
-        sums = {name: outputs.allocate(*layout) for name, layout in outputs.sums.items()}
-        if not self.spec.deterministic:
-            for tensor in sums.values():
-                tensor.zero_()  # otherwise the first part of a sum is stored, not added
+        sums = outputs.new_sums()
         addresses |= {"lse": lse.data_ptr(), **outputs.left_out}
         addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}
         named = zip(self._arguments.names, indices, strict=False)
@@ -203,7 +213,8 @@ class AttentionBackwardKernel:
         made = _Outputs(
             gradients,
             (stats_shape, (heads * rows * 2, rows * 2, 2, 1), torch.float32),
-            {name: ((size // 4,), (1,), torch.float32) for name, size in args.scratch.items() if name in SUMS},
+            {name: ((size // 4,), (1,), torch.float32) for name, size in _sums(args).items()},
+            tuple(args.sums),
             allocator(q.device),
             dict.fromkeys(left_out, 0),
             Memory.of(replace(args, scratch={name: size for name, size in args.scratch.items() if name not in SUMS})),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -33,6 +34,7 @@ def block_sparse_attention(
     return_lse: Literal[False] = ...,
     out: torch.Tensor | None = ...,
     validate: bool = ...,
+    deterministic: bool = ...,
 ) -> torch.Tensor: ...
 
 
@@ -50,6 +52,7 @@ def block_sparse_attention(
     return_lse: Literal[True],
     out: torch.Tensor | None = ...,
     validate: bool = ...,
+    deterministic: bool = ...,
 ) -> AttentionResult: ...
 
 
@@ -66,6 +69,7 @@ def block_sparse_attention(
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     validate: bool = False,
+    deterministic: bool = True,
 ) -> torch.Tensor | AttentionResult:
     """Compute softmax(scale * q k^T) v over the keys that a pattern lets each query see.
 
@@ -75,8 +79,9 @@ def block_sparse_attention(
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
 
-    q, k, v and ``sink`` have gradients, the same bits in every call, with every pattern: on sm_90a with heads of up to
-    256 elements and every option, on sm_89 with heads of up to 128, without masks of bits, softcap and ``kv_lengths``.
+    q, k, v and ``sink`` have gradients, by default the same bits in every call, with every pattern: on sm_90a with heads
+    of up to 256 elements and every option, on sm_89 with heads of up to 128, without masks of bits, softcap and
+    ``kv_lengths``.
     Blocks of lists have 64 queries and keys or multiples of them (docs/training.md). ``out`` and whatever else has no
     gradient are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
     the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused.
@@ -100,6 +105,9 @@ def block_sparse_attention(
         out: (batch, heads, q_len, head_dim), where to write the result; it overlaps no input. By default it is new,
             in the layout of q.
         validate: also check the values of lists, lengths and sinks, and that the lists are whole. Synchronises.
+        deterministic: whether gradients have the same bits in every call. False: that of q may be added up in any
+            order, where that is faster: on sm_90a over lists of blocks of 128 keys, and causal with heads of up to 64.
+            ``torch.use_deterministic_algorithms(True)`` has precedence. The result has the same bits either way.
 
     Returns:
         The result, in q's type: 0 for a query that sees no key. With ``return_lse`` an ``AttentionResult`` (out, lse);
@@ -119,7 +127,9 @@ def block_sparse_attention(
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
-    compute: Callable[..., AttentionResult] = attend if direct else operator
+    if deterministic is not True and deterministic is not False:
+        raise ArgumentError("deterministic", f"is {deterministic!r}, expected True or False")
+    compute: Callable[..., AttentionResult] = attend if direct else partial(operator, deterministic=deterministic)
     result = compute(
         q,
         k,

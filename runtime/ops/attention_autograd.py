@@ -19,9 +19,11 @@ from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 _NAME = "block_sparse_attention_backward"
 _SCHEMA = (
     f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor?[] tensors, "
-    "Tensor? sink, Tensor? kv_lengths, str spec_json, *, float? scale=None, float? softcap=None, bool dq=True, "
-    "bool dkdv=True, bool dsink=False) -> (Tensor, Tensor, Tensor, Tensor)"
+    "Tensor? sink, Tensor? kv_lengths, str spec_json, *, float? scale=None, float? softcap=None, "
+    "bool deterministic=True, bool dq=True, bool dkdv=True, bool dsink=False) -> (Tensor, Tensor, Tensor, Tensor)"
 )
+_OPTIONS = ("scale", "softcap", "deterministic")
+"""Options of a call that its backward pass has too."""
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -98,7 +100,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             inputs = q, k, v, tensors, sink, kv_lengths, *call.others
             out, lse = call.overload.redispatch(call.keys, *inputs, **options)
         ctx.save_for_backward(q, k, v, out, lse, sink, kv_lengths, *tensors)
-        ctx.spec_json, ctx.options = call.others[-1], {name: call.options.get(name) for name in ("scale", "softcap")}
+        ctx.spec_json = call.others[-1]
+        ctx.options = {name: call.options[name] for name in _OPTIONS if name in call.options}
         ctx.set_materialize_grads(False)
         if call.options.get("lse"):
             return out, lse

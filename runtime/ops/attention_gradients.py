@@ -93,6 +93,7 @@ def gradient_choice(
     *,
     softcap: float | None = None,
     kv_lengths: bool = False,
+    deterministic: bool = True,
 ) -> GradientChoice:
     """Choose the kernels of the gradients of a call.
 
@@ -103,6 +104,7 @@ def gradient_choice(
         head_dim: of the call.
         softcap: of the call.
         kv_lengths: whether the call has them.
+        deterministic: whether the gradients have the same bits in every run.
 
     Raises:
         ArgumentError, SpecError: naming what has no gradient.
@@ -111,18 +113,21 @@ def gradient_choice(
     check_pattern(json.loads(spec_json))
     fit = _fitted(spec_json, arch)
     pattern = json.loads(spec_json if fit is None else fit.spec_json(spec_json))
-    options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths}
+    options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths, "deterministic": deterministic}
     return GradientChoice(backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim, **options), fit)
 
 
-def chosen_for(q: torch.Tensor, spec_json: str, *, softcap: float | None, kv_lengths: bool) -> GradientChoice:
+def chosen_for(
+    q: torch.Tensor, spec_json: str, *, softcap: float | None, kv_lengths: bool, deterministic: bool
+) -> GradientChoice:
     """Return the choice for a call.
 
     Raises:
         DeviceError, ArgumentError, SpecError: for what has no gradient.
     """
-    cap = None if softcap is None else float(softcap)
-    return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3], softcap=cap, kv_lengths=kv_lengths)
+    options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap), "kv_lengths": kv_lengths}
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3], **options, deterministic=deterministic)
 
 
 def attend_backward(
@@ -140,6 +145,7 @@ def attend_backward(
     kv_lengths: torch.Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    deterministic: bool = True,
     dq: bool = True,
     dkdv: bool = True,
     dsink: bool = False,
@@ -158,7 +164,7 @@ def attend_backward(
         dlse: the gradient of lse; None where the loss does not depend on it.
         sink: float32 (heads,), those of the call: lse has them, and only their own gradient asks for them.
         kv_lengths: int32 (batch or 1,), those of the call.
-        scale, softcap: of the call.
+        scale, softcap, deterministic: of the call.
         dq: whether the gradient of q is wanted.
         dkdv: whether those of k and v are.
         dsink: whether that of the sinks is.
@@ -167,7 +173,7 @@ def attend_backward(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
     """
-    choice = chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None)
+    choice = chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None, deterministic=deterministic)
     if dsink:
         check_sink(sink, q.shape[1], q.device)
     lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])

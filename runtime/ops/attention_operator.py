@@ -21,7 +21,10 @@ from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
-_NUMBERS = "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False"
+_NUMBERS = (
+    "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False, "
+    "bool deterministic=True"
+)
 pytree._register_namedtuple(AttentionResult, serialized_type_name="runtime.AttentionResult")  # a program may return it
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema in (
@@ -32,7 +35,12 @@ for _schema in (
 
 
 def _run(
-    *arguments: Any, out: torch.Tensor | None = None, lse: bool = False, gradients: bool = False, **options: Any
+    *arguments: Any,
+    out: torch.Tensor | None = None,
+    lse: bool = False,
+    gradients: bool = False,
+    deterministic: bool = True,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator; with ``gradients`` also the LSE that they want, if they can be computed at all."""
     q, k, v, tensors, sink, kv_lengths, overflow, spec_json = arguments
@@ -41,7 +49,7 @@ def _run(
         check_operands(q, k, v)
         softcap = options.get("softcap")
         check_options(q, softcap, options.get("scale"), sink, kv_lengths)
-        chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None)
+        chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None, deterministic=deterministic)
     options |= {"overflow": overflow, "lse": lse or gradients}
     out, found = attend(q, k, v, tuple(tensors), spec_json, out=out, **options)
     return out, nothing(q) if found is None else found

@@ -79,11 +79,12 @@ def explain_attention(
     return_lse: bool = False,
     arch: str | None = None,
     gradients: bool = False,
+    deterministic: bool = True,
 ) -> Explanation:
     """Say which kernel ``block_sparse_attention`` takes for a call, and why; nothing is compiled or launched.
 
     Args:
-        q, k, v, pattern, softcap, sink, kv_lengths, return_lse: those of the call.
+        q, k, v, pattern, softcap, sink, kv_lengths, return_lse, deterministic: those of the call.
         arch: architecture of the kernel, for tensors that are on no GPU (``device="meta"`` will do); by default that of
             q's device.
         gradients: also say which kernels compute the gradients of q, k and v. The forward then has a log-sum-exp.
@@ -119,7 +120,11 @@ def explain_attention(
     backward = None
     if gradients:
         check_gradients(pattern.spec_json)
-        options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap)}
+        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        options: dict[str, Any] = {
+            "softcap": None if softcap is None else float(softcap),
+            "deterministic": deterministic,
+        }
         kind = pattern.spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
         backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None

@@ -103,6 +103,7 @@ def gradients(tensors: list[Any], pattern: Any, dout: Any = None, **options: Any
 def check(tensors: list[Any], pattern: Any, **options: Any) -> None:
     dout = torch.randn_like(tensors[0])
     found = gradients(tensors, pattern, dout, **options)
+    options.pop("deterministic", None)
     gradient_oracle.assert_near(found, gradient_oracle.exact(*tensors, pattern, dout, **options))
 
 
@@ -206,6 +207,36 @@ def test_each_option_has_gradients(name: str, options: str, loaded: Any) -> None
             gradient_oracle.assert_sink_near(found[3], *tensors, pattern, dout, weight * dlse, **given)
     for kernel in loaded.gradients.values():
         assert kernel.spec.softcap == given.get("softcap") and kernel.spec.kv_lengths == ("kv_lengths" in given)
+
+
+LISTS = "topk, repeated", "topk, shared, out of range", "lists", "causal lists", "bits"
+IN_ANY_ORDER = {"causal", "top left", *LISTS}  # with heads of 64
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_sums_have_any_order_where_that_is_wanted_and_faster(name: str, loaded: Any) -> None:
+    tensors, pattern = qkv(), PATTERNS[name]()
+    check(tensors, pattern, deterministic=False)
+    specs = [kernel.spec for kernel in loaded.gradients.values()]
+    assert any(not spec.deterministic for spec in specs) == (name in IN_ANY_ORDER)
+    loaded.gradients.clear()
+    torch.use_deterministic_algorithms(True)
+    try:
+        gradients(tensors, pattern, deterministic=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(kernel.spec.deterministic for kernel in loaded.gradients.values())
+
+
+def test_compile_takes_steps_in_any_order(loaded: Any) -> None:
+    def step(q: Any, k: Any, v: Any, pattern: Any) -> Any:
+        return block_sparse_attention(q * 2, k, v, pattern, deterministic=False).float().pow(2).sum()
+
+    tensors, pattern = qkv(), PATTERNS["topk, repeated"]()
+    right = torch.autograd.grad(step(*tensors, pattern), tensors)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, torch.autograd.grad(compiled(*tensors, pattern), tensors), right))
+    assert [kernel.spec.deterministic for kernel in loaded.gradients.values()] == [False]
 
 
 def test_the_sinks_alone_have_a_gradient(loaded: Any) -> None:
@@ -480,6 +511,7 @@ def test_transforms_of_functions_are_refused_by_name() -> None:
         ({"kv_lengths": torch.ones(3, dtype=torch.int32)}, r"kv_lengths: has shape \(3,\)"),
         ({"kv_lengths": torch.ones(2)}, r"kv_lengths: is torch\.float32, expected torch\.int32"),
         ({"out": torch.zeros(2, 4, 300, 64).bfloat16()}, "out: is given, and q requires a gradient"),
+        ({"deterministic": None}, "deterministic: is None, expected True or False"),
     ],
 )
 def test_wrong_options_are_refused_in_the_forward(options: dict[str, Any], message: str, loaded: Any) -> None:
@@ -563,6 +595,8 @@ def test_explain_names_the_kernels_of_the_gradients() -> None:
     assert of_all is not None and f"\ndQ, dK and dV: {of_all.stem}\ndQ alone: {told.gradients.dq.stem}\n" in str(told)
     assert f"\ndK and dV alone: {told.gradients.dkdv.stem}" in str(told)
     assert "dQ" not in str(explain_attention(*tensors, Causal(), arch="sm_90a"))
+    in_any_order = explain_attention(*tensors, Causal(), arch="sm_90a", gradients=True, deterministic=False)
+    assert "\ndQ, dK and dV: h100_causal_d64_dq_dkdv_any_order_bf16\n" in str(in_any_order)
 
 
 def test_rows_of_another_call_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_workspace_has_the_names_and_sizes_of_launches(named: NamedSpec) -> None
         sized = sized_launch(plan, sizes, draw.choice((58, 114, 132)))
         told = launch_record(sized)
         memory = Memory.of(sized.args)
-        assert sum(told.workspace.values()) == 4 * memory.counters + memory.scratch
+        assert sum(told.workspace.values()) == 4 * memory.counters + memory.scratch + sum(sized.args.sums.values())
         assert set(told.workspace) == {record.param for record in facts.workspace}
         for record in facts.workspace:
             if record.bytes is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 BAND = 1 << 14  # bytes
@@ -28,10 +29,10 @@ class GuardBands:
         import torch
 
         self._cuda: Any = ctypes.CDLL("libcuda.so.1")
-        self._stream, context = ctypes.c_void_p(), ctypes.c_void_p()
+        self._stream, self._context = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuInit", 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self._call("cuCtxSetCurrent", context)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
+        self._call("cuCtxSetCurrent", self._context)
         self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
         self._live: dict[int, int] = {}  # address of what torch was given -> its bytes
         self._freed: list[tuple[int, int]] = []
@@ -42,15 +43,32 @@ class GuardBands:
 
     def faults(self) -> list[str]:
         """Return what was written outside of tensors since the last call; waits for the GPU."""
+        with self._entered():
+            self._look_at_all()
+        found, self._faults = self._faults, []
+        return found
+
+    def _look_at_all(self) -> None:
         self._call("cuCtxSynchronize")
         for address, size in self._live.items():
             self._faults += self._changed(address, size)
         self._release()
-        found, self._faults = self._faults, []
-        return found
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Make torch's context current: threads of autograd have none yet when they allocate first."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _allocate(self, size: int, device: int, stream: int | None) -> int:
         del device, stream
+        with self._entered():
+            return self._allocated(size)
+
+    def _allocated(self, size: int) -> int:
         mode = ctypes.c_int(_RELAXED)
         self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         address = ctypes.c_uint64()
@@ -73,8 +91,11 @@ class GuardBands:
         if not address or address not in self._live:
             return
         self._freed.append((address, self._live.pop(address)))
-        if sum(size for _, size in self._freed) > MOST_HELD and not self._cuda.cuCtxSynchronize():
-            self._release()
+        if sum(size for _, size in self._freed) <= MOST_HELD:
+            return
+        with self._entered():
+            if not self._cuda.cuCtxSynchronize():
+                self._release()
 
     def _release(self) -> None:
         """Look at the bands of what was freed, and give it back."""

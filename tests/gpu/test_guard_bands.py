@@ -31,3 +31,23 @@ def test_a_write_outside_is_told(place: int, where: str, then: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert run.stdout.startswith(f"['wrote 4 bytes {where} a tensor of"), (run.stdout, run.stderr)
+
+
+ALLOCATES_IN_A_NEW_THREAD = """
+import threading, torch
+from tests.gpu.guard_bands import GuardBands
+bands, made = GuardBands(), []
+torch.cuda.current_device(), torch.cuda.init()
+thread = threading.Thread(target=lambda: made.append(torch.empty(100, device="cuda").fill_(1)))
+thread.start(), thread.join()
+x = torch.randn(64, 64, device="cuda", requires_grad=True)
+(x @ x).square().sum().backward()
+print(bands.faults(), int(made[0].sum()), x.grad.isfinite().all().item())
+"""
+
+
+def test_threads_without_a_context_allocate() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", ALLOCATES_IN_A_NEW_THREAD]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert run.stdout == "[] 100 True\n", (run.stdout, run.stderr)

@@ -107,9 +107,10 @@ def rounded(
     if softcap is not None:
         tanh = torch.tanh(logits / softcap)
         logits, slope = softcap * tanh, 1 - tanh**2
-    weights = torch.where(seen > 0, seen * (logits - lse.nan_to_num(neginf=0.0)[..., None]).exp(), 0.0)
-    ds = round_(weights * (dout @ values.mT - (dout * round_(out)).sum(-1, keepdim=True)) * slope)
-    of_heads = factor * ds.mT @ q, round_(weights).mT @ dout
+    # A pair that is listed several times is rounded each time: a kernel adds its parts one by one.
+    weights = torch.where(seen > 0, (logits - lse.nan_to_num(neginf=0.0)[..., None]).exp(), 0.0)
+    ds = seen * round_(weights * (dout @ values.mT - (dout * round_(out)).sum(-1, keepdim=True)) * slope)
+    of_heads = factor * ds.mT @ q, (seen * round_(weights)).mT @ dout
     dk, dv = (t.unflatten(1, (-1, group)).sum(2) for t in of_heads)
     return {name: round_(t) for name, t in zip(NAMES, (factor * ds @ keys, dk, dv), strict=True)}
 

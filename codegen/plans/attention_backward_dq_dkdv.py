@@ -1,4 +1,4 @@
-"""Plan of all gradients of attention on sm_90a, by key tiles: five products, dQ added up in a fixed order, or in any."""
+"""Plan of all gradients of attention on sm_90a, by key tiles: five products, dQ added up in one order, or in any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled kernel as ``codegen compile`` reports it: a line of at most 80 columns, or fields."""
+"""A compiled kernel as ``codegen compile`` reports it: lines of at most 80 columns, or fields."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from runtime.compile.inspection import INSTRUCTIONS, Usage
 
 _TITLES = ("arch", "regs", "spill B", "stack B", "smem KB", "from")
 _WIDTHS = (6, 4, 7, 7, 7, 5)
+_MOST_NAMES = 80 - sum(_WIDTHS) - 2 * len(_WIDTHS)  # letters of a name; a longer one has a line of its own
 
 
 def header(names: int) -> str:
@@ -51,4 +52,6 @@ def _line(name: str, cells: tuple[str, ...], names: int) -> str:
         cell.ljust(width) if title in ("arch", "from") else cell.rjust(width)
         for title, cell, width in zip(_TITLES, cells, _WIDTHS, strict=True)
     )
-    return "  ".join((name.ljust(names), first, *numbers, last)).rstrip()
+    names = min(names, _MOST_NAMES)
+    above, name = ("", name) if len(name) <= names else (f"{name}\n", "")
+    return above + "  ".join((name.ljust(names), first, *numbers, last)).rstrip()

@@ -68,9 +68,10 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     dp = do @ v.mT
 
     def gradients(lse: torch.Tensor, round_: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
-        p = torch.where(weight > 0, weight * (scores - lse[..., None]).exp(), 0.0)
-        ds = round_(p * (dp - (do * round_(out)).sum(-1, keepdim=True)) * slope)
-        of_heads = {"dk": scale * (ds.mT @ q), "dv": round_(p).mT @ do}
+        # A pair that is listed several times is rounded each time: a kernel adds its parts one by one.
+        p = torch.where(weight > 0, (scores - lse[..., None]).exp(), 0.0)
+        ds = weight * round_(p * (dp - (do * round_(out)).sum(-1, keepdim=True)) * slope)
+        of_heads = {"dk": scale * (ds.mT @ q), "dv": (weight * round_(p)).mT @ do}
         summed = {name: g.unflatten(1, (case.kv_heads, group)).sum(2) for name, g in of_heads.items()}
         return {name: round_(g) for name, g in {"dq": scale * (ds @ k), **summed}.items()}
 

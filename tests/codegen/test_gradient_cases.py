@@ -34,8 +34,10 @@ class Definition:
     def __call__(
         self, q: Any, k: Any, v: Any, *lists: Any, out: Any, dout: Any, lse: Any, scale: Any
     ) -> AttentionGradients:
-        seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, (*q.shape[:3], k.shape[2]))
-        found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, dlse=None, scale=scale)
+        lists, lengths = (lists[:-1], lists[-1]) if self.spec.kv_lengths else (lists, None)
+        shape = (*q.shape[:3], k.shape[2])
+        seen = attention_oracle.times_seen(self.spec.pattern.model_dump_json(), lists, shape, lengths)
+        found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, scale=scale, softcap=self.spec.softcap)
         made = {name: torch.empty_like(t).copy_(found[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
         self.calls += 1
         self.spoil(made, self.calls)
@@ -92,6 +94,22 @@ def test_wrong_gradients_fail(name: str, spoil: Spoil) -> None:
     outcome = outcome_of(spec, spoil)
     assert not outcome.passed
     assert ("two runs of" in outcome.problem) is (spoil in (second_run_differs, left_out))  # NaN equals nothing
+
+
+def test_weights_of_a_pair_that_is_listed_often_are_rounded_each_time() -> None:
+    """One key, listed 300 times: each weight is 1/300, which bf16 has not, and their sum is as far off."""
+    weight = torch.tensor(1 / 300).bfloat16().double()
+
+    def as_kernels(made: dict[str, Any], call: int) -> None:
+        made["dv"].copy_(made["dv"].double() * 300 * weight)
+
+    pattern = {"kind": "topk", "k": 300, "block": {"q": 128, "kv": 64}}
+    fields = {"op": "attention_backward", "arch": "sm_90a", "dtype": "bf16", "gradients": "dkdv", "head_dim": 128}
+    spec = find_spec({**fields, "pattern": pattern}).spec
+    case = Case("one_pair", heads=1, kv_heads=1, q_len=1, kv_len=1, lists="repeated")
+    assert outcome_of(spec, case=case).passed
+    assert outcome_of(spec, as_kernels, case).passed
+    assert not outcome_of(spec, scaled, case).passed
 
 
 def test_a_gradient_where_no_pair_is_seen_fails() -> None:

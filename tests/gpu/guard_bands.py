@@ -8,6 +8,7 @@ changed. Memory that was freed stays as it is until then, so that a late write i
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,7 +35,9 @@ class GuardBands:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
         self._call("cuCtxSetCurrent", self._context)
         self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
+        self._lock = threading.RLock()  # a call of the driver lets other threads go on
         self._live: dict[int, int] = {}  # address of what torch was given -> its bytes
+        self._captured: set[int] = set()  # what a CUDA graph was given: a replay uses it, though torch has freed it
         self._freed: list[tuple[int, int]] = []
         self._faults: list[str] = []
         self._callbacks = _Allocate(self._allocate), _Free(self._free)  # torch keeps their addresses alone
@@ -52,21 +55,35 @@ class GuardBands:
         self._call("cuCtxSynchronize")
         for address, size in self._live.items():
             self._faults += self._changed(address, size)
+        self._captured.clear()  # graphs of a test end with it
         self._release()
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
         """Make torch's context current: threads of autograd have none yet when they allocate first."""
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        with self._lock:
+            self._call("cuCtxPushCurrent_v2", self._context)
+            try:
+                yield
+            finally:
+                self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _allocate(self, size: int, device: int, stream: int | None) -> int:
-        del device, stream
+        del device
         with self._entered():
-            return self._allocated(size)
+            address = self._allocated(size)
+            if self._is_capturing(stream):
+                self._captured.add(address)
+            return address
+
+    def _is_capturing(self, stream: int | None) -> bool:
+        """Return whether a stream is being captured; the default one, 0, never is."""
+        status = ctypes.c_int()
+        return (
+            bool(stream)
+            and not self._cuda.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+            and (status.value != 0)
+        )
 
     def _allocated(self, size: int) -> int:
         mode = ctypes.c_int(_RELAXED)
@@ -88,21 +105,26 @@ class GuardBands:
 
     def _free(self, address: int | None, size: int, device: int, stream: int | None) -> None:
         del size, device, stream
-        if not address or address not in self._live:
-            return
-        self._freed.append((address, self._live.pop(address)))
-        if sum(size for _, size in self._freed) <= MOST_HELD:
+        with self._lock:
+            if not address or address not in self._live:
+                return
+            self._freed.append((address, self._live.pop(address)))
+            held = sum(size for address, size in self._freed if address not in self._captured)
+        if held <= MOST_HELD:
             return
         with self._entered():
             if not self._cuda.cuCtxSynchronize():
                 self._release()
 
     def _release(self) -> None:
-        """Look at the bands of what was freed, and give it back."""
-        for address, size in self._freed:
+        """Look at the bands of what was freed, and give back what no graph may use."""
+        freed, self._freed = self._freed, []
+        for address, size in freed:
             self._faults += self._changed(address, size)
-            self._call("cuMemFree_v2", ctypes.c_uint64(address - BAND))
-        self._freed.clear()
+            if address in self._captured:
+                self._freed.append((address, size))
+            else:
+                self._call("cuMemFree_v2", ctypes.c_uint64(address - BAND))
 
     def _changed(self, address: int, size: int) -> Iterator[str]:
         band = ctypes.create_string_buffer(BAND)

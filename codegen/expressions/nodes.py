@@ -1,0 +1,264 @@
+"""The typed tree of an expression, and what may be put together.
+
+Integers are 64 bits wide by definition, as torch's; the plan narrows them where their bounds allow it. Floating-point
+numbers are float32. ``//`` and ``%`` round down, as Python's do. Two trees are equal if they say the same with the same
+operators: parentheses, spaces and the spelling of numbers are not part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from codegen.errors import CodegenError
+
+
+class ExpressionError(CodegenError):
+    """Says what is wrong with an expression, without the place: who reads the text, or the function, adds it."""
+
+
+class Type(Enum):
+    """Type of a value."""
+
+    BOOL = "bool"
+    INT = "int"
+    FLOAT = "float"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+VARIABLES: Mapping[str, tuple[Type, str]] = {
+    "q_idx": (Type.INT, "number of the query, from 0"),
+    "kv_idx": (Type.INT, "number of the key, from 0"),
+    "batch": (Type.INT, "number of the batch"),
+    "head": (Type.INT, "number of the query head"),
+    "q_len": (Type.INT, "queries of a head"),
+    "kv_len": (Type.INT, "keys of a head"),
+    "score": (Type.FLOAT, "scale * q.k, in scores alone"),
+}
+"""Names that an expression may have beside its aux tensors: type and meaning."""
+
+DTYPES: Mapping[str, Type] = {
+    "int32": Type.INT,
+    "int64": Type.INT,
+    "fp32": Type.FLOAT,
+    "fp16": Type.FLOAT,
+    "bf16": Type.FLOAT,
+    "bool": Type.BOOL,
+}
+"""Element types of aux tensors, and what a value of them is in an expression."""
+
+SIZES: Mapping[str, str] = {
+    "batch": "batch",
+    "heads": "head",
+    "q_len": "q_idx",
+    "kv_len": "kv_idx",
+}
+"""Names of sizes of aux tensors, and the variable that is always less."""
+
+MOST_DIMS = 4
+
+
+@dataclass(frozen=True)
+class Aux:
+    """An aux tensor: what a kernel is given to look values up in.
+
+    Attributes:
+        name: its name, an identifier.
+        dtype: a key of DTYPES.
+        dims: sizes: a key of SIZES, or a number; none for a tensor with one value. Where a name of SIZES stands, a
+            tensor of size 1 has its element for all.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[str | int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number or a truth value."""
+
+    value: bool | int | float
+
+    @property
+    def type(self) -> Type:
+        """Its type."""
+        return {bool: Type.BOOL, int: Type.INT, float: Type.FLOAT}[type(self.value)]
+
+    def __eq__(self, other: object) -> bool:  # 1, 1.0 and True are equal to Python
+        return isinstance(other, Literal) and repr(other.value) == repr(self.value)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One of VARIABLES."""
+
+    name: str
+
+    @property
+    def type(self) -> Type:
+        """Its type."""
+        return VARIABLES[self.name][0]
+
+
+@dataclass(frozen=True)
+class Item:
+    """An element of an aux tensor. An index beyond an end is that end's: nothing outside is read."""
+
+    aux: Aux
+    indices: tuple[Node, ...]
+
+    @property
+    def type(self) -> Type:
+        """Type of the element."""
+        return DTYPES[self.aux.dtype]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operator or a function of OPERATIONS with its operands, which ``operation`` has checked."""
+
+    name: str
+    operands: tuple[Node, ...]
+    type: Type = field(compare=False)
+
+
+Node = Literal | Variable | Item | Operation
+_Rule = Callable[..., Type]
+
+
+def _numbers(*types: Type) -> Type:
+    """Return what numbers are together: truth values count as 0 and 1."""
+    return Type.FLOAT if Type.FLOAT in types else Type.INT
+
+
+def _integers(*types: Type) -> Type:
+    return _only("integers", {Type.INT, Type.BOOL}, types, Type.INT)
+
+
+def _bits(*types: Type) -> Type:
+    """Return what & | ^ make: of truth values one, of integers one."""
+    wanted = {Type.BOOL} if set(types) == {Type.BOOL} else {Type.INT, Type.BOOL}
+    return _only("integers or truth values", wanted, types, Type.BOOL if wanted == {Type.BOOL} else Type.INT)
+
+
+def _truths(*types: Type) -> Type:
+    return _only("truth values (compare numbers: x != 0)", {Type.BOOL}, types, Type.BOOL)
+
+
+def _floats(*types: Type) -> Type:
+    del types
+    return Type.FLOAT
+
+
+def _compared(*types: Type) -> Type:
+    del types
+    return Type.BOOL
+
+
+def _chosen(condition: Type, one: Type, other: Type) -> Type:
+    """Return what where() makes."""
+    _only("a truth value as its first argument", {Type.BOOL}, (condition,), Type.BOOL)
+    return one if one == other else _numbers(one, other)
+
+
+def _only(wanted: str, allowed: set[Type], types: tuple[Type, ...], result: Type) -> Type:
+    for which in types:
+        if which not in allowed:
+            raise ExpressionError(f"takes {wanted}, and is given {', '.join(map(str, types))}")
+    return result
+
+
+OPERATIONS: Mapping[str, tuple[_Rule, int, int]] = {
+    **dict.fromkeys(("+", "-", "*"), (_numbers, 2, 2)),
+    "/": (_floats, 2, 2),
+    **dict.fromkeys(("//", "%", "<<", ">>"), (_integers, 2, 2)),
+    **dict.fromkeys(("&", "|", "^"), (_bits, 2, 2)),
+    "~": (_bits, 1, 1),
+    "neg": (_numbers, 1, 1),
+    **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), (_compared, 2, 2)),
+    **dict.fromkeys(("and", "or"), (_truths, 2, 2)),
+    "not": (_truths, 1, 1),
+    **dict.fromkeys(("min", "max"), (_numbers, 2, 2)),
+    "abs": (_numbers, 1, 1),
+    "where": (_chosen, 3, 3),
+    **dict.fromkeys(("exp", "tanh", "log2", "sqrt"), (_floats, 1, 1)),
+    "int": (lambda of: Type.INT, 1, 1),
+    "float": (lambda of: Type.FLOAT, 1, 1),
+    "bool": (lambda of: Type.BOOL, 1, 1),
+}
+"""Operators and functions by name: what type comes out, and how many operands they have, at least and at most.
+
+``int`` rounds towards zero; ``-`` has two operands, ``neg`` one; of ``min`` and ``max`` with more, each has two.
+"""
+FUNCTIONS = ("min", "max", "abs", "where", "exp", "tanh", "log2", "sqrt", "int", "float", "bool")
+"""Those of OPERATIONS that are called."""
+
+
+def operation(name: str, *operands: Node) -> Operation:
+    """Put operands together.
+
+    Raises:
+        ExpressionError: for types that do not go together, a wrong number of operands, and a division by the literal 0.
+    """
+    rule, least, most = OPERATIONS[name]
+    if not least <= len(operands) <= most:
+        raise ExpressionError(f"{name} takes {least} operand{'s' * (least > 1)}, and is given {len(operands)}")
+    if name in ("//", "%", "/") and isinstance(operands[1], Literal) and operands[1].value == 0:
+        raise ExpressionError(f"{name} divides by zero")
+    if name in ("<<", ">>"):
+        by = operands[1]
+        if not isinstance(by, Literal) or not 0 <= by.value <= 62:
+            raise ExpressionError(f"{name} takes a number of bits from 0 to 62, written as a number")
+    try:
+        return Operation(name, operands, rule(*(operand.type for operand in operands)))
+    except ExpressionError as error:
+        raise ExpressionError(f"{name} {error}") from None
+
+
+def item(aux: Aux, *indices: Node) -> Item:
+    """Look an element up.
+
+    Raises:
+        ExpressionError: for a wrong number of indices, and for indices that are no integers.
+    """
+    if len(indices) != len(aux.dims):
+        raise ExpressionError(f"{aux.name} is {aux}, and has {len(indices)} indices here")
+    for index in indices:
+        if index.type is not Type.INT:
+            raise ExpressionError(f"an index of {aux.name} is {index.type}, expected int")
+    return Item(aux, indices)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Return what a node is made of."""
+    if isinstance(node, Operation):
+        return node.operands
+    return node.indices if isinstance(node, Item) else ()
+
+
+MOST_NODES = 1000
+"""Nodes of an expression; a part that occurs twice counts twice."""
+
+
+def check_size(node: Node) -> None:
+    """Refuse a tree of more than MOST_NODES nodes.
+
+    Raises:
+        ExpressionError: naming the limit.
+    """
+    total, left = 0, [node]
+    while left:
+        total += 1
+        if total > MOST_NODES:
+            raise ExpressionError(f"has more than {MOST_NODES} operators, names and numbers")
+        left += children(left.pop())

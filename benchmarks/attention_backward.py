@@ -36,8 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from codegen.parse import parse_spec
-from codegen.plans.attention_backward_dq_dkdv import KEYS
-from codegen.select.backward import OP, BackwardKernels, backward_kernels
+from codegen.select.backward import DQ_DKDV_KEYS, OP, BackwardKernels, backward_kernels
 from runtime import load_kernel
 from runtime.bench.data_sets import make_data
 from runtime.bench.timing import Call
@@ -173,7 +172,7 @@ def ours(problem: Problem) -> Call:
 def ours_in_any_order(problem: Problem) -> dict[str, Call]:
     """Return the call of our kernel whose tiles add to dQ in any order, where there is one, by its label."""
     block = problem.spec.pattern.fixed_block
-    if block is not None and block.kv != KEYS:
+    if block is not None and block.kv != DQ_DKDV_KEYS:
         return {}
     fields = {"op": OP, "gradients": "dq_dkdv", "deterministic": False, "pattern": problem.spec.pattern.model_dump()}
     kernel = load_kernel(parse_spec(fields | problem.spec.model_dump(include={"arch", "dtype", "head_dim"})))

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from codegen.progress import Item, steps
 
-WIDTH = 200
+WIDTH = 220
 """Of what is not a terminal: lines need not be wrapped."""
 
 JsonOption = Annotated[

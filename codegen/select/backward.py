@@ -17,6 +17,8 @@ HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": attention_backward_mma_syn
 """Head sizes that the kernels are made for, by instruction: others are filled up to the next."""
 DQ_DKDV_HEAD_DIMS = attention_backward_dq_dkdv.HEAD_DIMS
 """The same of those that compute all gradients: the sums of others are more registers than there are."""
+DQ_DKDV_KEYS = attention_backward_dq_dkdv.KEYS
+"""Keys of the blocks of lists that these take, in any order."""
 BLOCK_SIZES = (64, 128)
 """Queries, and keys, of the blocks of lists."""
 
@@ -128,7 +130,7 @@ def _is_faster_in_any_order(pattern: Mapping[str, Any], head_dim: int) -> bool:
     """Return whether tiles that add to dQ without turns were measured to be faster (docs/training.md)."""
     block = pattern.get("block")
     if isinstance(block, dict):
-        return bool(block["kv"] == attention_backward_dq_dkdv.KEYS)
+        return bool(block["kv"] == DQ_DKDV_KEYS)
     return pattern["kind"] == "causal" and head_dim == DQ_DKDV_HEAD_DIMS[0]
 
 

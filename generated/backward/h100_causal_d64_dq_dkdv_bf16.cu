@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 4b57e6d1db519811f5ce1d1e01a42f8a763f7c7efd3352b9211092b7f4e921cb
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 704709d6362442cbf9f3c9b7682917da21c9908a8e35c442cb583c15e6728a11
+// seal: sha256 fa31915edc0f3a5d0edf6d66f7a02cc6bfd716aa13de31fdd1519e493655aef0
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -564,9 +564,9 @@ struct Turn {
   }
 };
 
-// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order of
-// their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn waits
-// for tiles that were taken before.
+// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order
+// of their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn
+// waits for tiles that were taken before.
 __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
   int* index = reinterpret_cast<int*>(shared + kTileIndexOffset);
   if (threadIdx.x == 0) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 97190c4a6109644aab176181f9d0ed83b91000cb08a3d18af36ee42b23dab8e8
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8e286d90195833339503b5328e88fbf35c1fc826273cd7dabeed82fab01df4f1
+// seal: sha256 c2835c2d03c34393f64bff9292d62824de0d3737098951f43a9116a6bc39582e
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -564,9 +564,9 @@ struct Turn {
   }
 };
 
-// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order of
-// their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn waits
-// for tiles that were taken before.
+// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order
+// of their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn
+// waits for tiles that were taken before.
 __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
   int* index = reinterpret_cast<int*>(shared + kTileIndexOffset);
   if (threadIdx.x == 0) {

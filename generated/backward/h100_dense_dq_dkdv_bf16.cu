@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 2906b8ef6ab3a776506fc7b50021763b40c9a92ab22723e239d2e500ce16cec1
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/dense.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 077634491d91b24df6c8ef77069e36a823a2a2cf38eed30659bd9a8ecfeeac78
+// seal: sha256 f7d3c7a80e086fc473a8e3b62b99eb224b4cacdcb6c99d07a2724afebe43e191
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -547,9 +547,9 @@ struct Turn {
   }
 };
 
-// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order of
-// their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn waits
-// for tiles that were taken before.
+// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order
+// of their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn
+// waits for tiles that were taken before.
 __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
   int* index = reinterpret_cast<int*>(shared + kTileIndexOffset);
   if (threadIdx.x == 0) {

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e522dafec441ba5c624b41149dfd9545257c09b6f8bfa1af9947807256be7e58
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 124b0d17c21ac84b0c2dfc8c14fd9d16129271edea6b84806867612deff29a4b
+// seal: sha256 c148eebbd8093ed1de973048e2f1d04295513e9f74f4269c53bda5b49a4aaaa3
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -574,9 +574,9 @@ struct Turn {
   }
 };
 
-// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order of
-// their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn waits
-// for tiles that were taken before.
+// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order
+// of their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn
+// waits for tiles that were taken before.
 __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
   int* index = reinterpret_cast<int*>(shared + kTileIndexOffset);
   if (threadIdx.x == 0) {

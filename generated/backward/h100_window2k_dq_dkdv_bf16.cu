@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 0de2b0c49bc41b42c9dfa0f0b7ee89198d5880bab6205ccd89264fc3e35dc5a0
 // templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/sliding_window.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c49581ed8c9083fa089249e139be402c48be465f272e4c92376239e42b83d5d4
+// seal: sha256 055d709b4fcfc6161fcd64ef2a22eb25b9dfcac6ef4c249ece6a5e6c69a8d717
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -572,9 +572,9 @@ struct Turn {
   }
 };
 
-// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order of
-// their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn waits
-// for tiles that were taken before.
+// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order
+// of their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn
+// waits for tiles that were taken before.
 __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
   int* index = reinterpret_cast<int*>(shared + kTileIndexOffset);
   if (threadIdx.x == 0) {

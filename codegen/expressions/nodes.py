@@ -7,6 +7,8 @@ operators: parentheses, spaces and the spelling of numbers are not part of them.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -204,6 +206,34 @@ FUNCTIONS = ("min", "max", "abs", "where", "exp", "tanh", "log2", "sqrt", "int",
 """Those of OPERATIONS that are called."""
 
 
+INT64 = (-(2**63), 2**63 - 1)
+"""The least and the largest integer."""
+
+
+def literal(value: bool | int | float) -> Literal:
+    """Write a number or a truth value down.
+
+    Raises:
+        ExpressionError: for integers beyond int64, and numbers that float32 has only as infinity, NaN or 0.
+    """
+    if isinstance(value, float):
+        _check_float(value)
+    elif not INT64[0] <= value <= INT64[1]:
+        raise ExpressionError("an integer has 64 bits: -2**63 to 2**63 - 1")
+    return Literal(value)
+
+
+def _check_float(value: float) -> None:
+    try:
+        (single,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        single = math.inf
+    if not math.isfinite(single):
+        raise ExpressionError("a float32 is finite: up to 3.4e38")
+    if value and not single:
+        raise ExpressionError("a float32 of less than 1e-45 is 0")
+
+
 def operation(name: str, *operands: Node) -> Operation:
     """Put operands together.
 
@@ -248,17 +278,22 @@ def children(node: Node) -> tuple[Node, ...]:
 
 MOST_NODES = 1000
 """Nodes of an expression; a part that occurs twice counts twice."""
+MOST_DEPTH = 150
+"""Nodes from the root to a leaf: who reads a tree may call itself for each, and Python's parser takes 200 brackets."""
 
 
 def check_size(node: Node) -> None:
-    """Refuse a tree of more than MOST_NODES nodes.
+    """Refuse a tree of more than MOST_NODES nodes, or of more than MOST_DEPTH in each other.
 
     Raises:
         ExpressionError: naming the limit.
     """
-    total, left = 0, [node]
+    total, left = 0, [(node, 1)]
     while left:
+        each, depth = left.pop()
         total += 1
         if total > MOST_NODES:
             raise ExpressionError(f"has more than {MOST_NODES} operators, names and numbers")
-        left += children(left.pop())
+        if depth > MOST_DEPTH:
+            raise ExpressionError(f"has more than {MOST_DEPTH} operators in each other")
+        left += [(child, depth + 1) for child in children(each)]

@@ -1,0 +1,110 @@
+"""What is known of a tree whatever its tensors hold: how wide its integers are, which parts never change.
+
+A query's number is less than ``q_len``, a key's less than ``kv_len``, and so on, which a kernel has to see to itself
+where its tiles go beyond. A part that occurs twice is looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from codegen.expressions.intervals import INT32, INT64, INTEGERS, TRUTH, TRUTHS, Interval
+from codegen.expressions.nodes import SIZES, Item, Literal, Node, Operation, Type, Variable, children
+
+_MOST = INT32.high
+_VARIABLES: Mapping[str, Interval] = {
+    **dict.fromkeys(("q_idx", "kv_idx", "batch", "head"), Interval(0, _MOST - 1)),
+    **dict.fromkeys(("q_len", "kv_len"), Interval(1, _MOST)),
+}
+_DTYPES: Mapping[str, Interval] = {"int32": INT32, "int64": INT64, "bool": TRUTH}
+
+
+def bounds_of(node: Node) -> Interval:
+    """Return an interval that every value of an integer or a truth value lies in; all of int64 where it may wrap.
+
+    Raises:
+        ValueError: for a floating-point number.
+    """
+    if node.type is Type.FLOAT:
+        raise ValueError("floating-point numbers have no bounds")
+    return _intervals(node)[id(node)]
+
+
+def constant_of(node: Node) -> bool | None:
+    """Return the value that a truth value always has, or None if it may be either."""
+    bounds = bounds_of(node)
+    return bool(bounds.low) if node.type is Type.BOOL and bounds.is_one else None
+
+
+def needs_64_bits(node: Node) -> bool:
+    """Return whether the node, or anything that it is computed from, indices too, may leave int32."""
+    return any(not each.within(INT32) for each in _intervals(node).values())
+
+
+def leaves_32_bits(node: Node) -> bool:
+    """Return whether the node itself, or an operand of this one operator, may leave int32.
+
+    What an operand is computed from does not matter, nor the index of an element.
+    """
+    known = _intervals(node)
+    parts = (node, *node.operands) if isinstance(node, Operation) else (node,)
+    return any(not known[id(part)].within(INT32) for part in parts if id(part) in known)
+
+
+def divides_by_zero(node: Node) -> Node | None:
+    """Return the first ``//`` or ``%`` whose divisor may be 0, or None. ``/`` gives infinity and NaN then."""
+    known = _intervals(node)
+    for each in _each(node):
+        if isinstance(each, Operation) and each.name in ("//", "%") and 0 in known[id(each.operands[1])]:
+            return each
+    return None
+
+
+def is_inside(item: Item, axis: int) -> bool:
+    """Return whether an index of an element is always within its dim, so that it need not be clamped.
+
+    It is if it is the variable that counts the dim, or 0 and the dim has a name: nothing runs where there is nothing.
+    """
+    index, size = item.indices[axis], item.aux.dims[axis]
+    if isinstance(size, int):
+        return bounds_of(index).within(Interval(0, size - 1))
+    return index == Variable(SIZES[size]) or bounds_of(index) == Interval(0, 0)
+
+
+def _each(root: Node) -> Iterator[Node]:
+    """Give each node once, what it is made of before it, from the left."""
+    seen: set[int] = set()
+    left: list[tuple[Node, bool]] = [(root, False)]
+    while left:
+        node, ready = left.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            left.append((node, True))
+            left += [(child, False) for child in reversed(children(node))]
+
+
+def _intervals(root: Node) -> dict[int, Interval]:
+    """Return the intervals of a node and all it is made of, floating-point numbers left out, by id."""
+    known: dict[int, Interval] = {}
+    for node in _each(root):
+        if node.type is not Type.FLOAT:
+            known[id(node)] = _interval(node, known)
+    return known
+
+
+def _interval(node: Node, known: Mapping[int, Interval]) -> Interval:
+    """Return the interval of a node whose operands are known."""
+    match node:
+        case Literal():
+            return Interval(int(node.value), int(node.value))
+        case Variable():
+            return _VARIABLES[node.name]
+        case Item():
+            return _DTYPES[node.aux.dtype]
+    operands = [known.get(id(operand)) for operand in node.operands]
+    if None in operands:  # of a floating-point number
+        return TRUTH if node.type is Type.BOOL else INT64
+    rules: Mapping[str, Callable[..., Interval]] = TRUTHS if node.type is Type.BOOL else INTEGERS
+    return rules[node.name](*operands)

@@ -1,0 +1,109 @@
+"""The aux tensors of a spec, as it declares them: ``q_doc: "int32[batch, q_len]"``."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+
+from codegen.expressions.nodes import (
+    DTYPES,
+    FUNCTIONS,
+    MOST_DIMS,
+    SIZES,
+    VARIABLES,
+    Aux,
+    ExpressionError,
+    Item,
+    Node,
+    children,
+)
+from codegen.names import CPP_WORDS, RESERVED
+from codegen.wording import alternatives, one_line, shown
+
+MOST_AUX = 8
+"""Aux tensors of a kernel."""
+MOST_NAME = 32
+MOST_SIZE = 2**31 - 1
+_MOST_TEXT = 200
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_DECLARED = re.compile(r" *([A-Za-z0-9_]+) *\[([^\[\]]*)\] *")
+_NUMBER = re.compile(r"[1-9][0-9]{0,9}")
+
+
+def parse_aux(declared: Mapping[str, str]) -> dict[str, Aux]:
+    """Read the declarations of aux tensors, by name.
+
+    Raises:
+        ExpressionError: on one line, with the name, what it was and what is allowed.
+    """
+    if len(declared) > MOST_AUX:
+        raise ExpressionError(f"{len(declared)} aux tensors, at most {MOST_AUX} are allowed")
+    return {name: _parsed(name, text) for name, text in declared.items()}
+
+
+def check_used(aux: Mapping[str, Aux], *expressions: Node) -> None:
+    """Refuse aux tensors that no expression looks into.
+
+    Raises:
+        ExpressionError: naming them.
+    """
+    used, seen, left = set(), set(), list(expressions)
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        left += children(node)
+        if isinstance(node, Item):
+            used.add(node.aux.name)
+    if unused := [name for name in aux if name not in used]:
+        raise ExpressionError(f"{', '.join(unused)}: declared, and used by no expression")
+
+
+def _parsed(name: str, text: str) -> Aux:
+    """Read one declaration."""
+    if reason := _wrong_name(name):
+        raise ExpressionError(f"{shown(name)} cannot be the name of an aux tensor: {reason}")
+    try:
+        return _typed(name, text)
+    except ExpressionError as error:
+        raise ExpressionError(f"{name}: {error}") from None
+
+
+def _wrong_name(name: str) -> str:
+    """Return why a name cannot be one, or nothing."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MOST_NAME or "__" in name:
+        return (
+            f"names are ASCII letters, digits and single _, at most {MOST_NAME} of them, and the first one is a letter"
+        )
+    if name in VARIABLES or name in FUNCTIONS:
+        return "it has a meaning in expressions"
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        return "it is a word of Python"
+    if name in CPP_WORDS or RESERVED.fullmatch(name):
+        return "it has a meaning in CUDA C++ or in the source"
+    return ""
+
+
+def _typed(name: str, text: str) -> Aux:
+    parts = _DECLARED.fullmatch(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else None
+    if parts is None:
+        raise ExpressionError(f"{shown(text)} is no type with sizes, such as int32[batch, q_len] or fp32[]")
+    dtype, sizes = parts.groups()
+    if dtype not in DTYPES:
+        raise ExpressionError(f"{shown(dtype)} is no type of elements, {alternatives(dtype, DTYPES)}")
+    dims = tuple(_size(size.strip(" ")) for size in sizes.split(",")) if sizes.strip(" ") else ()
+    if len(dims) > MOST_DIMS:
+        raise ExpressionError(f"has {len(dims)} sizes, at most {MOST_DIMS} are allowed")
+    return Aux(name, dtype, dims)
+
+
+def _size(text: str) -> str | int:
+    if text in SIZES:
+        return text
+    if _NUMBER.fullmatch(text) and int(text) <= MOST_SIZE:
+        return int(text)
+    raise ExpressionError(
+        f'"{one_line(text)}" is no size, expected {", ".join(SIZES)}, or a number from 1 to 2**31 - 1'
+    )

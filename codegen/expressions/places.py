@@ -1,0 +1,103 @@
+"""Where each part of an expression is computed: once for a query, once for a key, or for each pair of them.
+
+A part has the place of all that it depends on. What depends on neither is computed beside what uses it: a key's
+statements do not use a query's, for a kernel may have them in another loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from codegen.expressions.nodes import Item, Literal, Operation, Variable
+from codegen.expressions.parts import Part
+
+
+class Place(Enum):
+    """Where a statement stands; the value is what it is called in names."""
+
+    ROW = "row"
+    COLUMN = "column"
+    PAIR = "pair"
+
+
+_NAMED_FROM = 2
+"""Cost from which a part of a row or a column has a name: one sum or comparison folds into what uses it."""
+_CHEAP = frozenset(("+", "-", "neg", "==", "!=", "<", "<=", ">", ">=", "and", "or", "not", "&", "|", "^", "~", "bool"))
+_Use = tuple[int, Place]
+
+
+@dataclass
+class Uses:
+    """The parts that are computed, with their places, and those of them that have a name.
+
+    Attributes:
+        used: pairs of the number of a part and its place, in the order in which they are computed.
+        named: those with a name.
+    """
+
+    used: list[_Use]
+    named: set[_Use]
+
+
+def place_of(part: int, depends: list[frozenset[str]], of_user: Place) -> Place:
+    """Return where a part is computed that is used by something in another place, or in the same."""
+    on = depends[part]
+    if "score" in on or {"q_idx", "kv_idx"} <= on:
+        return Place.PAIR
+    if "q_idx" in on:
+        return Place.ROW
+    if "kv_idx" in on:
+        return Place.COLUMN
+    return of_user if of_user is not Place.PAIR or not on else Place.ROW
+
+
+def dependencies(parts: list[Part]) -> list[frozenset[str]]:
+    """Return what each part depends on: variables, and ``""`` if it is looked up; nothing for a constant."""
+    found: list[frozenset[str]] = []
+    for part in parts:
+        on = frozenset[str]().union(*(found[operand] for operand in part.operands))
+        if isinstance(part.node, Variable):
+            on |= {part.node.name}
+        found.append(on | {""} if isinstance(part.node, Item) else on)
+    return found
+
+
+def _costs(parts: list[Part], depends: list[frozenset[str]]) -> list[int]:
+    """Return roughly how many instructions each part is, once what it looks up has a name."""
+    costs: list[int] = []
+    for part, on in zip(parts, depends, strict=True):
+        if not on or not isinstance(part.node, Operation):
+            costs.append(0)
+        else:
+            own = 1 if part.node.name in _CHEAP else _NAMED_FROM
+            costs.append(own + sum(costs[operand] for operand in part.operands))
+    return costs
+
+
+def uses_of(parts: list[Part], root: int) -> Uses:
+    """Return what is computed where for the last of some parts, which is used for each pair."""
+    depends = dependencies(parts)
+    costs = _costs(parts, depends)
+    first = root, place_of(root, depends, Place.PAIR)
+    times: dict[_Use, int] = {first: 1}
+    crossing = {first} if first[1] is not Place.PAIR else set()
+    for part in range(root, -1, -1):
+        for place in Place:
+            if (part, place) not in times:
+                continue
+            for operand in parts[part].operands:
+                use = operand, place_of(operand, depends, place)
+                times[use] = times.get(use, 0) + 1
+                if use[1] is not place:
+                    crossing.add(use)
+
+    def has_name(use: _Use) -> bool:
+        node = parts[use[0]].node
+        if isinstance(node, Literal | Variable) or not depends[use[0]]:
+            return False
+        is_worth_it = use in crossing and costs[use[0]] >= _NAMED_FROM
+        return isinstance(node, Item) or is_worth_it or times[use] > 1
+
+    used = sorted(times, key=lambda use: use[0])
+    return Uses(used, {use for use in used if has_name(use)})

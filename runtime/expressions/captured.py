@@ -1,0 +1,218 @@
+"""The tensors that a function captures: what they are called, and what is looked up in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+from codegen.expressions.nodes import (
+    DTYPES,
+    MOST_DIMS,
+    SIZES,
+    VARIABLES,
+    Aux,
+    ExpressionError,
+    Item,
+    Literal,
+    Node,
+    Operation,
+    Type,
+    Variable,
+    children,
+    item,
+)
+from codegen.expressions.nodes import FUNCTIONS as CALLED
+from codegen.wording import shown
+from runtime.expressions.dtypes import NAMES
+from runtime.expressions.order import operands_first
+
+_SIZE_OF = {variable: size for size, variable in SIZES.items()}
+_SHORT = {"q_idx": "q", "kv_idx": "kv"}
+_Dims = tuple[str | int, ...]
+_TAKEN = {*VARIABLES, *SIZES, *CALLED, *DTYPES, "and", "or", "not", "if", "else", "in", "is", "true", "false"}
+_MOST_OF_NAME = 40
+
+
+class Captured:
+    """The captured tensors, in the order in which the function came to them."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def named(self, tensor: torch.Tensor, frames: Iterable[FrameType]) -> Aux:
+        """Return an aux tensor for a captured one, with the numbers of its shape as dims.
+
+        Raises:
+            ExpressionError: for a tensor that no kernel can look values up in.
+        """
+        for name, known in self.tensors.items():
+            if known is tensor:
+                return self._aux(name)
+        found = next((name for frame in frames for name in _names_of(tensor, frame)), "")
+        if tensor.dtype not in NAMES:
+            known_ones = ", ".join(map(str, NAMES))
+            raise ExpressionError(f"captures a tensor of {tensor.dtype}{_called(found)}, expected one of {known_ones}")
+        if tensor.ndim > MOST_DIMS or tensor.numel() == 0 or tensor.layout != torch.strided:
+            what = f"the shape {shown(tuple(tensor.shape))} and the layout {tensor.layout}"
+            raise ExpressionError(
+                f"captures a tensor{_called(found)} of {what}; dense, {MOST_DIMS} dims, none 0 are most"
+            )
+        name = self._free(found)
+        self.tensors[name] = tensor
+        return self._aux(name)
+
+    def _aux(self, name: str) -> Aux:
+        tensor = self.tensors[name]
+        return Aux(name, NAMES[tensor.dtype], tuple(tensor.shape))
+
+    def _free(self, wanted: str) -> str:
+        """Return a name that no other tensor has: the wanted one, or that with a number, or aux with a number."""
+        if not wanted:
+            wanted = "aux"
+        elif wanted not in self.tensors:
+            return wanted
+        number = 0 if wanted == "aux" else 2
+        while f"{wanted}{number}" in self.tensors:
+            number += 1
+        return f"{wanted}{number}"
+
+
+def _called(name: str) -> str:
+    return f" ({name})" if name else ""
+
+
+def _names_of(tensor: torch.Tensor, frame: FrameType) -> Iterator[str]:
+    """Yield what a tensor is called where a function runs: captured names first, then local ones."""
+    code, local = frame.f_code, frame.f_locals
+    places = [(name, local) for name in code.co_freevars]
+    places += [(name, frame.f_globals) for name in code.co_names]
+    places += [(name, local) for name in (*code.co_varnames, *code.co_cellvars)]
+    for name, values in places:
+        for inner, value in _values(name, values.get(name)):
+            if value is tensor and _is_name(inner):
+                yield inner
+
+
+def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a value, and what it holds by name: attributes, a module's parameters and buffers, keys, elements."""
+    yield name, value
+    if isinstance(value, list | tuple):
+        yield from ((f"{name}{number}", each) for number, each in enumerate(value))
+    held = [] if isinstance(value, ModuleType | torch.Tensor | type) else [value, getattr(value, "__dict__", None)]
+    held += [getattr(value, each, None) for each in ("_parameters", "_buffers")] if len(held) > 1 else []
+    for each in held:
+        if isinstance(each, dict):
+            yield from ((inner, one) for inner, one in each.items() if isinstance(inner, str))
+
+
+def _is_name(name: str) -> bool:
+    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) and "__" not in name
+    return bool(plain) and len(name) <= _MOST_OF_NAME and name not in _TAKEN and not re.fullmatch(r"aux\d*", name)
+
+
+def from_the_start(index: Node, size: int) -> Node:
+    """Return an index of torch's as one of an expression: a negative one counts from the end.
+
+    Raises:
+        ExpressionError: for a number that is beyond the ends.
+    """
+    if isinstance(index, Literal):
+        if not -size <= index.value < size:
+            raise ExpressionError(f"has the index {index.value} in a dim of {size}")
+        return Literal(int(index.value) % size)
+    if index.type is not Type.INT or _is_never_negative(index):
+        return index
+    at_end = Operation("+", (index, Literal(size)), Type.INT)
+    return Operation("where", (Operation("<", (index, Literal(0)), Type.BOOL), at_end, index), Type.INT)
+
+
+_AS_THEIR_OPERANDS = {"+", "*", "//", "min", "|", "^", "<<", ">>", "int", "float"}
+"""Operations that make no negative number of operands that are not."""
+
+
+def _is_never_negative(node: Node) -> bool:
+    known: dict[int, bool] = {}
+    for each in operands_first(node):
+        operands = [known[id(one)] for one in children(each)]
+        if isinstance(each, Operation):
+            known[id(each)] = each.type is Type.BOOL or _makes_no_negative(each.name, operands)
+        elif isinstance(each, Literal):
+            known[id(each)] = each.value >= 0
+        else:
+            known[id(each)] = each.type is Type.BOOL or (isinstance(each, Variable) and each.name != "score")
+    return known[id(node)]
+
+
+def _makes_no_negative(name: str, operands: list[bool]) -> bool:
+    """Tell whether a result is certainly not negative, given which operands are not."""
+    if name in ("max", "&"):
+        return any(operands)
+    if name in ("%", "where"):
+        return all(operands[1:])
+    return name == "abs" or (name in _AS_THEIR_OPERANDS and all(operands))
+
+
+def settled(
+    node: Node, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+) -> tuple[Node, dict[str, Aux], dict[str, torch.Tensor]]:
+    """Give the aux tensors of a tree the dims that their indices tell, now that all are known.
+
+    A dim is one of SIZES where nothing but that variable indexes it. Of a tensor that queries and keys index, each has
+    an aux tensor of its own: two names for one tensor.
+
+    Args:
+        node: the tree.
+        tensors: the captured tensors by name.
+        sizes: what SIZES are, where they are known: a dim of another size than that and 1 remains a number.
+
+    Returns:
+        The tree, its aux tensors, and the tensor of each.
+    """
+    uses: dict[str, list[Item]] = {}
+    for each in operands_first(node):
+        if isinstance(each, Item):
+            uses.setdefault(each.aux.name, []).append(each)
+    keys = {id(one): (name, _dims(one, items, sizes)) for name, items in uses.items() for one in items}
+    found = _apart(list(dict.fromkeys(keys.values())), tensors)
+    rebuilt: dict[int, Node] = {}
+    for each in operands_first(node):
+        parts = tuple(rebuilt[id(one)] for one in children(each))
+        if isinstance(each, Operation):
+            rebuilt[id(each)] = Operation(each.name, parts, each.type)
+        else:
+            rebuilt[id(each)] = item(found[keys[id(each)]], *parts) if isinstance(each, Item) else each
+    by_name = {aux.name: tensors[name] for (name, _), aux in found.items()}
+    return rebuilt[id(node)], {aux.name: aux for aux in found.values()}, by_name
+
+
+def _dims(one: Item, uses: list[Item], sizes: Mapping[str, int]) -> _Dims:
+    """Return the dims that a lookup tells, given all lookups in its tensor."""
+    places = range(len(one.indices))
+    is_named = [all(_size(use, at, sizes) for use in uses) for at in places]
+    return tuple(_size(one, at, sizes) if is_named[at] else one.aux.dims[at] for at in places)
+
+
+def _size(one: Item, at: int, sizes: Mapping[str, int]) -> str:
+    """Return the name of the size that an index is less than, or "" if it is none of SIZES alone."""
+    index, has = one.indices[at], one.aux.dims[at]
+    name = _SIZE_OF.get(index.name, "") if isinstance(index, Variable) else ""
+    return name if has in (1, sizes.get(name, has)) else ""
+
+
+def _apart(keys: list[tuple[str, _Dims]], tensors: Mapping[str, torch.Tensor]) -> dict[tuple[str, _Dims], Aux]:
+    """Return an aux tensor for each tensor and its dims; where one has several, they are named after what differs."""
+    apart: dict[tuple[str, _Dims], Aux] = {}
+    taken = set(tensors)
+    for name, dims in keys:
+        others = [other for whose, other in keys if whose == name]
+        differ = [SIZES[str(dim)] for at, dim in enumerate(dims) if len({other[at] for other in others}) > 1]
+        new = "_".join([name, *(_SHORT.get(variable, variable) for variable in differ)])
+        while differ and new in taken:
+            new += "x"
+        taken.add(new)
+        apart[name, dims] = Aux(new, NAMES[tensors[name].dtype], dims)
+    return apart

@@ -1,0 +1,157 @@
+"""What an expression is worth, by torch: the definition that kernels are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from codegen.expressions.nodes import Item, Literal, Node, Operation, Type, Variable
+from codegen.wording import alternatives, shown
+from runtime.errors import ArgumentError
+from runtime.expressions.order import operands_first
+
+Values = Mapping[str, "torch.Tensor | int | float"]
+_Function = Callable[..., torch.Tensor]
+
+
+def evaluate(node: Node, values: Values, aux: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Evaluate an expression.
+
+    Integers are int64, floating-point numbers float32, or float64 if the score is. What no kernel is held to: an
+    integer divided by zero is 0 here, and so is the remainder (where() may guard a division, and both its sides are
+    evaluated); int() of what no int64 can hold is what torch makes of it.
+
+    Args:
+        node: the expression.
+        values: of the variables that it has; tensors broadcast.
+        aux: of the aux tensors that it has.
+
+    Returns:
+        bool, int64, float32 or float64, of the shape that the tensors broadcast to; without dims if none is used.
+
+    Raises:
+        ArgumentError: for a variable or an aux tensor that is not given, and an aux tensor of another shape.
+    """
+    given = _Given(values, aux)
+    known: dict[int, torch.Tensor] = {}
+    for each in operands_first(node):
+        known[id(each)] = given.value(each, known)
+    return known[id(node)]
+
+
+class _Given:
+    """What variables and aux tensors are, and the types that numbers have."""
+
+    def __init__(self, values: Values, aux: Mapping[str, torch.Tensor]) -> None:
+        self.values, self.aux = values, aux
+        tensors = [each for each in (*values.values(), *aux.values()) if isinstance(each, torch.Tensor)]
+        self.device = tensors[0].device if tensors else torch.device("cpu")
+        score = values.get("score")
+        is_double = isinstance(score, torch.Tensor) and score.dtype == torch.float64
+        self.dtypes = {
+            Type.BOOL: torch.bool,
+            Type.INT: torch.int64,
+            Type.FLOAT: torch.float64 if is_double else torch.float32,
+        }
+
+    def value(self, node: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Return what a node is worth, given what its parts are."""
+        if isinstance(node, Literal):
+            return self.cast(node.value, node.type)
+        if isinstance(node, Variable):
+            return self.cast(_named("values", self.values, node.name), node.type)
+        if isinstance(node, Item):
+            return self.element(node, [known[id(index)] for index in node.indices])
+        common = _common(node)
+        return self.cast(
+            _FUNCTIONS[node.name](*(self.cast(known[id(one)], common) for one in node.operands)), node.type
+        )
+
+    def cast(self, value: Any, to: Type) -> torch.Tensor:
+        if to is Type.BOOL and isinstance(value, torch.Tensor):
+            return value.to(self.device) != 0
+        return torch.as_tensor(value, dtype=self.dtypes[to], device=self.device)
+
+    def element(self, node: Item, indices: list[torch.Tensor]) -> torch.Tensor:
+        table, aux = _named("aux", self.aux, node.aux.name), node.aux
+        sizes = [(dim, size) for dim, size in zip(aux.dims, table.shape, strict=False) if isinstance(dim, int)]
+        if table.ndim != len(aux.dims) or any(dim != size for dim, size in sizes) or 0 in table.shape:
+            raise ArgumentError("aux", f"{aux.name} has the shape {shown(tuple(table.shape))}, expected {aux}")
+        table = table.to(self.device)
+        inside = [index.clamp(0, size - 1) for index, size in zip(indices, table.shape, strict=True)]
+        return self.cast(table[tuple(inside)] if inside else table, node.type)
+
+
+def _named(argument: str, given: Mapping[str, Any], name: str) -> Any:
+    if name not in given:
+        raise ArgumentError(argument, f"has no {name}, which the expression has; {alternatives(name, given)}")
+    return given[name]
+
+
+def _common(node: Operation) -> Type:
+    """Return the type in which an operation is worked out: its result's, or what its operands are together."""
+    types = {operand.type for operand in node.operands}
+    if node.name == "where":  # the condition is one for any type: whatever is not 0
+        return node.type
+    if node.name in ("and", "or", "not") or (types == {Type.BOOL} and node.type is Type.BOOL):
+        return Type.BOOL
+    if node.name in ("int", "bool", "==", "!=", "<", "<=", ">", ">="):
+        return Type.FLOAT if Type.FLOAT in types else Type.INT
+    return node.type
+
+
+def _divided(one: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Return ``one // by``; by -1 it is the negative: some CPUs trap where it divides the least integer."""
+    quotient = one.floor_divide(by.where(~_is_special(by), 1))
+    return quotient.where(by != -1, -one).where(by != 0, 0)
+
+
+def _remainder(one: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return one.remainder(by.where(~_is_special(by), 1))  # by 1 it is 0, as it is by -1
+
+
+def _is_special(divisor: torch.Tensor) -> torch.Tensor:
+    return (divisor == 0) | (divisor == -1)
+
+
+def _same(value: torch.Tensor) -> torch.Tensor:
+    return value  # its type is changed behind it
+
+
+_FUNCTIONS: Mapping[str, _Function] = {
+    "+": torch.add,
+    "-": torch.sub,
+    "*": torch.mul,
+    "/": torch.true_divide,
+    "//": _divided,
+    "%": _remainder,
+    "<<": torch.bitwise_left_shift,
+    ">>": torch.bitwise_right_shift,
+    "&": torch.bitwise_and,
+    "|": torch.bitwise_or,
+    "^": torch.bitwise_xor,
+    "~": torch.bitwise_not,
+    "neg": torch.neg,
+    "==": torch.eq,
+    "!=": torch.ne,
+    "<": torch.lt,
+    "<=": torch.le,
+    ">": torch.gt,
+    ">=": torch.ge,
+    "and": torch.logical_and,
+    "or": torch.logical_or,
+    "not": torch.logical_not,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "abs": torch.abs,
+    "where": lambda condition, one, other: torch.where(condition != 0, one, other),
+    "exp": torch.exp,
+    "tanh": torch.tanh,
+    "log2": torch.log2,
+    "sqrt": torch.sqrt,
+    "int": _same,
+    "float": _same,
+    "bool": _same,
+}

@@ -154,7 +154,9 @@ def values_of(field: FieldInfo) -> str:
     bounds = {type(bound): bound for bound in field.metadata}
     if {Ge, Le} <= bounds.keys():
         return f"{bounds[Ge].ge} to {bounds[Le].le}"
-    return "an integer" if first is int else "a number"
+    if get_origin(first) is dict:
+        return "names and texts"
+    return {int: "an integer", str: "a text"}.get(first, "a number")
 
 
 def default_of(name: str, field: FieldInfo, found: Iterable[Any]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
+from codegen.expressions.nodes import Item, Node, Variable, children
 from codegen.select.defaults import COMBINED
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def check_options(spec: AttentionSpec) -> None:
         raise SpecError("pad_heads", "is true; kernels for sm_90a take heads of fewer elements anyway: leave it out")
     if spec.share_kv_loads and not one_list_on_hopper:
         raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
+    if spec.pack_gqa > 1 and any(asks_head(node) for node in spec.expressions):
+        raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression asks for the head of a row: leave it out")
     _check_kv_splits(spec)
     _check_query_grouping(spec)
     if spec.l2_lockstep and not one_list_on_hopper:
@@ -61,6 +64,14 @@ def check_options(spec: AttentionSpec) -> None:
             else ""
         )
         raise SpecError("stream_k_tail", f"is true; {kind}{more} {NO_KERNEL}")
+
+
+def asks_head(node: Node) -> bool:
+    """Return whether an expression depends on the head of its row: by name, or through a tensor that has heads."""
+    if isinstance(node, Variable):
+        return node.name == "head"
+    of_heads = isinstance(node, Item) and "heads" in node.aux.dims
+    return of_heads or any(map(asks_head, children(node)))
 
 
 def _check_kv_splits(spec: AttentionSpec) -> None:

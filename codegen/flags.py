@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
-Value = int | str | bool
+from codegen.expressions.cuda import Statement
+
+Value = int | str | bool | tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,67 @@ class KeyEndOfLoads(KeyEndOfMasks):
 
 
 @dataclass(frozen=True)
+class AuxFlags:
+    """How a kernel looks a value of an aux tensor up.
+
+    Attributes:
+        name: of the tensor.
+        declared: its type and sizes.
+        dtype: of an element.
+        value: type of the value, in C++.
+        parameters: of the function, after the kernel's: its indices.
+        place: what is added to the address, in elements.
+    """
+
+    name: str
+    declared: str
+    dtype: str
+    value: str
+    parameters: str
+    place: str
+
+
+@dataclass(frozen=True)
+class ExpressionFlags:
+    """An expression as templates print it.
+
+    Attributes:
+        text: the expression; empty: there is none.
+        row: what depends on the query alone.
+        column: what depends on the key alone.
+        used_row: what of ``row`` the rest names.
+        used_column: what of ``column`` it names.
+        pair: parts of the rest.
+        result: the expression in terms of these.
+        helpers: device functions that it calls.
+    """
+
+    text: str
+    row: tuple[Statement, ...]
+    column: tuple[Statement, ...]
+    used_row: tuple[Statement, ...]
+    used_column: tuple[Statement, ...]
+    pair: tuple[Statement, ...]
+    result: str
+    helpers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MaskFlags(Flags):
+    """The mask of partial blocks, where it is an expression.
+
+    Attributes:
+        mask_expression: the expression.
+        mask_lines: its text, in lines of a comment.
+        aux: the tensors that it looks values up in.
+    """
+
+    mask_expression: ExpressionFlags
+    mask_lines: tuple[str, ...]
+    aux: tuple[AuxFlags, ...]
+
+
+@dataclass(frozen=True)
 class PatternFlags(Flags):
     """What the templates of patterns ask, which all attention kernels and gradients include.
 
@@ -121,6 +185,7 @@ class PatternFlags(Flags):
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
         step_is: a step, in words.
         lists: what the templates of lists insert.
+        mask: of partial blocks, where it is an expression.
     """
 
     pattern_template: str
@@ -128,6 +193,7 @@ class PatternFlags(Flags):
     skip_masked: bool
     step_is: str
     lists: ListWords
+    mask: MaskFlags
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from codegen.expressions.nodes import Aux, Node
 from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
 
@@ -192,6 +193,16 @@ class AttentionSpec(SpecBase):
         """The int32 tensors that a call takes beside q, k and v."""
         order = (QUERY_ORDER,) if self.query_grouping == "given" else ()
         return (*self.pattern.index_tensors, *order, *((KV_LENGTHS,) if self.kv_lengths else ()))
+
+    @property
+    def aux_tensors(self) -> tuple[Aux, ...]:
+        """The tensors of expressions that a call takes by name."""
+        return self.pattern.aux_tensors
+
+    @property
+    def expressions(self) -> tuple[Node, ...]:
+        """The expressions of the spec."""
+        return () if self.pattern.expression is None else (self.pattern.expression,)
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.

@@ -12,7 +12,7 @@ apart; they are compared by identity.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -20,8 +20,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from codegen.patterns import PATTERNS, PatternBase
+from codegen.patterns.block_lists import NAMED_MASKS
 from codegen.validation import first_error
 from runtime.errors import ArgumentError
+from runtime.expressions.masks import mask_of
 
 __all__ = [
     "BlockLists",
@@ -110,10 +112,18 @@ def _check_numbers(pattern: Any) -> None:
     """
     if torch.compiler.is_compiling():  # validation is not traced; the kernel's spec is validated all the same
         return
-    values = {field.name: getattr(pattern, field.name) for field in fields(pattern)}
-    model: type[PatternBase] = PATTERNS[pattern.kind]
+    _check_model({"kind": pattern.kind, **{field.name: getattr(pattern, field.name) for field in fields(pattern)}})
+
+
+def _check_model(pattern: dict[str, Any]) -> None:
+    """Check a pattern as a spec has it.
+
+    Raises:
+        ArgumentError: naming the field.
+    """
+    model: type[PatternBase] = PATTERNS[pattern["kind"]]
     try:
-        model.model_validate({"kind": pattern.kind, **values})
+        model.model_validate(pattern)
     except ValueError as error:  # pydantic's
         field, reason = first_error(error, PATTERNS, "a pattern")  # type: ignore[arg-type]
         raise ArgumentError(field.rpartition(".")[2], reason) from None
@@ -284,7 +294,7 @@ class TopK(Pattern):
         return (self.kv_indices,)
 
 
-@_pattern("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "mask_bits", "overflow")
+@_pattern("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "mask_bits", "overflow", "aux")
 @dataclass(frozen=True, eq=False)
 class BlockLists(Pattern):
     """Each query block sees the first blocks of two lists, partial and full ones: FlexAttention's layout.
@@ -298,11 +308,16 @@ class BlockLists(Pattern):
         full_kv_num_blocks: as ``kv_num_blocks``, of full blocks; None with ``full_kv_indices``.
         full_kv_indices: as ``kv_indices``, full key blocks.
         block: (queries, keys) of a block.
-        mask: of partial blocks: ``none`` (all pairs are visible), ``causal`` or ``bits``.
+        mask: of partial blocks: ``none`` (all pairs are visible), ``causal``, ``bits``, an expression over ``q_idx``,
+            ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/expressions.md), or
+            a function ``mask_mod(b, h, q_idx, kv_idx)`` that becomes one.
         mask_bits: int32 (batch or 1, list heads, query blocks, entries, block[0] * block[1] / 32), with
             ``mask="bits"``: bit c % 32 of word r * (block[1] / 32) + c // 32 of the i-th entry says whether query r of
             the query block sees key c of the i-th partial block in its list.
         overflow: int32 (1,), not 0 where whoever made the lists ran out of entries; ``validate=True`` looks at it.
+        aux: tensors that an expression looks values up in, by name: int32, int64, float32, float16, bfloat16 or bool,
+            (batch, q_len) say, of up to 4 dimensions. One that ``q_idx``, ``kv_idx``, ``batch`` or ``head`` alone
+            indexes has the size of that, or 1; others keep the size that they have here.
     """
 
     kind: ClassVar[str] = "block_lists"
@@ -312,14 +327,17 @@ class BlockLists(Pattern):
     full_kv_indices: torch.Tensor | None = None
     _: KW_ONLY
     block: tuple[int, int] = (128, 128)
-    mask: Literal["none", "causal", "bits"] = "none"
+    mask: str | Callable[..., Any] = "none"
     mask_bits: torch.Tensor | None = None
     overflow: torch.Tensor | None = None
+    aux: Mapping[str, torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         _check_block(self.block)
-        if self.mask not in ("none", "causal", "bits"):
-            raise ArgumentError("mask", f"is {self.mask!r}, expected 'none', 'causal' or 'bits'")
+        if self.mask not in NAMED_MASKS:
+            self._set_expression()
+        elif self.aux:
+            raise ArgumentError("aux", f"is given, and mask is {self.mask!r}: it goes with an expression")
         if (self.mask == "bits") != (self.mask_bits is not None):
             has = "is missing" if self.mask_bits is None else "is given"
             raise ArgumentError(
@@ -327,11 +345,29 @@ class BlockLists(Pattern):
             )
         if (self.full_kv_num_blocks is None) != (self.full_kv_indices is None):
             raise ArgumentError("full_kv_num_blocks and full_kv_indices", "belong together: pass both or neither")
-        self._set_spec(f'{{"kind": "block_lists", {_block_text(self.block)}, "mask": "{self.mask}"}}')
+        if self.mask in NAMED_MASKS:
+            self._set_spec(f'{{"kind": "block_lists", {_block_text(self.block)}, "mask": "{self.mask}"}}')
+
+    def _set_expression(self) -> None:
+        """Take the mask over as a spec has it: one spelling, its tensors in order."""
+        mask = self.mask
+        if not isinstance(mask, str) and not callable(mask):
+            expected = "'none', 'causal', 'bits', an expression or a function"
+            raise ArgumentError("mask", f"is {type(mask).__name__}, expected {expected}")
+        found = mask_of(mask, self.aux)
+        object.__setattr__(self, "mask", found.text)
+        object.__setattr__(self, "aux", found.tensors)
+        expression = {"mask": found.text, **({"aux": found.declared} if found.declared else {})}
+        self._set_spec(f'{{"kind": "block_lists", {_block_text(self.block)}, {json.dumps(expression)[1:]}')
+        if not torch.compiler.is_compiling():
+            _check_model(
+                {**json.loads(self.spec_json), "block": {"q": 128, "kv": 128}}
+            )  # blocks of any size are fitted
 
     def index_tensors(self) -> Indices:
-        """Return the two counts and lists, then the bits, if there are any."""
+        """Return the two counts and lists, then the bits, or the tensors of the expression, if there are any."""
         lists = (self.kv_num_blocks, self.kv_indices, self.full_kv_num_blocks, self.full_kv_indices)
         if self.mask_bits is not None:
             return (*lists, self.mask_bits)
-        return lists if self.full_kv_indices is not None else lists[:2]
+        listed = lists if self.full_kv_indices is not None else lists[:2]
+        return (*listed, *self.aux.values()) if self.aux else listed

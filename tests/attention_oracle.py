@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from codegen.patterns import PATTERNS
+from codegen.patterns.block_lists import NAMED_MASKS, expression_of
+from runtime.expressions.evaluate import evaluate
 
 
 def times_seen(
-    spec_json: str, tensors: tuple[Any, ...], shape: tuple[int, int, int, int], kv_lengths: Any = None
+    spec_json: str,
+    tensors: tuple[Any, ...],
+    shape: tuple[int, int, int, int],
+    kv_lengths: Any = None,
+    aux: Mapping[str, Any] | None = None,
 ) -> torch.Tensor:
     """Return how often each query sees each key, (batch, heads, q_len, kv_len), of shape that."""
     pattern = json.loads(spec_json)
@@ -27,6 +34,8 @@ def times_seen(
     q, k = torch.arange(q_len, device=device)[:, None], torch.arange(kv_len, device=device)
     values = {name: t.reshape(-1, 1, 1, 1) for name, t in model.values_of(tensors).items()}
     seen = torch.as_tensor(model.visible(q, k, q_len, kv_len, values)).to(torch.int32).expand(shape)
+    if pattern["kind"] == "block_lists" and pattern["mask"] not in NAMED_MASKS:
+        seen = seen * by_expression(pattern, shape, aux or {}, device)
     if isinstance(block, dict):
         size = block["q"], block["kv"]
         if pattern["kind"] == "topk":
@@ -40,6 +49,15 @@ def times_seen(
     if kv_lengths is not None:
         seen = seen * (torch.arange(kv_len, device=device) < kv_lengths.reshape(-1, 1, 1, 1))
     return seen
+
+
+def by_expression(pattern: dict[str, Any], shape: tuple[int, ...], aux: Mapping[str, Any], device: Any) -> Any:
+    """Return which pairs an expression shows."""
+    node = expression_of(pattern["mask"], pattern.get("aux", {}))
+    values: dict[str, Any] = {"q_len": shape[2], "kv_len": shape[3]}
+    for axis, name in enumerate(("batch", "head", "q_idx", "kv_idx")):
+        values[name] = torch.arange(shape[axis], device=device).view([-1 if axis == place else 1 for place in range(4)])
+    return evaluate(node, values, aux)
 
 
 def _all_heads(t: torch.Tensor, batch: int, heads: int) -> torch.Tensor:

@@ -26,7 +26,7 @@ class OracleKernel:
         self.calls = 0
 
     def __call__(
-        self, q: Any, k: Any, v: Any, *tensors: Any, scale: Any, out: Any, sink: Any, validate: bool
+        self, q: Any, k: Any, v: Any, *tensors: Any, scale: Any, out: Any, sink: Any, validate: bool, aux: Any = None
     ) -> AttentionResult:
         self.calls += 1
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -41,7 +41,8 @@ class OracleKernel:
         for tensor in lists:
             if tensor is not None and tensor.dim() > 2 and tensor.shape[1] not in (1, q.shape[1] // packed):
                 raise ArgumentError("kv_indices", f"has lists of {tensor.shape[1]} heads")
-        seen = attention_oracle.times_seen(pattern, lists, shape, lengths)
+        assert set(aux or {}) == {tensor.name for tensor in spec.aux_tensors}
+        seen = attention_oracle.times_seen(pattern, lists, shape, lengths, aux)
         found, lse = attention_oracle.attention(q, k, v, seen, scale=scale, softcap=spec.softcap, sink=sink)
         out = torch.empty_like(q) if out is None else out
         out.copy_(found)
@@ -67,6 +68,7 @@ class OracleBackwardKernel:
         scale: Any,
         dlse: Any,
         stats: Any = None,
+        aux: Any = None,
     ) -> AttentionGradients:
         shape = (*q.shape[:3], k.shape[2])
         tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout}
@@ -79,7 +81,8 @@ class OracleBackwardKernel:
         spec, names = self.spec, [tensor.name for tensor in self.spec.forward.index_tensors]
         lengths = lists[names.index("kv_lengths")] if spec.kv_lengths else None
         own = lists[: len(spec.pattern.index_tensors)]
-        seen = attention_oracle.times_seen(spec.pattern.model_dump_json(), own, shape, lengths)
+        assert set(aux or {}) == {tensor.name for tensor in spec.forward.aux_tensors}
+        seen = attention_oracle.times_seen(spec.pattern.model_dump_json(), own, shape, lengths, aux)
         options = {"dlse": dlse, "scale": scale, "softcap": spec.softcap}
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from codegen.patterns.base import NO_VALUES, Block, IndexTensor, PatternBase
 
-__all__ = ["NO_VALUES", "PATTERNS", "Block", "IndexTensor", "PatternBase", "pattern_union", "without_gradient"]
+__all__ = [
+    "NO_VALUES",
+    "PATTERNS",
+    "Block",
+    "IndexTensor",
+    "PatternBase",
+    "has_expression",
+    "pattern_union",
+    "without_gradient",
+]
 
 
 def _discover() -> dict[str, type[PatternBase]]:
@@ -34,3 +44,8 @@ def without_gradient(kind: str) -> str:
         return ""
     written = ", ".join(name for name, each in PATTERNS.items() if each.queries is not None)
     return f"is {kind}, which has no gradient; there is one of {written}"
+
+
+def has_expression(pattern: Mapping[str, Any]) -> bool:
+    """Return whether the mask of a pattern, as plain data, is an expression."""
+    return pattern.get("mask", "none") not in ("none", *PATTERNS[pattern["kind"]].named_masks)

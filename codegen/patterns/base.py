@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from codegen.expressions.nodes import Aux, Node
+
 
 def _only_int(value: object) -> object:
     if isinstance(value, float | bool):
@@ -94,6 +96,8 @@ class PatternBase(SpecModel):
 
     has_last_key: ClassVar[bool] = False
     """Whether the template always has ``last_key_of``, and a query sees all keys up to that one."""
+    named_masks: ClassVar[tuple[str, ...]] = ()
+    """Masks of partial blocks, where there are some, that are no expressions."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     dq_order: ClassVar[str | None] = None
@@ -136,6 +140,16 @@ class PatternBase(SpecModel):
         The pattern's template then has ``mask_bits_of`` in place of ``visible``.
         """
         return False
+
+    @property
+    def expression(self) -> Node | None:
+        """What says which pairs of a masked block are visible, where that is an expression of the spec."""
+        return None
+
+    @property
+    def aux_tensors(self) -> tuple[Aux, ...]:
+        """Tensors of the expression, which the caller passes beside the index tensors."""
+        return ()
 
     @property
     def shift_invariant(self) -> bool:

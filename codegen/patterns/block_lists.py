@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
+from codegen.expressions.bounds import constant_of, divides_by_zero
+from codegen.expressions.nodes import Aux, ExpressionError, Node, Type
+from codegen.expressions.parse import check_used, parse_aux, parse_expression
+from codegen.expressions.text import text_of
 from codegen.patterns.base import NO_VALUES, Block, IndexTensor, PatternBase
 
 WORD = 32  # keys that a word of mask_bits is about
+NAMED_MASKS = ("none", "causal", "bits")
+"""Masks of partial blocks that are no expressions."""
+
+
+def expression_of(mask: str, aux: Mapping[str, str]) -> Node:
+    """Return the tree of a mask that has been accepted as an expression, whatever the size of blocks."""
+    return _parsed(mask, tuple(aux.items()))[0]
+
+
+@lru_cache(maxsize=256)
+def _parsed(mask: str, declared: tuple[tuple[str, str], ...]) -> tuple[Node, tuple[Aux, ...]]:
+    """Return an expression that has been accepted, and the tensors in it."""
+    aux = parse_aux(dict(declared))
+    return parse_expression(mask, aux, score=False), tuple(aux.values())
 
 
 class BlockLists(PatternBase):
@@ -21,25 +41,69 @@ class BlockLists(PatternBase):
     With ``mask: bits`` a tensor of the caller has a bit for each pair of the partial blocks, in the order in which they
     are listed: bit c % 32, from the lowest on, of word r * (block.kv / 32) + c // 32 of the i-th one is 1 if query r of
     the query block sees key c of the key block.
+
+    Any other ``mask`` is an expression over ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the
+    tensors that ``aux`` declares (docs/expressions.md).
     """
 
     lists: ClassVar[int] = 2
+    named_masks: ClassVar[tuple[str, ...]] = NAMED_MASKS
     queries: ClassVar[str | None] = "listed"
     kind: Literal["block_lists"]
     block: Block = Field(description="shape of a block")
-    mask: Literal["none", "causal", "bits"] = Field(
-        default="none",
-        description="mask of the partial blocks: none, causal (key <= query + kv_len - q_len), or bits (mask_bits has "
-        "a bit for each pair; block.kv is 32 or more)",
+    aux: dict[str, str] = Field(
+        default={}, description="tensors of an expression, by name: int32[batch, q_len], fp32[heads], ..."
     )
+    mask: str = Field(
+        default="none",
+        description="mask of the partial blocks: none, causal (key <= query + kv_len - q_len), bits (mask_bits has "
+        "a bit for each pair; block.kv is 32 or more), or an expression",
+    )
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.block, self.mask, *self.aux.items()))
+
+    @field_validator("aux")
+    @classmethod
+    def _in_one_spelling(cls, aux: dict[str, str]) -> dict[str, str]:
+        try:
+            return {name: str(tensor) for name, tensor in sorted(parse_aux(aux).items())}
+        except ExpressionError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("mask")
     @classmethod
-    def _has_whole_words(cls, mask: str, info: ValidationInfo) -> str:
-        block = info.data.get("block")  # missing where it is wrong itself
+    def _is_known(cls, mask: str, info: ValidationInfo) -> str:
+        block, aux = info.data.get("block"), info.data.get("aux")  # missing where they are wrong themselves
         if mask == "bits" and block is not None and block.kv % WORD:
             raise ValueError(f"a word has the bits of {WORD} keys, and block.kv is {block.kv}: allowed are 32, 64, 128")
-        return mask
+        if aux is None:
+            return mask
+        if mask in NAMED_MASKS:
+            if aux:
+                raise ValueError("it has no aux tensors: leave them out")
+            return mask
+        return _expression(mask, aux)
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave ``aux`` out where there is none, as specs did before there were expressions."""
+        found: dict[str, Any] = serialize(self)
+        if not self.aux:
+            found.pop("aux", None)
+        return found
+
+    @property
+    def expression(self) -> Node | None:
+        """The mask as a tree; None where it is a named one."""
+        if self.mask in NAMED_MASKS:
+            return None
+        return expression_of(self.mask, self.aux)
+
+    @property
+    def aux_tensors(self) -> tuple[Aux, ...]:
+        """Tensors of the expression, in the order of their names."""
+        return () if self.mask in NAMED_MASKS else _parsed(self.mask, tuple(self.aux.items()))[1]
 
     @property
     def fixed_block(self) -> Block:
@@ -54,7 +118,7 @@ class BlockLists(PatternBase):
     @property
     def shift_invariant(self) -> bool:
         """Whether a pair is hidden depends on the distance of key and query."""
-        return self.mask != "bits"
+        return self.mask in ("none", "causal")
 
     @property
     def masks_by_bits(self) -> bool:
@@ -86,7 +150,7 @@ class BlockLists(PatternBase):
         return True
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Return whether query ``q`` sees key ``k`` of a partial block, if ``mask_bits`` does not hide it."""
+        """Return whether query ``q`` sees key ``k`` of a partial block, if bits or an expression do not hide it."""
         inside = super().visible(q, k, q_len, kv_len, values)
         return inside & (k <= q + (kv_len - q_len)) if self.mask == "causal" else inside
 
@@ -99,4 +163,31 @@ class BlockLists(PatternBase):
 
     def stem(self) -> str:
         """Return a short name."""
-        return f"lists_b{self.block.q}x{self.block.kv}" + ("" if self.mask == "none" else f"_{self.mask}")
+        named = "" if self.mask == "none" else f"_{self.mask}"
+        return f"lists_b{self.block.q}x{self.block.kv}" + (named if self.expression is None else f"_{_digest(self)}")
+
+
+def _digest(pattern: BlockLists) -> str:
+    """Return what tells an expression from others in a name."""
+    return "mask" + hashlib.sha256(f"{pattern.mask} {pattern.aux}".encode()).hexdigest()[:6]
+
+
+def _expression(mask: str, aux: dict[str, str]) -> str:
+    """Return an expression in one spelling.
+
+    Raises:
+        ValueError: for what is none, hides everything, or leaves a tensor unused.
+    """
+    try:
+        declared = parse_aux(aux)
+        node = parse_expression(mask, declared, score=False)
+        check_used(declared, node)
+    except ExpressionError as error:
+        raise ValueError(f"{error}; allowed: {', '.join(NAMED_MASKS)}, or an expression") from None
+    if node.type is not Type.BOOL:
+        raise ValueError(f"its value is {node.type}; an expression that is true or false is expected, a comparison say")
+    if constant_of(node) is False:
+        raise ValueError("it hides every pair")
+    if (divisor := divides_by_zero(node)) is not None:
+        raise ValueError(f"{text_of(divisor)} may divide by zero; by max(divisor, 1) it cannot")
+    return text_of(node)

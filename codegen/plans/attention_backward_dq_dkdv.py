@@ -33,9 +33,11 @@ from codegen.plans.attention_backward_parts import (
     check_pattern,
     params,
     size_constants,
+    step_meta,
     walk_constants,
     walk_flags,
 )
+from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.problem import AttentionShape, LaunchArgs
@@ -48,6 +50,7 @@ CONVERT_THREADS = 256
 # Registers of a producer and of a consumer thread; the first split that fits is taken.
 REGISTER_SPLITS = (40, 232), (24, 240)
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics: as in the kernel of dK and dV
+EXPRESSION_OVERHEAD = 8  # with which no mask that was tried spills
 # Tiles in flight, and those that begin meanwhile: so many heads take turns that the tiles of one head begin one after
 # another, as they have to wait for each other's dQ. More heads would have more of dQ than the L2 holds.
 TILES_IN_TURNS, UNEVEN_TILES_IN_TURNS = 256, 512
@@ -62,9 +65,11 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     # A thread has half a column of what 64 rows of a product have, and of an operand in 16 bits a quarter: dK, dV; S^T
     # and dP^T, or dQ in their place; P^T.
     accumulators = spec.head_dim + m + m // 4
-    needed = accumulators + OVERHEAD_REGISTERS
+    overhead = OVERHEAD_REGISTERS + EXPRESSION_OVERHEAD * (spec.pattern.expression is not None)
+    overhead += expression_registers(spec.forward)
+    needed = accumulators + overhead
     producer, consumer = next((s for s in REGISTER_SPLITS if needed <= s[1]), REGISTER_SPLITS[-1])
-    registers = Registers(accumulators=accumulators, overhead=OVERHEAD_REGISTERS, limit=consumer)
+    registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
     check_budget(spec, shared.size, registers)
     return Plan(
         spec=spec,
@@ -134,7 +139,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     if spec.pattern.masks_by_bits:
         shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
     elif spec.pattern.masks_pairs:
-        shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
+        step_meta(shared, spec)
     return shared
 
 

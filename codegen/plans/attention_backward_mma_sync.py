@@ -103,6 +103,9 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(
         d in HEAD_DIMS, "head_dim", f"is {d}; allowed in a gradient on {spec.arch}: {', '.join(map(str, HEAD_DIMS))}"
     )
+    by_expression = spec.pattern.expression is not None
+    reason = f"is an expression, of which {spec.arch} has no gradient; allowed: none, causal"
+    require(not by_expression, "pattern.mask", reason)
     bits = spec.pattern.masks_by_bits
     require(not bits, "pattern.mask", f"is bits, of which {spec.arch} has no gradient; allowed: none, causal")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}, of which {spec.arch} has no gradient")

@@ -25,6 +25,8 @@ def _mask(spec: AttentionBackwardSpec) -> str:
     """Return the piece that hides pairs: dQ always has one, for the end of the keys."""
     if spec.pattern.masks_by_bits:
         return "bits"
+    if spec.pattern.expression is not None:
+        return "expression"
     if spec.gradients != "dq":
         return "pairs" if spec.pattern.masks_pairs else "none"
     return "last_key" if spec.pattern.has_last_key else "pairs"

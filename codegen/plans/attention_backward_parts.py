@@ -5,7 +5,8 @@ from __future__ import annotations
 from codegen.arch import WARP
 from codegen.flags import AttentionBackwardFlags
 from codegen.patterns import without_gradient
-from codegen.plan import Constant, Param, Plan, f32, i32, pointer, require
+from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
+from codegen.plans.attention_expressions import mask_flags
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
 from codegen.plans.attention_params import index_params, list_constants, softcap_constants, tensor_params
@@ -90,6 +91,12 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
     )
 
 
+def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
+    """Add the metadata of the steps in the ring: where an expression may ask for it, with the head of each."""
+    size = 8 if spec.gradients != "dq" and spec.pattern.expression is not None else 4
+    shared.add("StepMeta", size * spec.stages, "metadata of the steps in the ring", align=size)
+
+
 def transposes(spec: AttentionBackwardSpec) -> bool:
     """Return whether the kernel walks over lists the other way round."""
     return spec.gradients != "dq" and spec.pattern.fixed_block is not None
@@ -148,6 +155,7 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        mask=mask_flags(forward),
         partial_range=False,
         skip_masked=False,
         step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import Registers, SharedLayout
-from codegen.plans.attention_backward_parts import STATS_BYTES
+from codegen.plans.attention_backward_parts import STATS_BYTES, step_meta
+from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.spec import AttentionBackwardSpec
 
@@ -71,6 +72,7 @@ class Sizes:
         splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
         runs = spec.pattern.masks_pairs and not spec.pattern.banded and spec.pattern.fixed_block is None
         overhead += RUNS_REGISTERS if is_dq and runs else 0
+        overhead += expression_registers(spec.forward)
         producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
         registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
         return cls(columns, groups, consumers, divided, v_stages, q_bytes, kv_bytes, shared, producer, registers)
@@ -105,5 +107,5 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
     if spec.gradients == "dkdv" and spec.pattern.masks_by_bits:
         shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
     elif spec.gradients == "dq" or spec.pattern.masks_pairs:
-        shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
+        step_meta(shared, spec)
     return shared

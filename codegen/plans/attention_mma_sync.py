@@ -14,6 +14,7 @@ from codegen.plan import (
     check_budget,
     require,
 )
+from codegen.plans.attention_expressions import expression_registers, mask_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
@@ -162,6 +163,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=tuple(constants),
         flags=AttentionMmaSyncFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
+            mask=mask_flags(spec),
             partial_range=False,
             skip_masked=False,
             step_is=step_words(block_steps, n // load_keys),
@@ -206,7 +208,8 @@ def _overhead(spec: AttentionSpec, *, loads: int, block_steps: int) -> int:
     """Return the registers of a thread beside accumulators and fragments, with so many loads of a step."""
     lengths = spec.kv_lengths and block_steps > 1
     masks = MASK_OVERHEAD * spec.pattern.masks_pairs
-    return REGISTER_OVERHEAD + masks + LOAD_OVERHEAD * (loads - 1) + LENGTH_OVERHEAD * lengths
+    lists = LOAD_OVERHEAD * (loads - 1) + LENGTH_OVERHEAD * lengths
+    return REGISTER_OVERHEAD + masks + lists + expression_registers(spec)
 
 
 def _check_tile(spec: AttentionSpec) -> None:

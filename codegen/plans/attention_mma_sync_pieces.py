@@ -25,6 +25,8 @@ def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> Attent
 
 
 def _mask(spec: AttentionSpec) -> str:
+    if spec.pattern.expression is not None:
+        return "expression"
     if spec.pattern.masks_by_bits:
         return "bits"
     return "pairs" if spec.pattern.masks_pairs else "tail"

@@ -6,6 +6,7 @@ import math
 
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
+from codegen.plans.attention_expressions import aux_params
 from codegen.spec import AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
@@ -78,7 +79,7 @@ def index_params(spec: AttentionSpec) -> list[Param]:
             params.append(i32(f"{tensor.name}_length", "entries of a list"))
     if needs_query_blocks(spec):
         params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
-    return params
+    return [*params, *aux_params(spec)]
 
 
 def needs_query_blocks(spec: AttentionSpec) -> bool:

@@ -8,6 +8,7 @@ from codegen.arch import ARCHS, KIB
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
 from codegen.plans import attention_sm90a_pieces as pieces
 from codegen.plans import attention_sm90a_text as text
+from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_kv_splits import add_partials, check_kv_splits
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lockstep import check_lockstep
@@ -161,7 +162,7 @@ def _overhead(sizes: Sizes) -> int:
     """Return the registers of a consumer thread beside accumulators and fragments: an allowance."""
     spec = sizes.spec
     softcap = SHARED_SOFTCAP if spec.share_kv_loads and spec.softcap is not None else 0
-    return REGISTER_OVERHEAD[sizes.consumers] + softcap
+    return REGISTER_OVERHEAD[sizes.consumers] + softcap + expression_registers(spec)
 
 
 def _split(splits: Splits, needed: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from codegen.flags import (
     AttentionSm90aRingWords,
     AttentionSm90aWords,
 )
+from codegen.plans.attention_expressions import mask_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words
 from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece
@@ -24,6 +25,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
     spec, rows, block = sizes.spec, sizes.rows, sizes.block
     return AttentionSm90aFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        mask=mask_flags(spec),
         partial_range=spec.stream_k_tail or spec.kv_splits > 1,
         skip_masked=sizes.skip_masked,
         step_is=_step_is(sizes),
@@ -85,6 +87,8 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
 def _mask(sizes: Sizes) -> str:
     if sizes.skip_masked:
         return "visible_range"
+    if sizes.spec.pattern.expression is not None:
+        return "expression"
     if sizes.spec.pattern.masks_by_bits:
         return "bits"
     return "pairs" if sizes.spec.pattern.masks_pairs else "tail"

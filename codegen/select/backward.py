@@ -9,8 +9,8 @@ from typing import Any
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.patterns import PATTERNS, without_gradient
-from codegen.plans import attention_backward_dq_dkdv, attention_backward_mma_sync
+from codegen.patterns import PATTERNS, has_expression, without_gradient
+from codegen.plans import attention_backward_dq_dkdv, attention_backward_mma_sync, plan_for
 
 OP = "attention_backward"
 HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": attention_backward_mma_sync.HEAD_DIMS}
@@ -130,11 +130,12 @@ def _is_faster_in_any_order(pattern: Mapping[str, Any], head_dim: int) -> bool:
     """Return whether tiles that add to dQ without turns were measured to be faster (docs/training.md)."""
     block = pattern.get("block")
     if isinstance(block, dict):
-        return bool(block["kv"] == DQ_DKDV_KEYS)
+        return bool(block["kv"] == DQ_DKDV_KEYS) and not has_expression(pattern)  # which takes its registers
     return pattern["kind"] == "causal" and head_dim == DQ_DKDV_HEAD_DIMS[0]
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:
     """Return a spec by its shipped name, which has a receipt, if it has one."""
     found = find_spec(fields)
+    plan_for(found)  # refuses what no kernel has
     return next((shipped for shipped in shipped_specs() if shipped.spec == found.spec), found)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask, noop_mask
 
+from codegen.patterns.block_lists import NAMED_MASKS
 from runtime.convert.bits import Visible
 from runtime.convert.blocks import ascending, ceil_div, is_listed, lists_of, map_of
 from runtime.convert.checks import INTEGERS, Shape, check_count, check_shape, check_tensor
+from runtime.convert.expressions import mask_mod_of
 from runtime.convert.regrid import BlockMaps
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, TopK
@@ -119,6 +121,8 @@ def to_block_mask(pattern: TopK | BlockLists, *, q_len: int, kv_len: int, heads:
     mask_mod: MaskMod | None = None
     if isinstance(pattern, BlockLists) and pattern.mask == "causal":
         mask_mod = _causal(kv_len - q_len)
+    elif isinstance(pattern, BlockLists) and pattern.mask not in NAMED_MASKS:
+        mask_mod = mask_mod_of(pattern, q_len, kv_len)
     elif isinstance(pattern, BlockLists) and pattern.mask_bits is not None:
         mask_mod = _by_bits(pattern, columns, pack)
     lengths = (q_len, kv_len)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from codegen.patterns import PATTERNS
+from codegen.patterns.block_lists import NAMED_MASKS
 from runtime.convert.bits import PAIRS_AT_ONCE, numbers_of, partial_and_full, unpack
 from runtime.convert.blocks import any_in_blocks, ceil_div, is_listed, map_of
 from runtime.convert.checks import BOOLEANS, Shape, check_block, check_count, check_tensor, check_width
+from runtime.convert.expressions import visible_pairs
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, Pattern, TopK
 
@@ -83,7 +85,7 @@ def to_token_mask(pattern: Pattern, *, q_len: int, kv_len: int, batch: int = 1, 
     if not isinstance(pattern, Pattern):
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected one of runtime.patterns")
     if isinstance(pattern, TopK | BlockLists):
-        pairs = _listed_pairs(pattern, q_len, kv_len)
+        pairs = _listed_pairs(pattern, q_len, kv_len, (batch, heads))
     else:
         pairs = _defined_pairs(pattern, q_len, kv_len)
     for name, there, wanted in zip(("batch", "heads"), pairs.shape, (batch, heads), strict=False):
@@ -105,8 +107,8 @@ def _defined_pairs(pattern: Pattern, q_len: int, kv_len: int) -> torch.Tensor:
     return pairs.expand(batch, 1, q_len, kv_len)
 
 
-def _listed_pairs(pattern: TopK | BlockLists, q_len: int, kv_len: int) -> torch.Tensor:
-    """Return the pairs of lists of blocks."""
+def _listed_pairs(pattern: TopK | BlockLists, q_len: int, kv_len: int, wanted: tuple[int, int]) -> torch.Tensor:
+    """Return the pairs of lists of blocks: of their batches and heads, or of those wanted, where an expression asks."""
     columns = ceil_div(kv_len, pattern.block[1])
     indices = pattern.kv_indices
     if indices.shape[2] != ceil_div(q_len, pattern.block[0]):
@@ -119,12 +121,20 @@ def _listed_pairs(pattern: TopK | BlockLists, q_len: int, kv_len: int) -> torch.
     if pattern.mask == "causal":
         q = torch.arange(q_len, device=indices.device)[:, None]
         pairs = pairs & (torch.arange(kv_len, device=indices.device) <= q + (kv_len - q_len))
+    elif pattern.mask not in NAMED_MASKS:
+        pairs = _of_heads(pairs, wanted[1]) & visible_pairs(pattern, q_len, kv_len, *wanted)
     elif pattern.mask_bits is not None:
         pairs = _bit_pairs(pattern, pattern.mask_bits, columns)[:, :, :q_len, :kv_len]
     if pattern.full_kv_num_blocks is not None and pattern.full_kv_indices is not None:
         full = map_of(pattern.full_kv_num_blocks, pattern.full_kv_indices, columns)
-        pairs = pairs | _pairs_of(full, pattern.block, q_len, kv_len)
+        pairs = pairs | _of_heads(_pairs_of(full, pattern.block, q_len, kv_len), pairs.shape[1])
     return pairs
+
+
+def _of_heads(pairs: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return the pairs of so many heads, if those of the lists divide them; what does not is refused later."""
+    there = pairs.shape[1]
+    return pairs.repeat_interleave(heads // there, 1) if heads % there == 0 else pairs
 
 
 def _pairs_of(blocks: torch.Tensor, block: Shape, q_len: int, kv_len: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from runtime.kernels.arguments import (
     used_strides,
 )
 from runtime.kernels.attention_indices import IndexArguments
+from runtime.kernels.aux_tensors import AuxArguments
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
@@ -101,7 +103,8 @@ class AttentionKernel:
         self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
-        others = ("scale", "out", "sink", "validate")
+        others = ("scale", "out", "sink", "validate", "aux")
+        self._aux = AuxArguments(self.spec.aux_tensors, compiled.plan)
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._signatures = Signatures()
@@ -120,6 +123,7 @@ class AttentionKernel:
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
         validate: bool = False,
+        aux: Mapping[str, torch.Tensor] | None = None,
         **named_indices: torch.Tensor | PreparedLists | None,
     ) -> AttentionResult:
         """Compute attention.
@@ -156,6 +160,9 @@ class AttentionKernel:
                 each row of its head, as a key without a value would.
             out: (batch, heads, q_len, d) to write into, same rules as q; allocated like q by default.
             validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
+            aux: the tensors of the spec's expressions by name, of the types and sizes that it declares, (batch, q_len)
+                say, any strides; a size of batch, heads, q_len or kv_len may be 1, for all. An index beyond an end is
+                that end's.
 
         Returns:
             (out, lse); lse is None if the spec says ``lse: false``, else (batch, heads, q_len) float32, the natural
@@ -167,17 +174,19 @@ class AttentionKernel:
         """
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self(q, k, v, *indices, scale=scale, out=out, sink=sink, validate=validate, **named_indices)
+                options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "validate": validate, "aux": aux}
+                return self(q, k, v, *indices, **{**options, **named_indices})
         given = self._arguments.gather(indices, named_indices) if named_indices else indices
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        key = (scale, call_key(q, k, v, out, sink, *tensors))
+        looked_up = self._aux.in_order(aux)
+        key = (scale, call_key(q, k, v, out, sink, *tensors, *looked_up))
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            checked = self._check(q, k, v, indices=tensors, scale=scale, out=out, sink=sink)
+            checked = self._check(q, k, v, indices=tensors, aux=looked_up, scale=scale, out=out, sink=sink)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, tensors)
@@ -193,6 +202,7 @@ class AttentionKernel:
         for name, tensor in zip(self._index_names, tensors, strict=False):  # those left out may be the last ones
             if tensor is not None:
                 addresses[name] = tensor.data_ptr()
+        self._aux.add_addresses(addresses, looked_up)
         if sink is not None:
             addresses["sink"] = sink.data_ptr()
         lse = None
@@ -249,7 +259,18 @@ class AttentionKernel:
             raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
         return (lists.kv_indices, lists.query_order, *rest[1:])
 
-    def _check(self, q: Any, k: Any, v: Any, *, indices: tuple[Any, ...], scale: Any, out: Any, sink: Any) -> Signature:
+    def _check(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        indices: tuple[Any, ...],
+        scale: Any,
+        out: Any,
+        sink: Any,
+        aux: tuple[Any, ...] = (),
+    ) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("q", q, self._dtype, 4)
         check_tensor("k", k, self._dtype, 4, q.device)
@@ -282,7 +303,7 @@ class AttentionKernel:
             check_sink(sink, heads, q.device)
         elif sink is not None:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
-        index_values = self._arguments.check(q, indices)
+        index_values = self._arguments.check(q, indices) | self._aux.check(q, kv_len, aux)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else indices[0].shape[:2]
         slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.attention import Layout, layout_like
 from runtime.kernels.attention_indices import IndexArguments
+from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
 
 SUMS = ("dq_accum",)
@@ -100,6 +102,7 @@ class AttentionBackwardKernel:
         self._listed = self.spec.pattern.fixed_block is not None
         self._transposes = self._listed and "dk" in self._names
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
+        self._aux = AuxArguments(self.spec.forward.aux_tensors, compiled.plan)
         self._signatures = Signatures()
 
     def __repr__(self) -> str:
@@ -119,6 +122,7 @@ class AttentionBackwardKernel:
         dlse: torch.Tensor | None = None,
         stats: torch.Tensor | None = None,
         validate: bool = False,
+        aux: Mapping[str, torch.Tensor] | None = None,
     ) -> AttentionGradients:
         """Compute gradients.
 
@@ -138,6 +142,7 @@ class AttentionBackwardKernel:
                 the statistics out, which takes memory for out and dout in float32.
             stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
             validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
+            aux: the tensors of the spec's expressions by name, int32 (batch, q_len) say, as the forward was given them.
 
         Returns:
             The gradients, in the layouts of q, k and v: 0 for a query without keys, and for keys that no query sees or
@@ -148,17 +153,25 @@ class AttentionBackwardKernel:
         """
         if is_elsewhere(q):
             with entered(q.device.index):
-                options: dict[str, Any] = {"scale": scale, "dlse": dlse, "stats": stats, "validate": validate}
+                options: dict[str, Any] = {
+                    "scale": scale,
+                    "dlse": dlse,
+                    "stats": stats,
+                    "validate": validate,
+                    "aux": aux,
+                }
                 return self(q, k, v, *indices, out=out, dout=dout, lse=lse, **options)
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *indices))
+        looked_up = self._aux.in_order(aux)
+        key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *indices, *looked_up))
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
             operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse}
-            signature = self._signatures.keep(key, self._check(operands, indices, scale=scale, stats=stats))
+            checked = self._check(operands, indices, aux=looked_up, scale=scale, stats=stats)
+            signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, indices)
         outputs: _Outputs = signature.extra
@@ -174,18 +187,21 @@ class AttentionBackwardKernel:
         addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}
         named = zip(self._arguments.names, indices, strict=False)
         addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}
+        self._aux.add_addresses(addresses, looked_up)
         if dlse is not None and stats is None:
             fill_statistics(row_stats, out, dout, lse, dlse)
         prologue = (stats is None and dlse is None) or self._transposes
         enqueue(self._loaded, signature, addresses, q.device, outputs.memory, prologue=prologue)
         return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats)
 
-    def _check(self, operands: dict[str, Any], indices: tuple[Any, ...], *, scale: Any, stats: Any) -> Signature:
+    def _check(
+        self, operands: dict[str, Any], indices: tuple[Any, ...], *, aux: tuple[Any, ...], scale: Any, stats: Any
+    ) -> Signature:
         """Check a call of a new signature and prepare it."""
         self._check_operands(operands)
         q, k, v, out, dout = (operands[name] for name in ("q", "k", "v", "out", "dout"))
         batch, heads, q_len, d = q.shape
-        index_values = self._arguments.check(q, indices)
+        index_values = self._arguments.check(q, indices) | self._aux.check(q, k.shape[2], aux)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         lists = self._lists(indices)
         args = self.compiled.plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists))

@@ -38,8 +38,8 @@ def _run(*arguments: Any, **options: Any) -> Four:
 
 def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, dsink: bool = False, **_: Any) -> Four:
     """Return tensors like the gradients, without values."""
-    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, _spec_json = arguments
-    check_types(q, k, v, tensors, sink=sink, kv_lengths=kv_lengths)
+    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, spec_json = arguments
+    check_types(q, k, v, tensors, spec_json, sink=sink, kv_lengths=kv_lengths)
     if dsink and sink is None:
         raise ArgumentError("sink", "is missing, and its gradient is wanted")
     for name, tensor in (("dout", dout), ("out", out)):

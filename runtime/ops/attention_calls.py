@@ -27,6 +27,7 @@ from runtime.ops.attention_checks import (
     check_values,
 )
 from runtime.ops.attention_choice import CLASSES_KEPT, Call, ShapeClass, arch_of, chosen, kernel_head_dim, resolve
+from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
 
 KERNELS_KEPT = 256
@@ -83,6 +84,7 @@ def attend(
         DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
     """
     route = key = None
+    tensors, aux = apart(spec_json, tensors)
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         key = (
@@ -106,7 +108,7 @@ def attend(
         _check(q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out)
         route = _remember(key)
     if out is not None:
-        inputs = {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths}
+        inputs = {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths, **aux}
         check_no_overlap(out, inputs)
     if validate:
         check_overflow(overflow)
@@ -119,9 +121,8 @@ def attend(
     if kv_lengths is not None:
         given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
     try:
-        return route.kernel(
-            q, k, v, *given, scale=route.scale if scale is None else scale, out=out, sink=sink, validate=validate
-        )
+        scale = route.scale if scale is None else scale
+        return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
     except ArgumentError:
         _check(
             q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out

@@ -24,6 +24,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
+from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
 
 RANK = 4  # of q, k and v
@@ -57,17 +58,22 @@ def refuse_transformed(
             raise ArgumentError(names, f"one of them {reason}")
 
 
-def check_types(q: Any, k: Any, v: Any, tensors: Tensors, *, sink: Any, kv_lengths: Any) -> None:
-    """Check types and devices, of tensors whose sizes may not be known.
+def check_types(q: Any, k: Any, v: Any, tensors: Tensors, spec_json: str, *, sink: Any, kv_lengths: Any) -> None:
+    """Check types and devices, of tensors whose sizes may not be known. ``spec_json`` is the pattern.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_operand(name, tensor, q)
-    for tensor in tensors:
+    indices, aux = apart(spec_json, tuple(tensors))
+    for tensor in indices:
         if tensor is not None:
             _check_index("pattern", tensor, q)
+    for name, tensor in aux.items():
+        if tensor is None or tensor.device != q.device:
+            has = "is missing" if tensor is None else f"is on {tensor.device}, q is on {q.device}"
+            raise ArgumentError(f"aux[{name!r}]", has)
     if sink is not None and sink.dtype != torch.float32:
         raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
     if kv_lengths is not None:

@@ -25,6 +25,7 @@ from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
 from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
+from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 
 KERNELS_KEPT = 256
@@ -176,6 +177,7 @@ def attend_backward(
     choice = chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None, deterministic=deterministic)
     if dsink:
         check_sink(sink, q.shape[1], q.device)
+    tensors, aux = apart(spec_json, tensors)
     lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
     lists = _of_heads(lists, q.shape[1])
     if kv_lengths is not None:
@@ -184,6 +186,7 @@ def attend_backward(
         left_out = len(spec.forward.index_tensors) - 1 - len(lists)
         lists = (*lists, *(None,) * left_out, kv_lengths)
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
+    options["aux"] = aux
     of_q = of_k = of_v = stats = None
     if dq and dkdv and choice.kernels.dq_dkdv is not None:
         kernel = _loaded(choice.kernels.dq_dkdv, q.device)

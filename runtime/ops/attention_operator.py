@@ -64,7 +64,7 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
 def _fake(*arguments: Any, lse: bool = False, gradients: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors like the results, without values."""
     q, k, v, tensors, sink, kv_lengths, *_rest, spec_json = arguments
-    check_types(q, k, v, tensors, sink=sink, kv_lengths=kv_lengths)
+    check_types(q, k, v, tensors, spec_json, sink=sink, kv_lengths=kv_lengths)
     if gradients:
         check_gradients(spec_json)
     return like(q), q.new_empty(q.shape[:3], dtype=torch.float32) if lse or gradients else nothing(q)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from codegen.patterns.block_lists import NAMED_MASKS
 from runtime.errors import ArgumentError
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -106,6 +107,9 @@ def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
     if (q, kv) != split:  # merged blocks have bits, in words
         kv = min(size for size in allowed[1] if size % kv == 0 and size % _WORD == 0)
     fit = BlockFit(block, split, (q, kv), pattern.get("mask"))
+    if fit.merges and fit.mask not in (None, *NAMED_MASKS):
+        reason = f"is {block}, and blocks of partial ones with an expression are not merged; {_allowed(allowed)}"
+        raise ArgumentError("block", reason)
     if fit.mask == "bits" and (block[1] % _WORD or split[1] % _WORD):
         raise ArgumentError("block", f"is {block}, and a word of mask_bits is of {_WORD} keys: a multiple is expected")
     return fit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from codegen.spec import KV_LENGTHS, AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
+from runtime.verify.aux_tensors import draw_aux, seen_by_expression
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
 from runtime.verify.mask_bits import draw_bits, visible_pairs
 
@@ -297,6 +298,11 @@ class Inputs:
     v: torch.Tensor
     indices: tuple[torch.Tensor | None, ...]
     sink: torch.Tensor | None
+    aux: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def looked_up(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the aux tensors as a call is given them, if there are any."""
+        return {"aux": self.aux} if self.aux else {}
 
 
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
@@ -329,7 +335,13 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
         if len(lists) == 2 and isinstance(spec.pattern, BlockLists):
             lists = (*lists, None, None)
         lists = (*lists, *_make_values((KV_LENGTHS,), case, device, source))
-    return Inputs(q, k, v, lists, _make_sink(case, device, source) if spec.sink else None)
+    sink = _make_sink(case, device, source) if spec.sink else None
+    return Inputs(q, k, v, lists, sink, draw_aux(spec.aux_tensors, _sizes(case), source, device))
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    """Return what the sizes of aux tensors are."""
+    return {"batch": case.batch, "heads": case.heads, "q_len": case.q_len, "kv_len": case.kv_len}
 
 
 def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -486,6 +498,8 @@ def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.
     key = torch.arange(kv_len, device=device)[None, :]
     values = {name: t[:, None, None, None] for name, t in spec.pattern.values_of(inputs.indices).items()}
     seen: torch.Tensor = spec.pattern.visible(query, key, q_len, kv_len, values)
+    if spec.pattern.expression is not None:
+        seen = seen & seen_by_expression(spec, _sizes(case), inputs.aux, device)
     block = spec.pattern.fixed_block
     if block is None:
         return seen.double().expand(case.batch, case.heads, q_len, kv_len)
@@ -554,10 +568,9 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     results = []
     for _ in range(2):
         memory, out = _poisoned_output(spec, inputs.q)
+        options: dict[str, Any] = {"scale": case.scale, "out": out, "sink": inputs.sink, **inputs.looked_up()}
         with poisoned_memory():
-            results.append(
-                kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, out=out, sink=inputs.sink)
-            )
+            results.append(kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, **options))
         if not bool(memory[..., inputs.q.shape[3] :].isnan().all()):
             problems.append("columns were written that the heads do not have")
     (out, lse), (again, lse_again) = results

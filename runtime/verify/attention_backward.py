@@ -108,7 +108,8 @@ def forwards_lse(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> tor
     16 elements. The products of a gradient are by as much, and the weights are right where the LSE is too.
     """
     forward: Any = _forward_of(spec)
-    lse: torch.Tensor = forward(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale).lse
+    found = forward(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, **inputs.looked_up())
+    lse: torch.Tensor = found.lse
     return lse.contiguous()
 
 
@@ -134,7 +135,8 @@ def run(
 ) -> AttentionGradients:
     """Call a kernel with the tensors of a case; ``made`` are out, dout and lse."""
     out, dout, lse = made
-    return kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, out=out, dout=dout, lse=lse, scale=case.scale)
+    options: dict[str, Any] = {"out": out, "dout": dout, "lse": lse, "scale": case.scale, **inputs.looked_up()}
+    return kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, **options)
 
 
 def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) -> Outcome:

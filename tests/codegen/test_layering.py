@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,16 +35,17 @@ ROOMS: dict[str, set[str]] = {
     "compile": {"errors"},
     "driver": {"errors", "compile"},
     "prepare": {"errors"},
-    "patterns": {"errors"},
-    "convert": {"errors", "patterns", "prepare"},
-    "kernels": {"errors", "compile", "driver", "prepare"},
+    "expressions": {"errors"},
+    "patterns": {"errors", "expressions"},
+    "convert": {"errors", "expressions", "patterns", "prepare"},
+    "kernels": {"errors", "compile", "driver", "expressions", "prepare"},
     "kernel": {"errors", "compile", "driver", "kernels"},
     "video": {"errors", "patterns", "convert", "ops"},
     "integrations": {"errors", "patterns", "convert", "ops", "video"},
     "ops": {"errors", "kernels", "kernel", "patterns", "convert", "prepare"},
     "nn": {"errors", "ops", "prepare"},
     "bench": {"errors", "prepare", "kernels", "kernel"},
-    "verify": {"errors", "compile", "driver", "prepare", "kernels", "kernel"},
+    "verify": {"errors", "compile", "driver", "expressions", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "export": {"errors", "compile", "verify"},
     "doctor": {"errors", "compile", "driver"},
@@ -110,7 +113,9 @@ def test_rooms_of_runtime_import_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    sorted(path for room in ("prepare", "convert") for path in (PROJECT / "runtime" / room).glob("*.py")),
+    sorted(
+        path for room in ("prepare", "convert", "expressions") for path in (PROJECT / "runtime" / room).glob("*.py")
+    ),
     ids=lambda path: path.relative_to(PROJECT).as_posix(),
 )
 def test_preparation_needs_torch_and_no_driver(path: Path) -> None:
@@ -148,7 +153,8 @@ def test_insertions_are_names_and_numbers(path: Path) -> None:
 @every_template
 def test_loops_stand_where_cuda_has_none(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    ranges = r"plan\.\w+" if path.parent.name not in ("ptx", "common") else r"plan\.\w+|range\("
+    printed = r"plan\.\w+|aux|mask_lines|mask_expression\.\w+"  # names and values that Python has worked out
+    ranges = printed if path.parent.name not in ("ptx", "common") else rf"{printed}|range\("
     for loop in re.findall(r"\{%-? *for .*?%\}", text):
         assert re.search(rf"\bin ({ranges})", loop), loop
 
@@ -162,20 +168,27 @@ def test_no_inclusion_of_python_made_text(path: Path) -> None:
 @pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 def test_plan_values_are_single_lines(named: NamedSpec) -> None:
     plan = plan_for(named)
-    texts = [value for value in plan.flags.named().values() if isinstance(value, str)]
+    texts = [value for value in atoms(tuple(plan.flags.named().values())) if isinstance(value, str)]
     texts += [constant.comment for constant in plan.constants] + [param.doc for param in plan.params]
     texts += [region.doc for region in plan.shared]
     assert not [text for text in texts if "\n" in text]
-    assert all(isinstance(value, int | str | bool) for value in plan.flags.named().values())
+    assert all(isinstance(value, int | str | bool) for value in atoms(tuple(plan.flags.named().values())))
+
+
+def atoms(value: Any) -> list[Any]:
+    """What flags are made of: those of expressions have parts, in order."""
+    if is_dataclass(value):
+        value = tuple(getattr(value, field.name) for field in fields(value))
+    return [atom for each in value for atom in atoms(each)] if isinstance(value, tuple) else [value]
 
 
 def test_every_template_is_used() -> None:
     used = set()
     files = [Path(__file__).parents[1] / f"unshipped_{op}.json" for op in ("attention", "bsr")]
     unshipped = [spec for file in files for spec in json.loads(file.read_text(encoding="utf-8"))]
-    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "share_kv_loads": True, "stages": 6}
+    shared = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "share_kv_loads": True, "stages": 6}
     pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}}
-    unshipped.append({**fields, "pattern": pattern, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
+    unshipped.append({**shared, "pattern": pattern, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
     for named in (*shipped_specs(), *map(find_spec, unshipped)):
         line = re.search(r"^// templates: (.*)$", render(named), re.MULTILINE)
         assert line is not None

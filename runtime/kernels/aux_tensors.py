@@ -1,0 +1,83 @@
+"""Aux tensors of attention calls: what expressions of a spec look values up in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from codegen.expressions.nodes import SIZES, Aux
+from codegen.plan import Plan
+from codegen.wording import alternatives
+from runtime.errors import ArgumentError
+from runtime.expressions.dtypes import TORCH_DTYPES
+from runtime.kernels.arguments import check_shape
+
+
+class AuxArguments:
+    """The aux tensors that a kernel takes.
+
+    Attributes:
+        names: of the tensors, in order.
+    """
+
+    def __init__(self, aux: tuple[Aux, ...], plan: Plan) -> None:
+        """Take over which there are, and what the kernel is told of them."""
+        self._aux = aux
+        self.names = tuple(tensor.name for tensor in aux)
+        self._params = frozenset(param.name for param in plan.params)
+
+    def in_order(self, given: Mapping[str, torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
+        """Return the tensors in the kernel's order.
+
+        Raises:
+            ArgumentError: for one that is missing or that the kernel has not.
+        """
+        if not given and not self._aux:
+            return ()
+        given = {} if given is None else given
+        for name in given:
+            if name not in self.names:
+                known = alternatives(name, self.names) if self.names else "; there is none"
+                raise ArgumentError(f"aux[{name!r}]", f"is not a tensor of the spec's expressions{known}")
+        for aux in self._aux:
+            if aux.name not in given:
+                raise ArgumentError(f"aux[{aux.name!r}]", f"is missing: {aux}")
+        return tuple(given[name] for name in self.names)
+
+    def add_addresses(self, addresses: dict[str, int], tensors: tuple[torch.Tensor, ...]) -> None:
+        """Add the addresses of the tensors, by the kernel parameters that they are passed as."""
+        for name, tensor in zip(self.names, tensors, strict=True):
+            addresses[f"aux_{name}"] = tensor.data_ptr()
+
+    def check(self, q: torch.Tensor, kv_len: int, tensors: tuple[Any, ...]) -> dict[str, int | float]:
+        """Check the tensors; return the kernel parameters that describe them.
+
+        Raises:
+            ArgumentError: naming the tensor, what it is and what is expected.
+        """
+        sizes = {"batch": q.shape[0], "heads": q.shape[1], "q_len": q.shape[2], "kv_len": kv_len}
+        values: dict[str, int | float] = {}
+        for aux, tensor in zip(self._aux, tensors, strict=True):
+            values |= self._describe(aux, tensor, q.device, sizes)
+        return values
+
+    def _describe(self, aux: Aux, tensor: Any, device: torch.device, sizes: Mapping[str, int]) -> dict[str, int]:
+        name = f"aux[{aux.name!r}]"
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.device != device:
+            raise ArgumentError(name, f"is on {tensor.device}, q is on {device}: call .to(q.device)")
+        if tensor.dtype != TORCH_DTYPES[aux.dtype]:
+            raise ArgumentError(name, f"is {tensor.dtype}, expected {TORCH_DTYPES[aux.dtype]}")
+        expected: list[tuple[str, tuple[int, ...] | None]] = [
+            (str(dim), tuple(sorted({1, sizes[str(dim)]})) if dim in SIZES else (int(dim),)) for dim in aux.dims
+        ]
+        check_shape(name, tensor.shape, expected)
+        told: dict[str, int] = {}
+        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            told[f"aux_{aux.name}_stride{axis}"] = 0 if size == 1 else stride
+            if f"aux_{aux.name}_size{axis}" in self._params:
+                told[f"aux_{aux.name}_size{axis}"] = size
+        return told

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from codegen.expressions.nodes import (
     DTYPES,
     FUNCTIONS,
+    INFINITY,
     MOST_DIMS,
     SIZES,
     VARIABLES,
@@ -77,7 +78,7 @@ def _wrong_name(name: str) -> str:
         return (
             f"names are ASCII letters, digits and single _, at most {MOST_NAME} of them, and the first one is a letter"
         )
-    if name in VARIABLES or name in FUNCTIONS:
+    if name in VARIABLES or name in FUNCTIONS or name == INFINITY:
         return "it has a meaning in expressions"
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
         return "it is a word of Python"

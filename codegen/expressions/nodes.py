@@ -42,6 +42,9 @@ VARIABLES: Mapping[str, tuple[Type, str]] = {
 }
 """Names that an expression may have beside its aux tensors: type and meaning."""
 
+INFINITY = "inf"
+"""The number that has a name."""
+
 DTYPES: Mapping[str, Type] = {
     "int32": Type.INT,
     "int64": Type.INT,

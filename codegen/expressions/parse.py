@@ -7,6 +7,7 @@ evaluated.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
@@ -148,6 +149,8 @@ class _Reader:
     def _name(self, node: ast.Name) -> Node:
         if node.id in self._variables:
             return Variable(node.id)
+        if node.id == nodes.INFINITY:
+            return nodes.Literal(math.inf)
         if node.id in self._aux:
             return self._put(node, nodes.item, self._aux[node.id])
         if node.id in nodes.FUNCTIONS:
@@ -160,6 +163,8 @@ class _Reader:
         sign = isinstance(node.op, ast.USub)
         if sign and isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float):
             return self._literal(node, -node.operand.value)  # type: ignore[operator]  # int or float
+        if sign and isinstance(node.operand, ast.Name) and node.operand.id == nodes.INFINITY:
+            return nodes.Literal(-math.inf)
         operand = self.read(node.operand)
         if isinstance(node.op, ast.UAdd):
             return self._operation(node, "int", operand) if operand.type is Type.BOOL else operand

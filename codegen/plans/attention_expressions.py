@@ -95,7 +95,7 @@ def _expression_flags(node: Node | None) -> ExpressionFlags:
         used_column=used_column,
         pair=made.pair,
         result=made.result,
-        helpers=made.helpers,
+        helpers=tuple(name for name in made.helpers if name != "kMinusInfinity"),  # which kernels have anyway
     )
 
 

@@ -79,6 +79,13 @@ def test_expressions_of_the_head_and_of_both_positions() -> None:
     check(lists(text, {"reach": reach, "table": table}), (q - k <= reach[h]) & table[distance] & (q >= k))
 
 
+def test_an_infinity_that_a_function_has() -> None:
+    reach, (_, _, q, k) = torch.randn(LENGTH), places()
+    mask = lists(lambda b, h, q, k: torch.where(q > k, reach[k], -float("inf")) > -0.5)
+    assert "-inf" in mask.mask
+    check(mask, (q > k) & (reach[k] > -0.5))
+
+
 def test_large_blocks_are_split_and_small_ones_refused() -> None:
     _, _, q, k = places()
     check(lists("(q_idx + kv_idx) % 3 != 0", block=(256, 64)), (q + k) % 3 != 0)

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Each example is a program, so that none is made smaller; the message names the tree.
-SLOW = settings(max_examples=8, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+SLOW = settings(max_examples=5, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 
 
 @SLOW

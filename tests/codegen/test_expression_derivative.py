@@ -61,7 +61,7 @@ def has(node: Node, of: Node) -> bool:
 scores = st.floats(-4, 4).map(lambda score: round(score, 2) + 0.00377)  # never one of the numbers that trees have
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(trees(Type.FLOAT, 5).filter(lambda node: has(node, SCORE)), scores)
 def test_by_the_score_it_is_the_slope(node: Node, score: float) -> None:
     check(node, SCORE, score)

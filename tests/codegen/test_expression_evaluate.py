@@ -185,7 +185,7 @@ def at(row: int, column: int) -> dict[str, Any]:
     return {name: grid[row, column].item() for name, grid in grids.items()}
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
 @given(st.sampled_from(NUMBERS).flatmap(trees))
 def test_random_trees(node: Node) -> None:
     wanted = [by_python(node, at(row, column)) for row, column in itertools.product(range(3), range(3))]

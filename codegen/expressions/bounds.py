@@ -36,21 +36,6 @@ def constant_of(node: Node) -> bool | None:
     return bool(bounds.low) if node.type is Type.BOOL and bounds.is_one else None
 
 
-def needs_64_bits(node: Node) -> bool:
-    """Return whether the node, or anything that it is computed from, indices too, may leave int32."""
-    return any(not each.within(INT32) for each in _intervals(node).values())
-
-
-def leaves_32_bits(node: Node) -> bool:
-    """Return whether the node itself, or an operand of this one operator, may leave int32.
-
-    What an operand is computed from does not matter, nor the index of an element.
-    """
-    known = _intervals(node)
-    parts = (node, *node.operands) if isinstance(node, Operation) else (node,)
-    return any(not known[id(part)].within(INT32) for part in parts if id(part) in known)
-
-
 def divides_by_zero(node: Node) -> Node | None:
     """Return the first ``//`` or ``%`` whose divisor may be 0, or None. ``/`` gives infinity and NaN then."""
     known = _intervals(node)

@@ -2,7 +2,7 @@
 
 They are torch's: min and max share theirs where both are equal, abs has none at 0, and a condition, a comparison or an
 integer has none anywhere. The rules name the derivative of each operand once, so that no chain of them doubles, and the
-value itself where it is a part of its derivative, so that both are computed once.
+value itself where it is a part of its derivative, so that both are computed once. No kernel takes scores yet.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ VALUES = {"int32": "int", "int64": "int64", "fp32": "float", "fp16": "float", "b
 """What a kernel makes of it."""
 _AXES = "ijkl"
 LINE = 110  # letters of a line of a comment
-PAIR_LOAD_REGISTERS = 14
+# Both were found by trying masks: with them no kernel of tests/compile/test_expressions.py spills.
+PAIR_LOAD_REGISTERS = 14  # of a value that is read for each pair
 AUX_REGISTERS = 6  # of a tensor: its address and a stride
 
 

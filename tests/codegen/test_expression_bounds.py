@@ -13,10 +13,8 @@ from codegen.expressions.bounds import (
     constant_of,
     divides_by_zero,
     is_inside,
-    leaves_32_bits,
-    needs_64_bits,
 )
-from codegen.expressions.intervals import INT32, INT64, INTEGERS, TRUTHS, Interval
+from codegen.expressions.intervals import INT64, INTEGERS, TRUTHS, Interval
 from codegen.expressions.nodes import (
     OPERATIONS,
     Aux,
@@ -66,8 +64,6 @@ def test_values_of_all_parts_lie_in_their_bounds(node, drawn) -> None:
         assert int(value) in bounds_of(part)
         if part.type is Type.BOOL and constant_of(part) is not None:
             assert value is constant_of(part)
-        if not needs_64_bits(part):
-            assert value in INT32
         assert bounds_of(part).within(INT64)
 
 
@@ -157,28 +153,6 @@ def test_floating_point_numbers_have_no_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "whole", "own"),
-    [
-        ("q_idx - kv_idx < 5", False, False),
-        ("q_idx + kv_idx < 5", True, True),
-        ("(q_idx + kv_idx) % 7 + 1 < 5", True, False),
-        ("(q_idx + kv_idx) % 7", True, True),
-        ("doc[batch, q_idx + kv_idx]", True, False),
-        ("doc[batch, q_idx]", False, False),
-        ("wide[kv_idx]", True, True),
-        ("score * (q_idx - kv_idx)", False, False),
-        ("score * (q_idx + kv_idx)", True, True),
-        ("int(score)", True, True),
-        ("abs(doc[batch, q_idx])", True, True),
-        ("not q_idx * q_idx > 3", True, False),
-        ("score", False, False),
-    ],
-)
-def test_what_is_wider_than_32_bits(text: str, whole: bool, own: bool) -> None:
-    assert (needs_64_bits(parsed(text)), leaves_32_bits(parsed(text))) == (whole, own)
-
-
-@pytest.mark.parametrize(
     ("text", "at_fault"),
     [
         ("q_idx // kv_idx", "q_idx // kv_idx"),
@@ -252,8 +226,6 @@ def test_shared_parts_are_looked_at_once() -> None:
     for _ in range(200):
         node = operation("%", operation("+", node, node), literal(100))
     assert bounds_of(node) == Interval(0, 99)
-    assert needs_64_bits(node)
-    assert not leaves_32_bits(node)
     assert divides_by_zero(node) is None
     assert is_inside(item(Aux("t", "bool", (100,)), node), 0)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from codegen.arch import KIB
 from codegen.patterns.base import IndexTensor
-from codegen.plan import Plan
+from codegen.plan import Plan, Registers
 from codegen.select.choice import Choice
 from codegen.select.problem import tuning_of
 from codegen.spec import AttentionSpec
@@ -113,6 +113,12 @@ def explained(plan: Plan, choice: Choice | None = None) -> dict[str, Any]:
     return told
 
 
+def _short_of(registers: Registers) -> str:
+    """Return what there is to say of a heavy expression."""
+    missing = registers.needed - registers.limit
+    return f"; {missing} fewer than its expression would have: some bytes may spill" if missing > 0 else ""
+
+
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """Return what there is to say of a plan in one line each."""
     spec, arch, registers = plan.spec, plan.arch, plan.registers
@@ -132,7 +138,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         (
             "registers",
             f"accumulators and fragments take {registers.accumulators} of {registers.limit} in a thread that computes, "
-            f"the compiler has the rest; at most {launch_registers(plan)} at launch",
+            f"the compiler has the rest; at most {launch_registers(plan)} at launch{_short_of(registers)}",
         ),
         (
             "one step",

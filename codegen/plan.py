@@ -212,6 +212,10 @@ class SharedLayout:
         return region
 
 
+EXPRESSION_REGISTERS = 12
+"""Registers that an expression has in any kernel, however many its parts are."""
+
+
 @dataclass(frozen=True)
 class Registers:
     """Register budget of one thread that computes.
@@ -221,16 +225,24 @@ class Registers:
         overhead: addresses, loop state, softmax state: an allowance with which the compiler does not spill. It takes
             more where they are free, so their sum is no estimate of what it takes.
         limit: registers a thread can have.
+        expression: those of ``overhead`` that an expression of the spec would have. Where there are fewer the compiler
+            reads a part again or spills some bytes, so a kernel is not refused for them.
     """
 
     accumulators: int
     overhead: int
     limit: int
+    expression: int = 0
 
     @property
     def needed(self) -> int:
-        """Return with how many the compiler makes do."""
+        """Return with how many the compiler makes do without spills."""
         return self.accumulators + self.overhead
+
+    @property
+    def least(self) -> int:
+        """Return the registers without which a tile is refused: an expression has a few of them, whatever it is."""
+        return self.needed - max(0, self.expression - EXPRESSION_REGISTERS)
 
 
 @dataclass(frozen=True)
@@ -416,10 +428,10 @@ def check_budget(spec: Spec, shared_bytes: int, registers: Registers) -> None:
             f"{spec.stages} stages of tile {_tile(spec)} need {-(-shared_bytes // KIB)} KB of shared memory, "
             f"{arch.name} has {arch.shared_memory_per_block // KIB} KB; use fewer stages or a smaller tile",
         )
-    if registers.needed > registers.limit:
+    if registers.least > registers.limit:
         raise SpecError(
             "tile",
-            f"{_tile(spec)} needs about {registers.needed} registers a thread ({registers.accumulators} of them "
+            f"{_tile(spec)} needs about {registers.least} registers a thread ({registers.accumulators} of them "
             f"accumulators and fragments), {registers.limit} are available; use a smaller tile",
         )
 

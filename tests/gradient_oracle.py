@@ -8,6 +8,7 @@ from typing import Any
 import attention_oracle
 import torch
 
+from runtime.ops.aux_tensors import apart
 from runtime.verify.attention_backward import FLOAT_NOISE
 
 NAMES = ("dq", "dk", "dv")
@@ -36,7 +37,8 @@ def dense(
 def seen_by(pattern: Any, q: Any, k: Any, kv_lengths: Any = None) -> torch.Tensor:
     """Return how often each query sees each key, on q's device."""
     shape = (*q.shape[:3], k.shape[2])
-    return attention_oracle.times_seen(pattern.spec_json, pattern.index_tensors(), shape, kv_lengths).to(q.device)
+    own, aux = apart(pattern.spec_json, pattern.index_tensors())
+    return attention_oracle.times_seen(pattern.spec_json, own, shape, kv_lengths, aux).to(q.device)
 
 
 def exact(

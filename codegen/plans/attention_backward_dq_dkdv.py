@@ -66,10 +66,11 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     # and dP^T, or dQ in their place; P^T.
     accumulators = spec.head_dim + m + m // 4
     overhead = OVERHEAD_REGISTERS + EXPRESSION_OVERHEAD * (spec.pattern.expression is not None)
-    overhead += expression_registers(spec.forward)
+    expression = expression_registers(spec.forward)
+    overhead += expression
     needed = accumulators + overhead
     producer, consumer = next((s for s in REGISTER_SPLITS if needed <= s[1]), REGISTER_SPLITS[-1])
-    registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
+    registers = Registers(accumulators, overhead, consumer, expression)
     check_budget(spec, shared.size, registers)
     return Plan(
         spec=spec,

@@ -72,9 +72,10 @@ class Sizes:
         splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
         runs = spec.pattern.masks_pairs and not spec.pattern.banded and spec.pattern.fixed_block is None
         overhead += RUNS_REGISTERS if is_dq and runs else 0
-        overhead += expression_registers(spec.forward)
+        expression = expression_registers(spec.forward)
+        overhead += expression
         producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
-        registers = Registers(accumulators=accumulators, overhead=overhead, limit=consumer)
+        registers = Registers(accumulators, overhead, consumer, expression)
         return cls(columns, groups, consumers, divided, v_stages, q_bytes, kv_bytes, shared, producer, registers)
 
 

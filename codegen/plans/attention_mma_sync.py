@@ -105,7 +105,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
     )
     limit = arch.registers_for(threads, ctas_per_sm)
-    registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
+    registers = Registers(accumulators, overhead, limit, expression_registers(spec))
     check_budget(spec, shared_bytes, registers)
 
     rereads = arch.registers_per_thread - registers.needed < FEW_LEFT

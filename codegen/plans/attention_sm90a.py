@@ -174,14 +174,14 @@ def _registers(
     sizes: Sizes, splits: Splits, resident: int, accumulators: int, most: int
 ) -> tuple[Registers, tuple[Constant, Constant] | tuple[()]]:
     """Return a consumer thread's registers, and what setmaxnreg is told, if threads do not just start with all."""
-    overhead = _overhead(sizes)
+    overhead, expression = _overhead(sizes), expression_registers(sizes.spec)
     if sizes.consumers == resident == 1:
-        return Registers(accumulators=accumulators, overhead=overhead, limit=most), ()
+        return Registers(accumulators, overhead, most, expression), ()
     producer, consumer = _split(splits, accumulators + overhead)
     warpgroups = 1 + sizes.consumers
     at_launch = (producer + sizes.consumers * consumer) // warpgroups
     sum_of = f"{producer} + {sizes.consumers} x {consumer} are {warpgroups} x {at_launch}, those at launch"
-    return Registers(accumulators=accumulators, overhead=overhead, limit=consumer), (
+    return Registers(accumulators, overhead, consumer, expression), (
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", consumer, f"registers a consumer thread takes; {sum_of}"),
     )

@@ -176,7 +176,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             raise refused(self.argument, line_of_frame(frame) if frame else "", str(error)) from None
 
     def _result(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        function = FUNCTIONS.get(name)
+        function = FUNCTIONS.get(name) or FUNCTIONS.get(_plain(name))
         if function is None:
             raise ExpressionError(_unknown(name))
         if kwargs.get("inplace") is False:  # relu of torch.nn.functional has it
@@ -249,6 +249,11 @@ def _name(func: Any) -> str:
     if func is torch.Tensor.where:
         return "Tensor.where"
     return name.removeprefix("special_")
+
+
+def _plain(name: str) -> str:
+    """Return ``eq`` of ``__eq__``: some versions of torch tell a mode the method's name, others the function's."""
+    return name[2:-2] if name.startswith("__") and name.endswith("__") else name
 
 
 def _unknown(name: str) -> str:

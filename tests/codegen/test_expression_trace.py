@@ -68,6 +68,23 @@ def test_trees_are_those_that_one_would_write() -> None:
     assert trace_mask(noop_mask) == Traced(Literal(True), {}, {})
 
 
+def test_a_comparison_by_whichever_name_torch_tells() -> None:
+    """Torch 2.11 calls what ``q_idx == kv_idx`` asks ``__eq__``, 2.13 ``eq``."""
+
+    def asked(name: str) -> Any:
+        def function(one: Any, other: Any) -> Any:
+            return torch.overrides.handle_torch_function(function, (one, other), one, other)
+
+        function.__name__ = name
+        return function
+
+    for name, operator in {"eq": "==", "ne": "!=", "lt": "<", "ge": ">="}.items():
+        for told in (name, f"__{name}__"):
+            compare = asked(told)
+            traced = trace_mask(lambda b, h, q_idx, kv_idx, compare=compare: compare(q_idx, kv_idx))
+            assert traced.node == operation(operator, Q, KV)
+
+
 def test_what_one_variable_indexes_has_its_size() -> None:
     documents = trace_mask(MASKS["documents"])
     assert {name: str(aux) for name, aux in documents.aux.items()} == {

@@ -17,6 +17,7 @@ from codegen.explain import (
     blocks_by_registers,
     blocks_by_shared_memory,
     blocks_by_threads,
+    explained,
     launch_registers,
     occupancy,
 )
@@ -192,6 +193,22 @@ def test_too_much_shared_memory_is_refused_with_numbers(attention: dict[str, Any
         check_budget(spec, 227 * KIB + 1, enough)
     assert caught.value.field == "stages"
     assert "need 228 KB of shared memory, sm_90a has 227 KB" in caught.value.reason
+
+
+def test_a_heavy_expression_is_not_refused_for_its_registers(attention: dict[str, Any]) -> None:
+    spec = parse_spec(attention)
+    check_budget(spec, 0, Registers(accumulators=200, overhead=28 + 100, limit=240, expression=100))
+    with pytest.raises(SpecError, match="241 registers"):
+        check_budget(spec, 0, Registers(accumulators=200, overhead=29 + 100, limit=240, expression=100))
+    with pytest.raises(SpecError, match="241 registers"):  # a light one has those it needs
+        check_budget(spec, 0, Registers(accumulators=200, overhead=33 + 8, limit=240, expression=8))
+    tables = {f"t{number}": "bool[q_len, kv_len]" for number in range(8)}
+    mask = " and ".join(f"{name}[q_idx, kv_idx]" for name in tables)
+    pattern = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": mask, "aux": tables}
+    plan = plan_of({"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": pattern})
+    assert plan.registers.needed > plan.registers.limit >= plan.registers.least
+    told = [json.dumps(explained(each)) for each in (plan, plan_of(attention))]
+    assert ["fewer than its expression would have" in each for each in told] == [True, False]
 
 
 def test_too_many_registers_are_refused_with_numbers(attention: dict[str, Any]) -> None:

@@ -136,10 +136,11 @@ def test_gradients(block: tuple[int, int], deterministic: bool, head_dim: int, d
     dout = torch.randn_like(tensors[0])
     out = block_sparse_attention(*tensors, pattern, deterministic=deterministic)
     found = torch.autograd.grad(out, tensors, dout)
-    leaves = [t.detach().double().requires_grad_() for t in tensors]
-    dense, _ = gradient_oracle.dense(*leaves, seen_by(pattern, *tensors[:2]))
-    right = torch.autograd.grad(dense, leaves, dout.double())
-    gradient_oracle.assert_near(found, dict(zip(gradient_oracle.NAMES, right, strict=True)))
+    right, theirs, rounded = (
+        of(*tensors, pattern, dout)
+        for of in (gradient_oracle.exact, gradient_oracle.by_sdpa, gradient_oracle.rounded)
+    )
+    gradient_oracle.assert_near(found, right, theirs, rounded, noise=gradient_oracle.noise(*tensors, dout))
 
 
 def test_graphs_read_the_tensors_of_each_replay() -> None:

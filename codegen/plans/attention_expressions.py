@@ -6,6 +6,7 @@ import re
 import textwrap
 
 from codegen.expressions.bounds import is_inside
+from codegen.expressions.cost import cost_of
 from codegen.expressions.cuda import Printed, Statement, printed
 from codegen.expressions.nodes import Aux, Item, Node, children
 from codegen.expressions.text import text_of
@@ -98,6 +99,18 @@ def _expression_flags(node: Node | None) -> ExpressionFlags:
         result=made.result,
         helpers=tuple(name for name in made.helpers if name != "kMinusInfinity"),  # which kernels have anyway
     )
+
+
+def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
+    """Return lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
+    node = spec.pattern.expression
+    lines = [] if node is None else [("mask", f"{cost_of(node)}; of partial blocks")]
+    for aux in spec.aux_tensors:
+        held = ", ".join(_AXES[axis] for axis in _clamped(aux, spec))
+        inside = f"{held} held to its size" if held else "never outside"
+        index = f"; indices {', '.join(_AXES[: len(aux.dims)])}: {inside}" if aux.dims else ""
+        lines.append((f"aux {aux.name}", f"{aux}{index}"))
+    return lines
 
 
 def expression_registers(spec: AttentionSpec) -> int:

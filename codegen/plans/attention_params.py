@@ -6,7 +6,7 @@ import math
 
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
-from codegen.plans.attention_expressions import aux_params
+from codegen.plans.attention_expressions import aux_params, expressions_summary
 from codegen.spec import AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
@@ -154,4 +154,4 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     if spec.pack_gqa > 1:
         heads = spec.pack_gqa
         lines.append(("pack GQA", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))
-    return lines
+    return lines + expressions_summary(spec)

@@ -137,8 +137,7 @@ def test_gradients(block: tuple[int, int], deterministic: bool, head_dim: int, d
     out = block_sparse_attention(*tensors, pattern, deterministic=deterministic)
     found = torch.autograd.grad(out, tensors, dout)
     right, theirs, rounded = (
-        of(*tensors, pattern, dout)
-        for of in (gradient_oracle.exact, gradient_oracle.by_sdpa, gradient_oracle.rounded)
+        of(*tensors, pattern, dout) for of in (gradient_oracle.exact, gradient_oracle.by_sdpa, gradient_oracle.rounded)
     )
     gradient_oracle.assert_near(found, right, theirs, rounded, noise=gradient_oracle.noise(*tensors, dout))
 

@@ -95,7 +95,7 @@ def test_templates_ask_every_flag() -> None:
     assert not {kind.__name__: names - asked[kind] for kind, names in given.items() if names - asked[kind]}
 
 
-EXPRESSIONS = {"aux", "mask_lines"}
+EXPRESSIONS = {"aux", "mask_lines", "row_parts_piece", "column_parts_piece"}
 """Of masks that are expressions: the pieces that all kernels include have them, and not all kernels such a mask."""
 
 

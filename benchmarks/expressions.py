@@ -107,7 +107,7 @@ def calls_of(row: Row, tensors: list[torch.Tensor]) -> tuple[dict[str, Call], di
     makers: dict[str, Callable[[], Call]] = {
         OURS: lambda: ours(row, tensors, mask),
         FLEX: lambda: flex_best(row, tensors, mask),
-        FA4: lambda: fa4(row, *tensors, lists_of(mask) if mask else None),
+        FA4: lambda: fa4(row, tensors, None if mask is None else lists_of(mask)),
     }
     if row.built_in:
         makers[BUILT_IN] = lambda: built_in(row, tensors)

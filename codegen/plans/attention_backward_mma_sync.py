@@ -64,7 +64,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     registers = Registers(accumulators, overhead, arch.registers_for(threads, ctas_per_sm))
     check_budget(spec, shared_bytes, registers)
     tile, step_rows = ("queries", "keys") if is_dq else ("keys", "queries")
-    products = 3 if is_dq else 4
+    blocks, products = _blocks_and_products(spec)
     return Plan(
         spec=spec,
         stem=stem,
@@ -87,15 +87,16 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
             rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
             thread="threadIdx.x",
         ),
-        grid_summary=f"{_blocks_of_tile(spec)}, {ctas_per_sm} at a time on an SM",
+        grid_summary=f"{'two thread blocks' if blocks > 1 else 'one thread block'} for each tile, "
+        f"{ctas_per_sm} at a time on an SM",
         summary=(
             ("tile", f"{resident} {tile}, {step} {step_rows} of a step"),
             ("schedule", f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, 16 rows each)"),
             *options_summary(spec.forward),
         ),
         flops=2 * d * m * n * products,
-        bytes=2 * step * row_bytes,
-        arguments=arguments if is_dq or whole else _arguments_of_divided,
+        bytes=blocks * 2 * step * row_bytes,
+        arguments=arguments if blocks == 1 else _arguments_of_two,
         tile_queries=m if is_dq else 0,
         prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
     )
@@ -106,14 +107,14 @@ def _is_whole(spec: AttentionBackwardSpec) -> bool:
     return spec.head_dim <= LARGEST_WHOLE
 
 
-def _blocks_of_tile(spec: AttentionBackwardSpec) -> str:
-    """Return how many thread blocks a tile has."""
-    if spec.gradients == "dq" or _is_whole(spec):
-        return "one thread block for each tile"
-    return "two thread blocks for each tile, of dV and of dK"
+def _blocks_and_products(spec: AttentionBackwardSpec) -> tuple[int, int]:
+    """Return the thread blocks of a tile, and the products of its steps: S is worked out for dV and for dK."""
+    if spec.gradients == "dq":
+        return 1, 3
+    return (1, 4) if _is_whole(spec) else (2, 5)
 
 
-def _arguments_of_divided(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+def _arguments_of_two(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     """Work out a launch of two thread blocks for each tile."""
     of_tiles = arguments(plan, shape, slots)
     return replace(of_tiles, tiles=2 * of_tiles.tiles)

@@ -676,7 +676,7 @@ class AttentionBackwardFlags(PatternFlags):
 
 @dataclass(frozen=True)
 class AttentionBackwardOptionFlags(Flags):
-    """What the kernels for sm_90a ask of the options.
+    """What they ask of the options.
 
     Attributes:
         key_end_words: where the keys of a batch end.
@@ -687,7 +687,7 @@ class AttentionBackwardOptionFlags(Flags):
         softmax_scale: factor of the logits, in C++.
     """
 
-    key_end_words: KeyEndOfMasks
+    key_end_words: KeyEndWords
     logits_piece: str
     mask_piece: str
     key_of_list: str
@@ -736,16 +736,18 @@ class AttentionBackwardMmaSyncFlags(Flags):
 
     Attributes:
         walk: what all kernels ask.
-        key_end_of_batch: where the keys of a batch end.
-        no_block: number of a listed block that has no key.
+        options: what they ask of the options.
+        sums_piece: whether a thread block has dK and dV of its keys, or one of them.
+        q_operand_piece: where the products of dQ read Q and dO.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
         rows_piece: whose queries the rows are, likewise.
         thread: number of a thread in its block, in C++.
     """
 
     walk: AttentionBackwardFlags
-    key_end_of_batch: str
-    no_block: str
+    options: AttentionBackwardOptionFlags
+    sums_piece: str
+    q_operand_piece: str
     columns_piece: str
     rows_piece: str
     thread: str

@@ -137,10 +137,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
     if spec.deterministic:
         shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
-    if spec.pattern.masks_by_bits:
-        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
-    elif spec.pattern.masks_pairs:
-        step_meta(shared, spec)
+    step_meta(shared, spec)
     return shared
 
 

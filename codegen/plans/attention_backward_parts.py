@@ -94,9 +94,13 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
 
 
 def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
-    """Add the metadata of the steps in the ring: where an expression may ask for it, with the head of each."""
-    size = 8 if spec.gradients != "dq" and spec.pattern.expression is not None else 4
-    shared.add("StepMeta", size * spec.stages, "metadata of the steps in the ring", align=size)
+    """Add what is known of the steps in the ring, where pairs are hidden: of an expression with the head of each."""
+    is_dq, stages = spec.gradients == "dq", spec.stages
+    if spec.pattern.masks_by_bits and not is_dq:
+        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+    elif is_dq or spec.pattern.masks_pairs:
+        size = 8 if not is_dq and spec.pattern.expression is not None else 4
+        shared.add("StepMeta", size * stages, "metadata of the steps in the ring", align=size)
 
 
 def transposes(spec: AttentionBackwardSpec) -> bool:

@@ -105,8 +105,5 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
             shared.add("Weights", WARPGROUP_ROWS * rows * 4, "P^T of a step in float32, from one consumer to the other")
         shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
-    if spec.gradients == "dkdv" and spec.pattern.masks_by_bits:
-        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
-    elif spec.gradients == "dq" or spec.pattern.masks_pairs:
-        step_meta(shared, spec)
+    step_meta(shared, spec)
     return shared

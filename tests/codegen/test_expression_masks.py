@@ -94,7 +94,7 @@ def test_an_index_that_may_leave_a_tensor_is_held_to_it() -> None:
 def test_gradients_ask_the_same_function(gradients: str, arch: str) -> None:
     source = source_of(DOCUMENTS, AUX, op="attention_backward", arch=arch, gradients=gradients)
     assert f"//   {DOCUMENTS}\n__device__ __forceinline__ bool visible(" in source
-    assert "return q_doc_of_row == kv_doc_of_column && query >= key;" in source
+    assert "return (q_doc_of_row == kv_doc_of_column) & (query >= key);" in source
     assert len(re.findall(r"\bvisible\(p, batch, head, ", source)) == 1
 
 

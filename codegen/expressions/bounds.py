@@ -13,7 +13,7 @@ from codegen.expressions.nodes import SIZES, Item, Literal, Node, Operation, Typ
 
 _MOST = INT32.high
 _VARIABLES: Mapping[str, Interval] = {
-    **dict.fromkeys(("q_idx", "kv_idx", "batch", "head"), Interval(0, _MOST - 1)),
+    **dict.fromkeys(("q_idx", "kv_idx", "batch", "head", "first_key"), Interval(0, _MOST - 1)),
     **dict.fromkeys(("q_len", "kv_len"), Interval(1, _MOST)),
 }
 _DTYPES: Mapping[str, Interval] = {"int32": INT32, "int64": INT64, "bool": TRUTH}

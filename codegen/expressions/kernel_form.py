@@ -195,13 +195,10 @@ class _Columns:
             return None
         if node.type is Type.INT and bounds_of(node) == INT64:  # it may wrap
             return None
-        slopes = [self._slope(operand) for operand in node.operands]
-        return None if None in slopes else _SLOPES.get(node.name, _no_slope)(node.operands, slopes)
-
-
-def _no_slope(operands: tuple[Node, ...], slopes: list[Node]) -> Node | None:
-    del operands, slopes
-    return None
+        slopes = [slope for slope in map(self._slope, node.operands) if slope is not None]
+        if node.name not in _SLOPES or len(slopes) < len(node.operands):
+            return None
+        return _SLOPES[node.name](node.operands, slopes)
 
 
 def _slope_of_product(operands: tuple[Node, ...], slopes: list[Node]) -> Node | None:

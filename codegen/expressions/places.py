@@ -84,8 +84,15 @@ def _costs(parts: list[Part], depends: list[frozenset[str]]) -> list[int]:
     return costs
 
 
-def uses_of(parts: list[Part], root: int, depends: list[frozenset[str]]) -> Uses:
-    """Return what is computed where for the last of some parts, which is used for each pair."""
+def uses_of(parts: list[Part], root: int, depends: list[frozenset[str]] | None = None) -> Uses:
+    """Return what is computed where for the last of some parts, which is used for each pair.
+
+    Args:
+        parts: the parts.
+        root: the last one.
+        depends: what they depend on, where that is more than ``dependencies`` tells.
+    """
+    depends = dependencies(parts) if depends is None else depends
     costs = _costs(parts, depends)
     first = root, place_of(root, depends, Place.PAIR)
     times: dict[_Use, int] = {first: 1}

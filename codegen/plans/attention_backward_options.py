@@ -5,6 +5,7 @@ from __future__ import annotations
 from codegen.flags import AttentionBackwardOptionFlags
 from codegen.plans.attention_backward_parts import PIECES, divides_key_blocks
 from codegen.plans.attention_kv_lengths import key_end_of_masks
+from codegen.plans.attention_logits import softmax_scale
 from codegen.spec import AttentionBackwardSpec
 
 
@@ -17,7 +18,7 @@ def option_flags(spec: AttentionBackwardSpec) -> AttentionBackwardOptionFlags:
         mask_piece=f"{PIECES}/{'dkdv' if walks_queries else 'dq'}_mask/{_mask(spec)}.cuh.j2",
         key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
         heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
-        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+        softmax_scale=softmax_scale(spec),
     )
 
 

@@ -6,10 +6,10 @@ from codegen.arch import WARP
 from codegen.flags import AttentionBackwardFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
-from codegen.plans.attention_expressions import mask_flags
+from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
-from codegen.plans.attention_params import index_params, list_constants, softcap_constants, tensor_params
+from codegen.plans.attention_params import index_params, list_constants, logit_constants, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
@@ -144,7 +144,7 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
         Constant("kRowLanes", row_lanes(spec), "threads of a row there, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
-        *softcap_constants(spec.forward),
+        *logit_constants(spec.forward),
     )
 
 
@@ -155,7 +155,7 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        mask=mask_flags(forward),
+        expressions=expressions_flags(forward),
         partial_range=False,
         skip_masked=False,
         step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import replace
 
 from codegen.expressions.bounds import is_inside
 from codegen.expressions.cost import cost_of
-from codegen.expressions.cuda import Printed, Statement, printed
-from codegen.expressions.nodes import Aux, Item, Node, children
+from codegen.expressions.cuda import HELPERS, Printed, Statement, printed
+from codegen.expressions.nodes import Aux, Item, Node, Variable, children
 from codegen.expressions.text import text_of
-from codegen.flags import AuxFlags, ExpressionFlags, MaskFlags
+from codegen.flags import AuxFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, ScoreFlags
 from codegen.plan import Param, i32, i64, pointer
+from codegen.score import Score
 from codegen.spec import AttentionSpec
 
 ELEMENTS = {
@@ -59,14 +61,36 @@ def _items(node: Node) -> list[Item]:
     return found
 
 
-def mask_flags(spec: AttentionSpec) -> MaskFlags:
-    """Return what templates ask of a mask that is an expression."""
-    made = _expression_flags(spec.pattern.expression)
-    return MaskFlags(
-        mask_expression=made,
-        mask_lines=tuple(textwrap.wrap(made.text, LINE)),
+def expressions_flags(spec: AttentionSpec) -> ExpressionsFlags:
+    """Return what templates ask of the mask and of the score."""
+    mask = _expression_flags(spec.pattern.expression)
+    score = _expression_flags(None) if spec.score is None else _score_flags(spec.score, spec.pack_gqa)
+    helpers = {*mask.helpers, *score.helpers}
+    return ExpressionsFlags(
+        mask=MaskFlags(mask_expression=mask, mask_lines=_lines(mask)),
+        score=ScoreFlags(
+            score_expression=score,
+            score_lines=_lines(score),
+            score_key="min(first_key + column, p.kv_len - 1)" if score.looks_up_keys else "first_key + column",
+        ),
+        expression_helpers=tuple(name for name in HELPERS if name in helpers),
         aux=tuple(_aux_flags(aux) for aux in spec.aux_tensors),
     )
+
+
+def _lines(expression: ExpressionFlags) -> tuple[str, ...]:
+    return tuple(textwrap.wrap(expression.text, LINE))
+
+
+def _score_flags(score: Score, pack_gqa: int) -> ExpressionFlags:
+    """Return a score as a kernel computes it, times log2(e); its text is the user's."""
+    made = _printed_flags(score.log2, rows_have_heads=pack_gqa > 1)
+    looks_up_keys = any(_depends_on_key(item) for item in _items(score.expression))
+    return replace(made, text=text_of(score.expression), looks_up_keys=looks_up_keys)
+
+
+def _depends_on_key(node: Node) -> bool:
+    return node == Variable("kv_idx") or any(map(_depends_on_key, children(node)))
 
 
 def _aux_flags(aux: Aux) -> AuxFlags:
@@ -86,11 +110,16 @@ def _expression_flags(node: Node | None) -> ExpressionFlags:
     """Return an expression as templates print it; of none all is empty."""
     if node is None:
         return ExpressionFlags(text="", row=(), column=(), used_row=(), used_column=(), pair=(), result="", helpers=())
-    made: Printed = printed(node)
+    return replace(_printed_flags(node), text=text_of(node))
+
+
+def _printed_flags(node: Node, *, rows_have_heads: bool = False) -> ExpressionFlags:
+    """Return an expression as templates print it, without a text."""
+    made: Printed = printed(node, rows_have_heads=rows_have_heads)
     words = set(re.findall(r"\w+", " ".join([made.result, *(part.value for part in made.pair)])))
     used_row, used_column = (tuple(part for part in parts if part.name in words) for parts in (made.row, made.column))
     return ExpressionFlags(
-        text=text_of(node),
+        text="",
         row=made.row,
         column=made.column,
         used_row=used_row,
@@ -105,6 +134,8 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
     node = spec.pattern.expression
     lines = [] if node is None else [("mask", f"{cost_of(node)}; of partial blocks")]
+    if spec.score is not None:
+        lines.append(("score", f"{cost_of(spec.score.log2)}; {text_of(spec.score.expression)}"))
     for aux in spec.aux_tensors:
         held = ", ".join(_AXES[axis] for axis in _clamped(aux, spec))
         inside = f"{held} held to its size" if held else "never outside"
@@ -114,13 +145,17 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 
 def expression_registers(spec: AttentionSpec) -> int:
-    """Return an allowance for what a thread keeps of a mask: parts of two queries, of a key, and of their pair.
+    """Return an allowance for what a thread keeps of a mask and of a score."""
+    of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
+    of_score = 0 if spec.score is None else _kept_of(printed(spec.score.log2, rows_have_heads=spec.pack_gqa > 1))
+    return of_mask + of_score
+
+
+def _kept_of(made: Printed) -> int:
+    """Return an allowance for what a thread keeps of an expression: parts of two queries, of a key, and of their pair.
 
     A load for each pair has its address in 64 bits, and the next ones are under way with it.
     """
-    if spec.pattern.expression is None:
-        return 0
-    made = printed(spec.pattern.expression)
     kept = 2 * sum(map(_width, made.row)) + sum(map(_width, made.column + made.pair))
     kept += AUX_REGISTERS * len(made.reads)
     return kept + PAIR_LOAD_REGISTERS * sum("load_" in part.value for part in made.pair)

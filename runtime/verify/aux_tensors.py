@@ -45,7 +45,7 @@ def seen_by_expression(
 
 
 def scored(node: Node, scores: torch.Tensor, aux: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return what an expression makes of scores, (batch, heads, q_len, kv_len) in float64: a score, or its derivative."""
+    """Return what a score, or its derivative, makes of logits, (batch, heads, q_len, kv_len) in float64."""
     sizes = dict(zip(_NAMES, scores.shape, strict=True))
     values = {**_places(sizes, scores.device), "score": scores}
     return evaluate(node, values, aux).to(scores.dtype).expand(scores.shape)

@@ -159,7 +159,7 @@ def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fi
         most = 64  # a step is an equal part of a block; two thread blocks of one consumer have less room
     if given.gradients == "dq" and given.pattern.block_keys is not None and most < 128:
         most = 64  # nor is it one of blocks that the pattern fixes
-    if given.pattern.expression is not None:  # room for what it asks of queries and keys
+    if given.pattern.expression is not None or given.score is not None:  # room for what it asks of queries and keys
         most = 32 if given.gradients == "dq" and given.head_dim == 256 else 64
     return COOPERATIVE, {"rows": rows, "keys": keys, "step": min(keys if given.gradients == "dq" else rows, most)}
 

@@ -130,7 +130,7 @@ def attention(
 
 
 def with_slope(score: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Return what a score makes of logits in float64, and its derivative by them: by differences, below autograd too."""
+    """Return what a score makes of logits in float64, and its derivative by them, by differences."""
     slope = (score(logits + STEP) - score(logits - STEP)) / (2 * STEP)
     return score(logits), slope.nan_to_num(nan=0.0)  # of -inf - -inf
 

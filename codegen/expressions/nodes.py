@@ -292,6 +292,18 @@ def children(node: Node) -> tuple[Node, ...]:
     return node.indices if isinstance(node, Item) else ()
 
 
+def nodes_of(root: Node) -> int:
+    """Return the nodes of a tree; a part that occurs twice counts twice, though it is looked at once."""
+    counts: dict[int, int] = {}
+
+    def count(node: Node) -> int:
+        if id(node) not in counts:
+            counts[id(node)] = 1 + sum(map(count, children(node)))
+        return counts[id(node)]
+
+    return count(root)
+
+
 MOST_NODES = 1000
 """Nodes of an expression; a part that occurs twice counts twice."""
 MOST_DEPTH = 150

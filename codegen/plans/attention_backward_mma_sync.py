@@ -108,6 +108,8 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(not by_expression, "pattern.mask", reason)
     bits = spec.pattern.masks_by_bits
     require(not bits, "pattern.mask", f"is bits, of which {spec.arch} has no gradient; allowed: none, causal")
+    has_score = spec.score is not None
+    require(not has_score, "score", f"is an expression, of which {spec.arch} has no gradient")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}, of which {spec.arch} has no gradient")
     require(not spec.kv_lengths, "kv_lengths", f"is true, of which {spec.arch} has no gradient")
     field, resident, other, step = "tile.m", spec.tile.m, "tile.n", spec.tile.n

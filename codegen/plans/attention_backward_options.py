@@ -1,4 +1,4 @@
-"""What options of attention become in its gradients on sm_90a: softcap, lengths of batches, masks."""
+"""What options of attention become in its gradients on sm_90a: softcap, scores, lengths of batches, masks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ def option_flags(spec: AttentionBackwardSpec) -> AttentionBackwardOptionFlags:
     heads, walks_queries = "p.heads_per_kv_head", spec.gradients != "dq"
     return AttentionBackwardOptionFlags(
         key_end_words=key_end_of_masks(spec.forward),
-        logits_piece=f"{PIECES}/logits/{'scaled' if spec.softcap is None else 'capped'}.cuh.j2",
+        logits_piece=f"{PIECES}/logits/{_logits(spec)}.cuh.j2",
         mask_piece=f"{PIECES}/{'dkdv' if walks_queries else 'dq'}_mask/{_mask(spec)}.cuh.j2",
         key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
         heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
         softmax_scale=softmax_scale(spec),
     )
+
+
+def _logits(spec: AttentionBackwardSpec) -> str:
+    """Return the piece of what becomes of scores."""
+    if spec.score is not None:
+        return "scored_dq" if spec.gradients == "dq" else "scored_dkdv"
+    return "scaled" if spec.softcap is None else "capped"
 
 
 def _mask(spec: AttentionBackwardSpec) -> str:

@@ -52,6 +52,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
     is_dq = spec.gradients == "dq"
     by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
     asks_keys = spec.gradients != "dkdv" or by_position or spec.kv_lengths or spec.mma == "mma"
+    asks_keys = asks_keys or spec.score is not None
     lists = index_params(spec.forward)
     if transposes(spec):
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
@@ -95,6 +96,11 @@ def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
     """Add the metadata of the steps in the ring: where an expression may ask for it, with the head of each."""
     size = 8 if spec.gradients != "dq" and spec.pattern.expression is not None else 4
     shared.add("StepMeta", size * spec.stages, "metadata of the steps in the ring", align=size)
+
+
+def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
+    """Add whose queries the steps in the ring are, for a score."""
+    shared.add("StepPlaces", 8 * spec.stages, "first query and head of the steps in the ring", align=8)
 
 
 def transposes(spec: AttentionBackwardSpec) -> bool:
@@ -155,7 +161,7 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        expressions=expressions_flags(forward),
+        expressions=expressions_flags(forward, gradients=True),
         partial_range=False,
         skip_masked=False,
         step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",

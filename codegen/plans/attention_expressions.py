@@ -6,10 +6,11 @@ import re
 import textwrap
 from dataclasses import replace
 
+from codegen.expressions.arithmetic import ONE
 from codegen.expressions.bounds import is_inside
 from codegen.expressions.cost import cost_of
 from codegen.expressions.cuda import HELPERS, Printed, Statement, printed
-from codegen.expressions.nodes import Aux, Item, Node, Variable, children
+from codegen.expressions.nodes import Aux, Item, Node, Variable, children, nodes_of
 from codegen.expressions.text import text_of
 from codegen.flags import AuxFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, ScoreFlags
 from codegen.plan import Param, i32, i64, pointer
@@ -29,6 +30,7 @@ VALUES = {"int32": "int", "int64": "int64", "fp32": "float", "fp16": "float", "b
 """What a kernel makes of it."""
 _AXES = "ijkl"
 LINE = 110  # letters of a line of a comment
+MOST_NODES_SHOWN = 200  # of a derivative, whose text would repeat what its tree shares
 # Both were found by trying masks: with them no kernel of tests/compile/test_expressions.py spills.
 PAIR_LOAD_REGISTERS = 14  # of a value that is read for each pair
 AUX_REGISTERS = 6  # of a tensor: its address and a stride
@@ -61,18 +63,18 @@ def _items(node: Node) -> list[Item]:
     return found
 
 
-def expressions_flags(spec: AttentionSpec) -> ExpressionsFlags:
-    """Return what templates ask of the mask and of the score."""
+def expressions_flags(spec: AttentionSpec, *, gradients: bool = False) -> ExpressionsFlags:
+    """Return what templates ask of the mask and of the score, and in gradients of its derivative."""
     mask = _expression_flags(spec.pattern.expression)
-    score = _expression_flags(None) if spec.score is None else _score_flags(spec.score, spec.pack_gqa)
-    helpers = {*mask.helpers, *score.helpers}
+    score = slope = _expression_flags(None)
+    if spec.score is not None:
+        score = _score_flags(spec.score, spec.pack_gqa)
+        slope = _slope_flags(spec.score) if gradients else slope
+    helpers = {*mask.helpers, *score.helpers, *slope.helpers}
+    keys = "min(first_key + column, p.kv_len - 1)" if score.looks_up_keys else "first_key + column"
     return ExpressionsFlags(
         mask=MaskFlags(mask_expression=mask, mask_lines=_lines(mask)),
-        score=ScoreFlags(
-            score_expression=score,
-            score_lines=_lines(score),
-            score_key="min(first_key + column, p.kv_len - 1)" if score.looks_up_keys else "first_key + column",
-        ),
+        score=ScoreFlags(score, _lines(score), keys, slope, _lines(slope)),
         expression_helpers=tuple(name for name in HELPERS if name in helpers),
         aux=tuple(_aux_flags(aux) for aux in spec.aux_tensors),
     )
@@ -87,6 +89,16 @@ def _score_flags(score: Score, pack_gqa: int) -> ExpressionFlags:
     made = _printed_flags(score.log2, rows_have_heads=pack_gqa > 1)
     looks_up_keys = any(_depends_on_key(item) for item in _items(score.expression))
     return replace(made, text=text_of(score.expression), looks_up_keys=looks_up_keys)
+
+
+def _slope_flags(score: Score) -> ExpressionFlags:
+    """Return the derivative of a score as a kernel computes it; empty if it is 1."""
+    if score.slope == ONE:
+        return _expression_flags(None)
+    short = nodes_of(score.slope) <= MOST_NODES_SHOWN
+    return replace(
+        _printed_flags(score.slope_of_pair), text=text_of(score.slope) if short else "as it is computed here"
+    )
 
 
 def _depends_on_key(node: Node) -> bool:
@@ -144,11 +156,13 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     return lines
 
 
-def expression_registers(spec: AttentionSpec) -> int:
-    """Return an allowance for what a thread keeps of a mask and of a score."""
+def expression_registers(spec: AttentionSpec, *, gradients: bool = False) -> int:
+    """Return an allowance for what a thread keeps of a mask and of a score, in gradients of its derivative too."""
     of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
     of_score = 0 if spec.score is None else _kept_of(printed(spec.score.log2, rows_have_heads=spec.pack_gqa > 1))
-    return of_mask + of_score
+    with_slope = gradients and spec.score is not None and spec.score.slope != ONE
+    of_slope = _kept_of(printed(spec.score.slope_of_pair)) if with_slope and spec.score is not None else 0
+    return of_mask + of_score + of_slope
 
 
 def _kept_of(made: Printed) -> int:

@@ -101,9 +101,15 @@ class _Scaled:
                 return self._times_number(other, by * float(one.value))
         order: list[Callable[[Node], bool]] = [lambda part: not self._pairs.on_all(part), self._has_score]
         takes = next((part for fits in order for part in (a, b) if fits(part)), a)
-        if takes is a:
-            return product(self.of(a, by), self.of(b, 1.0))
-        return product(self.of(a, 1.0), self.of(b, by))
+        one, other = (self.of(part, by if part is takes else 1.0) for part in (a, b))
+        return self._joined(other, one, a) or self._joined(one, other, b) or product(one, other)
+
+    def _joined(self, one: Node, other: Node, what: Node) -> Node | None:
+        """Return one * other as qk * (x * other), if one is qk * x and other, made of ``what``, is not of each pair."""
+        is_scaled = isinstance(one, Operation) and (one.name, one.operands[0]) == ("*", _QK)
+        if not is_scaled or self._pairs.on_all(what):
+            return None
+        return operation("*", _QK, product(children(one)[1], other))
 
     def _times_number(self, node: Node, by: float) -> Node:
         return self.of(node, by) if by > 0 else minus(self.of(node, -by))
@@ -117,7 +123,8 @@ class _Scaled:
         if isinstance(b, Literal) and b.value != 0 and math.isfinite(by / b.value):
             return self._times_number(a, by / float(b.value))
         if self._pairs.on_all(a) and not self._pairs.on_all(b):
-            return product(self.of(a, by), operation("/", ONE, self.of(b, 1.0)))
+            one, other = self.of(a, by), operation("/", ONE, self.of(b, 1.0))
+            return self._joined(one, other, b) or product(one, other)
         return operation("/", self.of(a, by), self.of(b, 1.0))
 
     def _tanh(self, node: Operation, by: float) -> Node:

@@ -9,6 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field
 
 from codegen.expressions.arithmetic import as_float
 from codegen.expressions.bounds import divides_by_zero
+from codegen.expressions.cuda import printed
 from codegen.expressions.derivative import derivative
 from codegen.expressions.kernel_form import LOG2_E, kernel_form
 from codegen.expressions.nodes import Aux, ExpressionError, Node, Type, Variable
@@ -80,6 +81,11 @@ class Score(SpecModel):
     def slope_of_pair(self) -> Node:
         """The derivative as a kernel computes it."""
         return _forms(self.value, self._declared)[2]
+
+    @property
+    def looks_up_pairs(self) -> bool:
+        """Whether an element is looked up for each pair: loads that are under way take registers."""
+        return any("load_" in part.value for part in printed(self.log2).pair)
 
     @property
     def _declared(self) -> Declared:

@@ -34,6 +34,7 @@ MOST_NODES_SHOWN = 200  # of a derivative, whose text would repeat what its tree
 # Both were found by trying masks: with them no kernel of tests/compile/test_expressions.py spills.
 PAIR_LOAD_REGISTERS = 14  # of a value that is read for each pair
 AUX_REGISTERS = 6  # of a tensor: its address and a stride
+SCORE_REGISTERS = 8  # of a score in a forward kernel, at most: it is worked out beside few other values of a pair
 
 
 def aux_params(spec: AttentionSpec) -> list[Param]:
@@ -159,10 +160,12 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 def expression_registers(spec: AttentionSpec, *, gradients: bool = False) -> int:
     """Return an allowance for what a thread keeps of a mask and of a score, in gradients of its derivative too."""
     of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
-    of_score = 0 if spec.score is None else _kept_of(printed(spec.score.log2, rows_have_heads=spec.pack_gqa > 1))
-    with_slope = gradients and spec.score is not None and spec.score.slope != ONE
-    of_slope = _kept_of(printed(spec.score.slope_of_pair)) if with_slope and spec.score is not None else 0
-    return of_mask + of_score + of_slope
+    if spec.score is None:
+        return of_mask
+    kept = _kept_of(printed(spec.score.log2, rows_have_heads=spec.pack_gqa > 1))
+    if not gradients:
+        return of_mask + min(kept, SCORE_REGISTERS)
+    return of_mask + kept + (0 if spec.score.slope == ONE else _kept_of(printed(spec.score.slope_of_pair)))
 
 
 def _kept_of(made: Printed) -> int:

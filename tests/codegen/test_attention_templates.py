@@ -93,7 +93,9 @@ def test_parameters_of_functions_are_read(named: NamedSpec) -> None:
             assert re.search(rf"\b{parameter}\b", body), f"{name[1]}: {parameter}"
 
 
-CONTRACTS = {  # functions whose parameters are those of all patterns
+CONTRACTS = {  # functions whose parameters are those of all patterns, or of all scores
+    "score_log2",
+    "score_slope",
     "visible",
     "first_key_of",
     "last_key_of",

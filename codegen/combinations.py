@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
+from codegen.expressions.declared import MOST_AUX
 from codegen.expressions.nodes import Item, Node, Variable, children
 from codegen.select.defaults import COMBINED
 
 if TYPE_CHECKING:
-    from codegen.spec import AttentionSpec, Spec
+    from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
 NO_KERNEL = "has no kernel with it: leave it out"
 
@@ -49,7 +50,8 @@ def check_options(spec: AttentionSpec) -> None:
         raise SpecError("pad_heads", "is true; kernels for sm_90a take heads of fewer elements anyway: leave it out")
     if spec.share_kv_loads and not one_list_on_hopper:
         raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
-    if spec.pack_gqa > 1 and any(asks_head(node) for node in spec.expressions):
+    by_expression = spec.pattern.expression
+    if spec.pack_gqa > 1 and by_expression is not None and asks_head(by_expression):
         raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression asks for the head of a row: leave it out")
     _check_kv_splits(spec)
     _check_query_grouping(spec)
@@ -64,6 +66,29 @@ def check_options(spec: AttentionSpec) -> None:
             else ""
         )
         raise SpecError("stream_k_tail", f"is true; {kind}{more} {NO_KERNEL}")
+
+
+def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
+    """Refuse a score beside a softcap, and tensors that it declares otherwise than the mask does.
+
+    Raises:
+        SpecError: names the field.
+    """
+    if spec.score is None:
+        return
+    if spec.softcap is not None:
+        cap = f"{spec.softcap:g}"
+        instead = f"write the tanh in score.value, as in {cap} * tanh(score / {cap})"
+        raise SpecError("softcap", f"is {cap}; a kernel has a softcap or a score: {instead}")
+    of_mask = {tensor.name: tensor for tensor in spec.pattern.aux_tensors}
+    for tensor in spec.score.aux_tensors:
+        other = of_mask.get(tensor.name, tensor)
+        if other != tensor:
+            reason = f"is {tensor}, and pattern.aux has {other}: a name is one tensor, in the mask and in the score"
+            raise SpecError(f"score.aux.{tensor.name}", reason)
+    count = len({*of_mask, *(tensor.name for tensor in spec.score.aux_tensors)})
+    if count > MOST_AUX:
+        raise SpecError("score.aux", f"has, with pattern.aux, {count} tensors; at most {MOST_AUX} are allowed")
 
 
 def asks_head(node: Node) -> bool:

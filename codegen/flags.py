@@ -148,6 +148,7 @@ class ExpressionFlags:
         pair: parts of the rest.
         result: the expression in terms of these.
         helpers: device functions that it calls.
+        looks_up_keys: whether an element of a tensor depends on the key.
     """
 
     text: str
@@ -158,6 +159,7 @@ class ExpressionFlags:
     pair: tuple[Statement, ...]
     result: str
     helpers: tuple[str, ...]
+    looks_up_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,47 @@ class MaskFlags(Flags):
         mask_lines: its text, in lines of a comment.
         row_parts_piece: who works out what it asks of the queries of a step: each thread, or its warp's lanes together.
         column_parts_piece: the same of keys.
-        aux: the tensors that it looks values up in.
     """
 
     mask_expression: ExpressionFlags
     mask_lines: tuple[str, ...]
     row_parts_piece: str
     column_parts_piece: str
+
+
+@dataclass(frozen=True)
+class ScoreFlags(Flags):
+    """What becomes of scores before the mask, where that is an expression.
+
+    Attributes:
+        score_expression: log2(e) times the expression.
+        score_lines: its text, in lines of a comment.
+        score_key: the key of a column, in C++: one that there is, where something is looked up for it.
+        slope_expression: its derivative by the score, in gradients, if that is not 1.
+        slope_lines: the text of that.
+    """
+
+    score_expression: ExpressionFlags
+    score_lines: tuple[str, ...]
+    score_key: str
+    slope_expression: ExpressionFlags
+    slope_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExpressionsFlags(Flags):
+    """The expressions of a spec.
+
+    Attributes:
+        mask: that of partial blocks.
+        score: that of scores.
+        expression_helpers: device functions and constants that they need.
+        aux: the tensors that they look values up in.
+    """
+
+    mask: MaskFlags
+    score: ScoreFlags
+    expression_helpers: tuple[str, ...]
     aux: tuple[AuxFlags, ...]
 
 
@@ -189,7 +225,7 @@ class PatternFlags(Flags):
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
         step_is: a step, in words.
         lists: what the templates of lists insert.
-        mask: of partial blocks, where it is an expression.
+        expressions: the mask of partial blocks, and what becomes of scores, where they are expressions.
     """
 
     pattern_template: str
@@ -197,7 +233,7 @@ class PatternFlags(Flags):
     skip_masked: bool
     step_is: str
     lists: ListWords
-    mask: MaskFlags
+    expressions: ExpressionsFlags
 
 
 @dataclass(frozen=True)
@@ -244,6 +280,7 @@ class AttentionMmaSyncWords(Flags):
     formula: str
     thread: str
     tile_is: str
+    score_rows: str
     tile_queries: str
     rows_are: str
     q_place: str
@@ -343,6 +380,7 @@ class AttentionSm90aWords(Flags):
     tiles_are_long: str
     tile_queries: str
     warpgroup_queries: str
+    score_rows: str
     as_listed: str
     masked_if: str
     full_or: str

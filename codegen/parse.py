@@ -13,14 +13,14 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from codegen.combinations import check_combination, check_options
+from codegen.combinations import check_combination, check_options, check_score
 from codegen.errors import SpecError
 from codegen.migrations import outdated
 from codegen.patterns.base import SpecModel
 from codegen.plain import PlainCopy
 from codegen.plans import plan_of
 from codegen.select.defaults import candidates
-from codegen.spec import FILLED_IN, MODELS, OPS, SPEC_ADAPTER, AttentionSpec, Spec, SpecBase
+from codegen.spec import FILLED_IN, MODELS, OPS, SPEC_ADAPTER, AttentionBackwardSpec, AttentionSpec, Spec, SpecBase
 from codegen.validation import first_error
 
 
@@ -71,6 +71,8 @@ def parse_spec(data: object, file: str = "") -> Spec:
     except ValidationError as error:
         raise outdated(fields, file) or SpecError(*first_error(error, _BY_OP, "this spec")) from None
     check_combination(specs[0], fields)  # in which they do not differ
+    if isinstance(specs[0], AttentionSpec | AttentionBackwardSpec):
+        check_score(specs[0])
     if isinstance(specs[0], AttentionSpec):
         check_options(specs[0])
     return next(filter(_is_enough, specs[:-1]), specs[-1])

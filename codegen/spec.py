@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter, model_validator
 from codegen.expressions.nodes import Aux, Node
 from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
+from codegen.score import Score
 
 if TYPE_CHECKING:
     AnyPattern = PatternBase
@@ -126,6 +127,9 @@ class AttentionSpec(SpecBase):
         le=1000,  # beyond, fp32 loses digits that the softmax needs
         description="cap of the logits before the mask: softcap * tanh(scale * q.k / softcap)",
     )
+    score: Score | None = Field(
+        default=None, description="what becomes of the logits before the mask: an expression; not beside softcap"
+    )
     stream_k_tail: bool = Field(
         default=False,
         description="stream-K tail: tiles of the last wave are divided by their key blocks between thread blocks",
@@ -169,6 +173,7 @@ class AttentionSpec(SpecBase):
     )
     options: ClassVar[tuple[str, ...]] = (
         "softcap",
+        "score",
         "sink",
         "kv_lengths",
         "pad_heads",
@@ -196,13 +201,17 @@ class AttentionSpec(SpecBase):
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
-        """The tensors of expressions that a call takes by name."""
-        return self.pattern.aux_tensors
+        """The tensors of expressions that a call takes by name, in the order of their names."""
+        if self.score is None:
+            return self.pattern.aux_tensors
+        of_both = {tensor.name: tensor for tensor in (*self.pattern.aux_tensors, *self.score.aux_tensors)}
+        return tuple(of_both[name] for name in sorted(of_both))
 
     @property
     def expressions(self) -> tuple[Node, ...]:
         """The expressions of the spec."""
-        return () if self.pattern.expression is None else (self.pattern.expression,)
+        of_score = None if self.score is None else self.score.expression
+        return tuple(node for node in (self.pattern.expression, of_score) if node is not None)
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.
@@ -233,6 +242,9 @@ class AttentionBackwardSpec(SpecBase):
     softcap: float | None = Field(
         default=None, ge=0.001, le=1000, description="cap of the forward's logits: its derivative joins dS"
     )
+    score: Score | None = Field(
+        default=None, description="what became of the forward's logits: its derivative joins dS; not beside softcap"
+    )
     kv_lengths: bool = Field(
         default=False, description="number of keys of each batch, as the forward was given: later ones have zeros"
     )
@@ -240,7 +252,7 @@ class AttentionBackwardSpec(SpecBase):
         default=True,
         description="the same bits in every run; false: tiles add to dQ in any order (gradients: dq_dkdv alone)",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "kv_lengths", "deterministic")
+    options: ClassVar[tuple[str, ...]] = ("softcap", "score", "kv_lengths", "deterministic")
 
     @property
     def forward(self) -> AttentionSpec:
@@ -252,6 +264,7 @@ class AttentionBackwardSpec(SpecBase):
             head_dim=self.head_dim,
             pattern=self.pattern,
             softcap=self.softcap,
+            score=self.score,
             kv_lengths=self.kv_lengths,
             tile=AttentionTile(m=self.tile.m, n=self.tile.n),
             mma=self.mma,

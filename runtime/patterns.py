@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -21,9 +21,10 @@ from torch.utils import _pytree as pytree
 
 from codegen.patterns import PATTERNS, PatternBase
 from codegen.patterns.block_lists import NAMED_MASKS
+from codegen.score import Score as ScoreModel
 from codegen.validation import first_error
 from runtime.errors import ArgumentError
-from runtime.expressions.masks import mask_of
+from runtime.expressions.masks import mask_of, score_of
 
 __all__ = [
     "BlockLists",
@@ -31,6 +32,7 @@ __all__ = [
     "Dense",
     "Pattern",
     "PrefixLM",
+    "Score",
     "SinkWindow",
     "SlidingWindow",
     "Strided",
@@ -66,7 +68,7 @@ class Pattern:
         object.__setattr__(self, "spec_json", text)
 
 
-PatternType = TypeVar("PatternType", bound=type[Pattern])
+PatternType = TypeVar("PatternType", bound=type[Any])
 
 
 def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
@@ -74,7 +76,7 @@ def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
 
     def registered(cls: PatternType) -> PatternType:
         cls.tensors = tensors
-        names = [field.name for field in fields(cls) if field.name not in tensors]  # type: ignore[arg-type]
+        names = [field.name for field in fields(cls) if field.init and field.name not in tensors]
 
         def flatten(pattern: Any) -> tuple[list[Any], tuple[Any, ...]]:
             return [getattr(pattern, name) for name in tensors], tuple(getattr(pattern, name) for name in names)
@@ -371,3 +373,37 @@ class BlockLists(Pattern):
             return (*lists, self.mask_bits)
         listed = lists if self.full_kv_indices is not None else lists[:2]
         return (*listed, *self.aux.values()) if self.aux else listed
+
+
+@_pattern("aux")
+@dataclass(frozen=True, eq=False)
+class Score:
+    """What becomes of the logits before the softmax, of every pair that is seen: FlexAttention's ``score_mod``.
+
+    Attributes:
+        value: an expression over ``score`` (scale * q k^T, in float32), ``q_idx``, ``kv_idx``, ``batch``, ``head``,
+            ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/expressions.md), or a function
+            ``score_mod(score, b, h, q_idx, kv_idx)`` that becomes one.
+        aux: tensors that an expression looks values up in, by name, as those of :class:`BlockLists`. A name that the
+            mask of the pattern has too is the same tensor.
+        spec_json: the score of the kernel's spec as JSON.
+    """
+
+    value: str | Callable[..., Any]
+    _: KW_ONLY
+    aux: Mapping[str, torch.Tensor] | None = None
+    spec_json: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, str) and not callable(self.value):
+            raise ArgumentError("score", f"is {type(self.value).__name__}, expected an expression or a function")
+        found = score_of(self.value, self.aux)
+        object.__setattr__(self, "value", found.text)
+        object.__setattr__(self, "aux", found.tensors)
+        fields_of_spec = {"value": found.text, **({"aux": found.declared} if found.declared else {})}
+        object.__setattr__(self, "spec_json", json.dumps(fields_of_spec))
+        try:
+            ScoreModel.model_validate(fields_of_spec)
+        except ValueError as error:  # pydantic's
+            place, reason = first_error(error, {}, "a score")  # type: ignore[arg-type]
+            raise ArgumentError("score" if place == "value" else "aux", reason) from None

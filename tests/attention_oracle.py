@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from codegen.patterns import PATTERNS
 from codegen.patterns.block_lists import NAMED_MASKS, expression_of
 from runtime.expressions.evaluate import evaluate
+
+STEP = 1e-5  # of a difference of float64
 
 
 def times_seen(
@@ -100,7 +102,15 @@ def of_bits(lists: Any, counts: Any, bits: Any, size: tuple[int, int], shape: tu
 
 
 def attention(
-    q: Any, k: Any, v: Any, seen: torch.Tensor, *, scale: Any = None, softcap: Any = None, sink: Any = None
+    q: Any,
+    k: Any,
+    v: Any,
+    seen: torch.Tensor,
+    *,
+    scale: Any = None,
+    softcap: Any = None,
+    sink: Any = None,
+    score: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result and the log-sum-exp in float32, where each key counts as often as it is seen."""
     group = q.shape[1] // k.shape[1]
@@ -108,6 +118,8 @@ def attention(
     logits = q.float() @ k.mT * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
+    if score is not None:
+        logits = torch.where(seen.to(q.device) > 0, score(logits), -math.inf)  # whatever it makes of hidden pairs
     logits = logits + seen.to(q.device).float().log()
     every = (
         logits if sink is None else torch.cat([logits, sink.float().reshape(1, -1, 1, 1).expand(*q.shape[:3], 1)], 3)
@@ -115,6 +127,12 @@ def attention(
     lse = every.logsumexp(3)
     weights = torch.where(logits == -math.inf, 0.0, (logits - lse[..., None]).exp())
     return weights @ v, lse
+
+
+def with_slope(score: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """Return what a score makes of logits in float64, and its derivative by them, by differences."""
+    slope = (score(logits + STEP) - score(logits - STEP)) / (2 * STEP)
+    return score(logits), slope.nan_to_num(nan=0.0)  # of -inf - -inf
 
 
 def gradients(
@@ -129,17 +147,20 @@ def gradients(
     dlse: Any = None,
     scale: Any = None,
     softcap: Any = None,
+    score: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return the gradients in float64, of what the passes share: out and lse as they were returned."""
     group = q.shape[1] // k.shape[1]
     q, k, v, out, lse, dout = (t.double() for t in (q, k, v, out, lse, dout))
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    logits, slope = q @ keys.mT * scale, 1.0
+    logits, slope = q @ keys.mT * scale, torch.ones((), dtype=torch.float64, device=q.device)
     if softcap is not None:
         tanh = torch.tanh(logits / softcap)
         logits, slope = softcap * tanh, 1 - tanh**2
-    weights = (logits - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen
+    if score is not None:
+        logits, slope = with_slope(score, logits)
+    weights = torch.where(seen > 0, (logits - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen, 0.0)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.double())
     of_logits = weights * (dout @ values.mT - delta[..., None]) * slope
     of_heads = {"dk": scale * (of_logits.mT @ q), "dv": weights.mT @ dout}

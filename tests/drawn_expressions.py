@@ -169,6 +169,8 @@ FLOATS: dict[str, Callable[..., Any]] = {
     "log2": _log2,
     "sqrt": lambda a: math.sqrt(a) if a >= 0 else math.nan,
     "float": lambda a: a,
+    "exp2": lambda a: 2.0**a,
+    "inverse_of_1_plus_exp2": lambda a: 1 / (1 + 2.0**a) if a < 1000 else 0.0,
 }
 INTS: dict[str, Callable[..., Any]] = {
     **SHARED,

@@ -16,7 +16,15 @@ ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8}  # a rounded number is
 
 
 def dense(
-    q: Any, k: Any, v: Any, seen: torch.Tensor, *, scale: Any = None, softcap: Any = None, sink: Any = None
+    q: Any,
+    k: Any,
+    v: Any,
+    seen: torch.Tensor,
+    *,
+    scale: Any = None,
+    softcap: Any = None,
+    sink: Any = None,
+    score: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result and the log-sum-exp, in the type of q, where each key counts as often as it is seen."""
     group = q.shape[1] // k.shape[1]
@@ -24,11 +32,12 @@ def dense(
     logits = q @ k.mT * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
+    logits = logits if score is None else score(logits)
     logits = torch.where(seen > 0, logits + seen.clamp(min=1).to(q.dtype).log(), -math.inf)
     if sink is not None:  # a key whose value is 0
         every = torch.cat([logits, sink.reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)], 3)
         return every.softmax(-1)[..., :-1] @ v, every.logsumexp(-1)
-    any_key = (seen > 0).any(-1, keepdim=True)
+    any_key = (logits > -math.inf).any(-1, keepdim=True)
     logits = torch.where(any_key, logits, 0.0)  # softmax of a row without keys would be NaN, and its gradients
     lse = torch.where(any_key[..., 0], logits.logsumexp(-1), -math.inf)
     return (logits.softmax(-1) * any_key) @ v, lse
@@ -91,6 +100,7 @@ def rounded(
     *,
     scale: Any = None,
     softcap: Any = None,
+    score: Any = None,
     sink: Any = None,
     kv_lengths: Any = None,
 ) -> dict[str, torch.Tensor]:
@@ -98,7 +108,7 @@ def rounded(
     seen, group, dtype = seen_by(pattern, q, k, kv_lengths), q.shape[1] // k.shape[1], q.dtype
     q, k, v, dout = (t.detach().double() for t in (q, k, v, dout))
     sink = None if sink is None else sink.detach().double()
-    out, lse = dense(q, k, v, seen, scale=scale, softcap=softcap, sink=sink)
+    out, lse = dense(q, k, v, seen, scale=scale, softcap=softcap, sink=sink, score=score)
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
     factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
 
@@ -109,6 +119,8 @@ def rounded(
     if softcap is not None:
         tanh = torch.tanh(logits / softcap)
         logits, slope = softcap * tanh, 1 - tanh**2
+    if score is not None:
+        logits, slope = attention_oracle.with_slope(score, logits)
     # A pair that is listed several times is rounded each time: a kernel adds its parts one by one.
     weights = torch.where(seen > 0, (logits - lse.nan_to_num(neginf=0.0)[..., None]).exp(), 0.0)
     ds = seen * round_(weights * (dout @ values.mT - (dout * round_(out)).sum(-1, keepdim=True)) * slope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import attention_oracle
@@ -16,6 +17,12 @@ from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
 from runtime.kernels.gradient_statistics import fill_statistics
 from runtime.ops import attention_calls, attention_checks, attention_choice, attention_gradients
+from runtime.verify.aux_tensors import scored
+
+
+def score_of(spec: AttentionSpec | AttentionBackwardSpec, aux: Any) -> Any:
+    """Return what the score of a spec makes of logits; None without one."""
+    return None if spec.score is None else partial(scored, spec.score.expression, aux=aux or {})
 
 
 class OracleKernel:
@@ -43,7 +50,9 @@ class OracleKernel:
                 raise ArgumentError("kv_indices", f"has lists of {tensor.shape[1]} heads")
         assert set(aux or {}) == {tensor.name for tensor in spec.aux_tensors}
         seen = attention_oracle.times_seen(pattern, lists, shape, lengths, aux)
-        found, lse = attention_oracle.attention(q, k, v, seen, scale=scale, softcap=spec.softcap, sink=sink)
+        found, lse = attention_oracle.attention(
+            q, k, v, seen, scale=scale, softcap=spec.softcap, sink=sink, score=score_of(spec, aux)
+        )
         out = torch.empty_like(q) if out is None else out
         out.copy_(found)
         return AttentionResult(out, lse if spec.lse else None)
@@ -83,7 +92,7 @@ class OracleBackwardKernel:
         own = lists[: len(spec.pattern.index_tensors)]
         assert set(aux or {}) == {tensor.name for tensor in spec.forward.aux_tensors}
         seen = attention_oracle.times_seen(spec.pattern.model_dump_json(), own, shape, lengths, aux)
-        options = {"dlse": dlse, "scale": scale, "softcap": spec.softcap}
+        options = {"dlse": dlse, "scale": scale, "softcap": spec.softcap, "score": score_of(spec, aux)}
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
         given = dict.fromkeys(("dq", "dk", "dv"))

@@ -15,7 +15,7 @@ from codegen.expressions.nodes import Item, Literal, Node, Operation, Type
 from codegen.expressions.parts import Part, Parts
 from codegen.expressions.places import Place, uses_of
 
-_FUNCTIONS: Mapping[str, int] = {"exp": 2, "tanh": 6, "log2": 2, "sqrt": 2, "/": 8}
+_FUNCTIONS: Mapping[str, int] = {"exp": 2, "tanh": 6, "log2": 2, "sqrt": 2, "/": 8, "inverse_of_1_plus_exp2": 3}
 _DIVISION = 20  # of integers by a number that is not known, rounded down
 _DIVISION_BY_NUMBER = 6  # a product's upper half, a shift, and the rounding
 _LOAD, _DIM, _CLAMP = 1, 2, 2  # an element: the load, and for each index its share of the address, and its bounds

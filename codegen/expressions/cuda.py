@@ -62,27 +62,28 @@ class Printed:
     reads: tuple[Aux, ...]
 
 
-def printed(node: Node, *, score: str = "score") -> Printed:
+def printed(node: Node, *, score: str = "score", rows_have_heads: bool = False) -> Printed:
     """Print an expression.
 
     Args:
         node: the expression.
         score: what the score is called: a name, or something else that needs no parentheses.
+        rows_have_heads: whether queries side by side are of several heads.
 
     Raises:
         ExpressionError: for an integer of more than 64 bits.
     """
-    return _Printer(node, score).printed()
+    return _Printer(node, score, rows_have_heads).printed()
 
 
 class _Printer:
-    def __init__(self, node: Node, score: str) -> None:
+    def __init__(self, node: Node, score: str, rows_have_heads: bool) -> None:
         parts = Parts()
         self._root = parts.add(node)
         self._parts = parts.all
         self._score = score
-        self._depends = dependencies(self._parts)
-        self._uses = uses_of(self._parts, self._root)
+        self._depends = dependencies(self._parts, rows_have_heads=rows_have_heads)
+        self._uses = uses_of(self._parts, self._root, self._depends)
         self._terms: dict[tuple[int, Place], Term] = {}
         self._statements: dict[Place, list[Statement]] = {place: [] for place in Place}
         self._taken = {*re.findall(r"\w+", " ".join((*VARIABLES.values(), score)))}

@@ -42,6 +42,15 @@ VARIABLES: Mapping[str, tuple[Type, str]] = {
 }
 """Names that an expression may have beside its aux tensors: type and meaning."""
 
+KERNEL_VARIABLES: Mapping[str, tuple[Type, str]] = {
+    "qk": (Type.FLOAT, "q.k"),
+    "scale_log2": (Type.FLOAT, "scale * log2(e)"),
+    "first_key": (Type.INT, "number of the first key that a thread has of a step"),
+    "column": (Type.FLOAT, "number of the key, counted from that one"),
+    "column_of_pair": (Type.FLOAT, "the same, in what is computed for each pair"),
+}
+"""Names that a score has as kernels compute it (``kernel_form``), and nobody can write."""
+
 INFINITY = "inf"
 """The number that has a name."""
 
@@ -112,7 +121,7 @@ class Variable:
     @property
     def type(self) -> Type:
         """Its type."""
-        return VARIABLES[self.name][0]
+        return (VARIABLES.get(self.name) or KERNEL_VARIABLES[self.name])[0]
 
 
 @dataclass(frozen=True)
@@ -205,6 +214,10 @@ OPERATIONS: Mapping[str, tuple[_Rule, int, int]] = {
 
 ``int`` rounds towards zero; ``-`` has two operands, ``neg`` one; of ``min`` and ``max`` with more, each has two.
 """
+KERNEL_OPERATIONS: Mapping[str, tuple[_Rule, int, int]] = dict.fromkeys(
+    ("exp2", "inverse_of_1_plus_exp2"), (_floats, 1, 1)
+)
+"""Operations that a score has as kernels compute it, and nobody can write: 2^x, 1 / (1 + 2^x)."""
 FUNCTIONS = ("min", "max", "abs", "where", "exp", "tanh", "log2", "sqrt", "int", "float", "bool")
 """Those of OPERATIONS that are called."""
 
@@ -243,7 +256,7 @@ def operation(name: str, *operands: Node) -> Operation:
     Raises:
         ExpressionError: for types that do not go together, a wrong number of operands, and a division by the literal 0.
     """
-    rule, least, most = OPERATIONS[name]
+    rule, least, most = OPERATIONS.get(name) or KERNEL_OPERATIONS[name]
     if not least <= len(operands) <= most:
         raise ExpressionError(f"{name} takes {least} operand{'s' * (least > 1)}, and is given {len(operands)}")
     if name in ("//", "%", "/") and isinstance(operands[1], Literal) and operands[1].value == 0:
@@ -277,6 +290,18 @@ def children(node: Node) -> tuple[Node, ...]:
     if isinstance(node, Operation):
         return node.operands
     return node.indices if isinstance(node, Item) else ()
+
+
+def nodes_of(root: Node) -> int:
+    """Return the nodes of a tree; a part that occurs twice counts twice, though it is looked at once."""
+    counts: dict[int, int] = {}
+
+    def count(node: Node) -> int:
+        if id(node) not in counts:
+            counts[id(node)] = 1 + sum(map(count, children(node)))
+        return counts[id(node)]
+
+    return count(root)
 
 
 MOST_NODES = 1000

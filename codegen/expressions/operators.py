@@ -19,6 +19,9 @@ VARIABLES: Mapping[str, str] = {
     "head": "head",
     "q_len": "p.q_len",
     "kv_len": "p.kv_len",
+    "scale_log2": "p.scale_log2",
+    **{name: name for name in ("qk", "column", "first_key")},
+    "column_of_pair": "column",
 }
 """What variables are called in kernels, beside the score."""
 
@@ -210,6 +213,11 @@ def _function(node: Operation, terms: tuple[Term, ...]) -> Term:
     return call(f"expression_{node.name}", *terms, ctype="float")
 
 
+def _inverse_of_1_plus_exp2(node: Operation, terms: tuple[Term, ...]) -> Term:
+    del node
+    return call("rcp", binary("+", number(1.0), call("ex2", *terms, ctype="float"), "float"), ctype="float")
+
+
 def _to_int(node: Operation, terms: tuple[Term, ...]) -> Term:
     del node
     if terms[0].ctype == "float":
@@ -243,6 +251,8 @@ _PRINTED: Mapping[str, _Print] = {
     "abs": _absolute,
     "where": _chosen,
     **dict.fromkeys(("exp", "tanh", "log2", "sqrt"), _function),
+    "exp2": lambda node, terms: call("ex2", *terms, ctype="float"),
+    "inverse_of_1_plus_exp2": _inverse_of_1_plus_exp2,
     "int": _to_int,
     "float": _to_float,
     "bool": _to_bool,

@@ -6,6 +6,7 @@ statements do not use a query's, for a kernel may have them in another loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +24,8 @@ class Place(Enum):
 
 _NAMED_FROM = 2
 """Cost from which a part of a row or a column has a name: one sum or comparison folds into what uses it."""
+_ALSO: Mapping[str, set[str]] = {"qk": {"score"}, "column": {"kv_idx"}, "column_of_pair": {"kv_idx", "q_idx"}}
+"""What variables of kernels depend on, of those that one can write."""
 _CHEAP = frozenset(("+", "-", "neg", "==", "!=", "<", "<=", ">", ">=", "and", "or", "not", "&", "|", "^", "~", "bool"))
 _Use = tuple[int, Place]
 
@@ -52,13 +55,19 @@ def place_of(part: int, depends: list[frozenset[str]], of_user: Place) -> Place:
     return of_user if of_user is not Place.PAIR or not on else Place.ROW
 
 
-def dependencies(parts: list[Part]) -> list[frozenset[str]]:
-    """Return what each part depends on: variables, and ``""`` if it is looked up; nothing for a constant."""
+def dependencies(parts: list[Part], *, rows_have_heads: bool = False) -> list[frozenset[str]]:
+    """Return what each part depends on: variables, and ``""`` if it is looked up; nothing for a constant.
+
+    Args:
+        parts: the parts.
+        rows_have_heads: whether queries side by side are of several heads: a row's is then known with its query.
+    """
+    also = {**_ALSO, "head": {"q_idx"}} if rows_have_heads else _ALSO
     found: list[frozenset[str]] = []
     for part in parts:
         on = frozenset[str]().union(*(found[operand] for operand in part.operands))
         if isinstance(part.node, Variable):
-            on |= {part.node.name}
+            on |= {part.node.name} | also.get(part.node.name, set())
         found.append(on | {""} if isinstance(part.node, Item) else on)
     return found
 
@@ -75,9 +84,15 @@ def _costs(parts: list[Part], depends: list[frozenset[str]]) -> list[int]:
     return costs
 
 
-def uses_of(parts: list[Part], root: int) -> Uses:
-    """Return what is computed where for the last of some parts, which is used for each pair."""
-    depends = dependencies(parts)
+def uses_of(parts: list[Part], root: int, depends: list[frozenset[str]] | None = None) -> Uses:
+    """Return what is computed where for the last of some parts, which is used for each pair.
+
+    Args:
+        parts: the parts.
+        root: the last one.
+        depends: what they depend on, where that is more than ``dependencies`` tells.
+    """
+    depends = dependencies(parts) if depends is None else depends
     costs = _costs(parts, depends)
     first = root, place_of(root, depends, Place.PAIR)
     times: dict[_Use, int] = {first: 1}

@@ -34,6 +34,7 @@ from codegen.plans.attention_backward_parts import (
     params,
     size_constants,
     step_meta,
+    step_places,
     walk_constants,
     walk_flags,
 )
@@ -65,8 +66,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     # A thread has half a column of what 64 rows of a product have, and of an operand in 16 bits a quarter: dK, dV; S^T
     # and dP^T, or dQ in their place; P^T.
     accumulators = spec.head_dim + m + m // 4
-    overhead = OVERHEAD_REGISTERS + EXPRESSION_OVERHEAD * (spec.pattern.expression is not None)
-    expression = expression_registers(spec.forward)
+    overhead = OVERHEAD_REGISTERS + EXPRESSION_OVERHEAD * bool(spec.forward.expressions)
+    expression = expression_registers(spec.forward, gradients=True)
     overhead += expression
     needed = accumulators + overhead
     producer, consumer = next((s for s in REGISTER_SPLITS if needed <= s[1]), REGISTER_SPLITS[-1])
@@ -137,6 +138,8 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
     if spec.deterministic:
         shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
+    if spec.score is not None:
+        step_places(shared, spec)
     step_meta(shared, spec)
     return shared
 

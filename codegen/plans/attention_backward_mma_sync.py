@@ -138,6 +138,8 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(
         d in HEAD_DIMS, "head_dim", f"is {d}; allowed in a gradient on {spec.arch}: {', '.join(map(str, HEAD_DIMS))}"
     )
+    has_score = spec.score is not None
+    require(not has_score, "score", f"is an expression, of which {spec.arch} has no gradient")
     field, resident, other, step = "tile.m", spec.tile.m, "tile.n", spec.tile.n
     if spec.gradients == "dkdv":
         field, resident, other, step = other, step, field, resident

@@ -1,10 +1,11 @@
-"""What options of attention become in its gradients: softcap, lengths of batches, masks."""
+"""What options of attention become in its gradients: softcap, scores, lengths of batches, masks."""
 
 from __future__ import annotations
 
 from codegen.flags import AttentionBackwardOptionFlags
 from codegen.plans.attention_backward_parts import PIECES, divides_key_blocks
 from codegen.plans.attention_kv_lengths import key_end_of_masks, key_end_words
+from codegen.plans.attention_logits import softmax_scale
 from codegen.spec import AttentionBackwardSpec
 
 MMA_SYNC_PIECES = f"{PIECES}/mma_sync"
@@ -19,7 +20,7 @@ def option_flags(spec: AttentionBackwardSpec) -> AttentionBackwardOptionFlags:
         mask_piece=_mask_piece(spec),
         key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
         heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
-        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+        softmax_scale=softmax_scale(spec),
     )
 
 
@@ -30,6 +31,8 @@ def _folder(spec: AttentionBackwardSpec) -> str:
 
 def _logits_piece(spec: AttentionBackwardSpec) -> str:
     """Return the piece of what becomes of scores before the mask."""
+    if spec.score is not None:
+        return f"{PIECES}/logits/{'scored_dq' if spec.gradients == 'dq' else 'scored_dkdv'}.cuh.j2"
     return f"{PIECES}/logits/scaled.cuh.j2" if spec.softcap is None else f"{_folder(spec)}/logits/capped.cuh.j2"
 
 

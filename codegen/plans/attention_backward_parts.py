@@ -8,10 +8,10 @@ from codegen.arch import WARP
 from codegen.flags import AttentionBackwardFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
-from codegen.plans.attention_expressions import mask_flags
+from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
-from codegen.plans.attention_params import index_params, list_constants, softcap_constants, tensor_params
+from codegen.plans.attention_params import index_params, list_constants, logit_constants, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
@@ -54,6 +54,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
     is_dq = spec.gradients == "dq"
     by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
     asks_keys = spec.gradients != "dkdv" or by_position or spec.kv_lengths or spec.mma == "mma"
+    asks_keys = asks_keys or spec.score is not None
     lists = index_params(spec.forward)
     if transposes(spec):
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
@@ -103,6 +104,11 @@ def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
         shared.add("StepMeta", size * stages, "metadata of the steps in the ring", align=size)
 
 
+def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
+    """Add whose queries the steps in the ring are, for a score."""
+    shared.add("StepPlaces", 8 * spec.stages, "first query and head of the steps in the ring", align=8)
+
+
 def transposes(spec: AttentionBackwardSpec) -> bool:
     """Return whether the kernel walks over lists the other way round."""
     return spec.gradients != "dq" and spec.pattern.fixed_block is not None
@@ -150,7 +156,7 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
         Constant("kRowLanes", row_lanes(spec), "threads of a row there, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
-        *softcap_constants(spec.forward),
+        *logit_constants(spec.forward),
     )
 
 
@@ -162,7 +168,7 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        mask=mask_flags(forward, shared),
+        expressions=expressions_flags(forward, shared, gradients=True),
         partial_range=False,
         skip_masked=False,
         step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",

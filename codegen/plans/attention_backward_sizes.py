@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.plan import Registers, SharedLayout
-from codegen.plans.attention_backward_parts import STATS_BYTES, step_meta
+from codegen.plans.attention_backward_parts import STATS_BYTES, step_meta, step_places
 from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.spec import AttentionBackwardSpec
@@ -72,7 +72,7 @@ class Sizes:
         splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
         runs = spec.pattern.masks_pairs and not spec.pattern.banded and spec.pattern.fixed_block is None
         overhead += RUNS_REGISTERS if is_dq and runs else 0
-        expression = expression_registers(spec.forward)
+        expression = expression_registers(spec.forward, gradients=True)
         overhead += expression
         producer, consumer = next((s for s in splits if accumulators + overhead <= s[1]), splits[-1])
         registers = Registers(accumulators, overhead, consumer, expression)
@@ -105,5 +105,7 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
             shared.add("Weights", WARPGROUP_ROWS * rows * 4, "P^T of a step in float32, from one consumer to the other")
         shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
+    if spec.gradients == "dkdv" and spec.score is not None:
+        step_places(shared, spec)
     step_meta(shared, spec)
     return shared

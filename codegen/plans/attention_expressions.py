@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
+from codegen.expressions.arithmetic import ONE
 from codegen.expressions.bounds import is_inside
 from codegen.expressions.cost import cost_of
-from codegen.expressions.cuda import Printed, Statement, printed
-from codegen.expressions.nodes import Aux, Item, Node, children
+from codegen.expressions.cuda import HELPERS, Printed, Statement, printed
+from codegen.expressions.nodes import Aux, Item, Node, Variable, children, nodes_of
 from codegen.expressions.text import text_of
-from codegen.flags import AuxFlags, ExpressionFlags, MaskFlags
+from codegen.flags import AuxFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, ScoreFlags
 from codegen.plan import Param, i32, i64, pointer
+from codegen.score import Score
 from codegen.spec import AttentionSpec
 
 PARTS = "attention/mask_parts"
@@ -30,9 +33,11 @@ VALUES = {"int32": "int", "int64": "int64", "fp32": "float", "fp16": "float", "b
 """What a kernel makes of it."""
 _AXES = "ijkl"
 LINE = 110  # letters of a line of a comment
+MOST_NODES_SHOWN = 200  # of a derivative, whose text would repeat what its tree shares
 # Both were found by trying masks: with them no kernel of tests/compile/test_expressions.py spills.
 PAIR_LOAD_REGISTERS = 14  # of a value that is read for each pair
 AUX_REGISTERS = 6  # of a tensor: its address and a stride
+SCORE_REGISTERS = 8  # of a score in a forward kernel, at most: it is worked out beside few other values of a pair
 
 
 def aux_params(spec: AttentionSpec) -> list[Param]:
@@ -62,19 +67,32 @@ def _items(node: Node) -> list[Item]:
     return found
 
 
-def mask_flags(spec: AttentionSpec, shared: Literal["row", "column", ""] = "") -> MaskFlags:
-    """Return what templates ask of a mask that is an expression.
+def expressions_flags(
+    spec: AttentionSpec, shared: Literal["row", "column", ""] = "", *, gradients: bool = False
+) -> ExpressionsFlags:
+    """Return what templates ask of the mask and of the score, and in gradients of its derivative.
 
     Args:
         spec: of the attention.
-        shared: which parts the lanes of a warp may work out for each other: a thread has many of a step.
+        shared: which parts of a mask the lanes of a warp may work out for each other: a thread has many of a step.
+        gradients: whether they are of gradients.
     """
-    made = _expression_flags(spec.pattern.expression)
-    return MaskFlags(
-        mask_expression=made,
-        mask_lines=tuple(textwrap.wrap(made.text, LINE)),
-        row_parts_piece=_parts_piece(made.row if shared == "row" else ()),
-        column_parts_piece=_parts_piece(made.column if shared == "column" else ()),
+    mask = _expression_flags(spec.pattern.expression)
+    score = slope = _expression_flags(None)
+    if spec.score is not None:
+        score = _score_flags(spec.score, spec.pack_gqa)
+        slope = _slope_flags(spec.score) if gradients else slope
+    helpers = {*mask.helpers, *score.helpers, *slope.helpers}
+    keys = "min(first_key + column, p.kv_len - 1)" if score.looks_up_keys else "first_key + column"
+    return ExpressionsFlags(
+        mask=MaskFlags(
+            mask_expression=mask,
+            mask_lines=_lines(mask),
+            row_parts_piece=_parts_piece(mask.row if shared == "row" else ()),
+            column_parts_piece=_parts_piece(mask.column if shared == "column" else ()),
+        ),
+        score=ScoreFlags(score, _lines(score), keys, slope, _lines(slope)),
+        expression_helpers=tuple(name for name in HELPERS if name in helpers),
         aux=tuple(_aux_flags(aux) for aux in spec.aux_tensors),
     )
 
@@ -85,6 +103,31 @@ def _parts_piece(parts: Sequence[Statement]) -> str:
     Measured on an H100, one call at a time: shared loads of documents are 10% faster, shared divisions 4% slower.
     """
     return f"{PARTS}/{'of_lanes' if any('load_' in part.value for part in parts) else 'own'}.cuh.j2"
+
+
+def _lines(expression: ExpressionFlags) -> tuple[str, ...]:
+    return tuple(textwrap.wrap(expression.text, LINE))
+
+
+def _score_flags(score: Score, pack_gqa: int) -> ExpressionFlags:
+    """Return a score as a kernel computes it, times log2(e); its text is the user's."""
+    made = _printed_flags(score.log2, rows_have_heads=pack_gqa > 1)
+    looks_up_keys = any(_depends_on_key(item) for item in _items(score.expression))
+    return replace(made, text=text_of(score.expression), looks_up_keys=looks_up_keys)
+
+
+def _slope_flags(score: Score) -> ExpressionFlags:
+    """Return the derivative of a score as a kernel computes it; empty if it is 1."""
+    if score.slope == ONE:
+        return _expression_flags(None)
+    short = nodes_of(score.slope) <= MOST_NODES_SHOWN
+    return replace(
+        _printed_flags(score.slope_of_pair), text=text_of(score.slope) if short else "as it is computed here"
+    )
+
+
+def _depends_on_key(node: Node) -> bool:
+    return node == Variable("kv_idx") or any(map(_depends_on_key, children(node)))
 
 
 def _aux_flags(aux: Aux) -> AuxFlags:
@@ -104,11 +147,16 @@ def _expression_flags(node: Node | None) -> ExpressionFlags:
     """Return an expression as templates print it; of none all is empty."""
     if node is None:
         return ExpressionFlags(text="", row=(), column=(), used_row=(), used_column=(), pair=(), result="", helpers=())
-    made: Printed = printed(node)
+    return replace(_printed_flags(node), text=text_of(node))
+
+
+def _printed_flags(node: Node, *, rows_have_heads: bool = False) -> ExpressionFlags:
+    """Return an expression as templates print it, without a text."""
+    made: Printed = printed(node, rows_have_heads=rows_have_heads)
     words = set(re.findall(r"\w+", " ".join([made.result, *(part.value for part in made.pair)])))
     used_row, used_column = (tuple(part for part in parts if part.name in words) for parts in (made.row, made.column))
     return ExpressionFlags(
-        text=text_of(node),
+        text="",
         row=made.row,
         column=made.column,
         used_row=used_row,
@@ -123,6 +171,8 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
     node = spec.pattern.expression
     lines = [] if node is None else [("mask", f"{cost_of(node)}; of partial blocks")]
+    if spec.score is not None:
+        lines.append(("score", f"{cost_of(spec.score.log2)}; {text_of(spec.score.expression)}"))
     for aux in spec.aux_tensors:
         held = ", ".join(_AXES[axis] for axis in _clamped(aux, spec))
         inside = f"{held} held to its size" if held else "never outside"
@@ -131,14 +181,22 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     return lines
 
 
-def expression_registers(spec: AttentionSpec) -> int:
-    """Return an allowance for what a thread keeps of a mask: parts of two queries, of a key, and of their pair.
+def expression_registers(spec: AttentionSpec, *, gradients: bool = False) -> int:
+    """Return an allowance for what a thread keeps of a mask and of a score, in gradients of its derivative too."""
+    of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
+    if spec.score is None:
+        return of_mask
+    kept = _kept_of(printed(spec.score.log2, rows_have_heads=spec.pack_gqa > 1))
+    if not gradients:
+        return of_mask + min(kept, SCORE_REGISTERS)
+    return of_mask + kept + (0 if spec.score.slope == ONE else _kept_of(printed(spec.score.slope_of_pair)))
+
+
+def _kept_of(made: Printed) -> int:
+    """Return an allowance for what a thread keeps of an expression: parts of two queries, of a key, and of their pair.
 
     A load for each pair has its address in 64 bits, and the next ones are under way with it.
     """
-    if spec.pattern.expression is None:
-        return 0
-    made = printed(spec.pattern.expression)
     kept = 2 * sum(map(_width, made.row)) + sum(map(_width, made.column + made.pair))
     kept += AUX_REGISTERS * len(made.reads)
     return kept + PAIR_LOAD_REGISTERS * sum("load_" in part.value for part in made.pair)

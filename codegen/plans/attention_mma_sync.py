@@ -14,20 +14,21 @@ from codegen.plan import (
     check_budget,
     require,
 )
-from codegen.plans.attention_expressions import expression_registers, mask_flags
+from codegen.plans.attention_expressions import expression_registers, expressions_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
+from codegen.plans.attention_logits import softmax_scale
 from codegen.plans.attention_mma_sync_pieces import pieces, words
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
+    logit_constants,
     lse_params,
     options_summary,
     padding_params,
     sink_params,
     size_params,
-    softcap_constants,
     sub_tile_doc,
     tensor_params,
 )
@@ -135,7 +136,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kGroupKeys", group_keys, "keys whose weights are looked at together before they are multiplied"),
         *([] if paired else [Constant("kHalfStep", n // 2 // group_keys, "half a step, in groups")]),
         *_pattern_constants(spec, ahead, tile_queries),
-        *softcap_constants(spec),
+        *logit_constants(spec),
     ]
     params = [
         *tensor_params("q", BITS, "Q (batch, heads, q_len, head_dim)"),
@@ -163,7 +164,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=tuple(constants),
         flags=AttentionMmaSyncFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
-            mask=mask_flags(spec),
+            expressions=expressions_flags(spec),
             partial_range=False,
             skip_masked=False,
             step_is=step_words(block_steps, n // load_keys),
@@ -175,7 +176,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
                 step_blocks=n // load_keys,
             ),
             key_end_words=key_end_words(spec),
-            softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+            softmax_scale=softmax_scale(spec),
             pieces=pieces(spec, q_in_registers=q_in_registers, paired=paired),
             words=words(
                 spec,

@@ -48,17 +48,24 @@ def words(spec: AttentionSpec, *, paired: bool, overlaps: bool, q_beyond: bool, 
         formula=formula(spec),
         thread="tid_x()" if rereads else "threadIdx.x",
         tile_is="kTileQueries queries of one pack" if packed else "kTileM queries of one head",
+        score_rows="tile, warp_row + lane / 4",
         tile_queries="kTileQueries" if packed else "kTileM",
         rows_are="rows of Q" if packed else "queries",
         q_place=_q_place(paired=paired, q_beyond=q_beyond),
         weights_come=_weights_come(paired=paired, overlaps=overlaps),
-        of_capped_scores="" if spec.softcap is None else " of capped scores: scale_log2 is kCappedScale",
+        of_capped_scores=_of_capped_scores(spec),
         scores_become_weights=(
             "on the way: a group is exponentiated beside the products of the one before"
             if overlaps
             else "first. There is one group here"
         ),
     )
+
+
+def _of_capped_scores(spec: AttentionSpec) -> str:
+    if spec.score is not None:
+        return " of scores: scale_log2 is kScoreScale"
+    return "" if spec.softcap is None else " of capped scores: scale_log2 is kCappedScale"
 
 
 def _q_place(*, paired: bool, q_beyond: bool) -> str:

@@ -29,7 +29,7 @@ def sub_tile_doc(listed: bool) -> str:
 
 def asks_heads(spec: AttentionSpec) -> bool:
     """Return whether a kernel for sm_90a needs the head of a row; others always do."""
-    return spec.arch != "sm_90a" or spec.pattern.masks_pairs or spec.sink or spec.lse
+    return spec.arch != "sm_90a" or spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None
 
 
 def lse_params(spec: AttentionSpec) -> list[Param]:
@@ -125,8 +125,13 @@ def _pack_sizes(spec: AttentionSpec) -> list[Param]:
     ]
 
 
-def softcap_constants(spec: AttentionSpec) -> list[Constant]:
-    """Return the constants of softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + 2^(2 log2(e) x / softcap))."""
+def logit_constants(spec: AttentionSpec) -> list[Constant]:
+    """Return the constants of what becomes of logits.
+
+    A softcap is softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + 2^(2 log2(e) x / softcap)).
+    """
+    if spec.score is not None:
+        return [Constant("kScoreScale", 1.0, "scores are those of 2^x already")]
     if spec.softcap is None:
         return []
     return [

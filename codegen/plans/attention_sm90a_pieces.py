@@ -9,10 +9,10 @@ from codegen.flags import (
     AttentionSm90aRingWords,
     AttentionSm90aWords,
 )
-from codegen.plans.attention_expressions import mask_flags
+from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words
-from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece
+from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece, softmax_scale
 from codegen.plans.attention_sm90a_text import Arrangement, Sizes
 from codegen.spec import AttentionSpec
 
@@ -25,7 +25,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
     spec, rows, block = sizes.spec, sizes.rows, sizes.block
     return AttentionSm90aFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        mask=mask_flags(spec, "column"),
+        expressions=expressions_flags(spec, "column"),
         partial_range=spec.stream_k_tail or spec.kv_splits > 1,
         skip_masked=sizes.skip_masked,
         step_is=_step_is(sizes),
@@ -40,7 +40,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         uses_setmaxnreg=uses_setmaxnreg,
         surplus_first=surplus_first(sizes),
         o_aliases_q=at.o_aliases_q,
-        softmax_scale="p.scale_log2" if spec.softcap is None else "kCappedScale",
+        softmax_scale=softmax_scale(spec),
         pieces=pieces(sizes, at),
         words=words(sizes, at),
         ring_words=ring_words(sizes, at),
@@ -177,6 +177,7 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         tiles_are_long=_tiles_are_long(spec),
         tile_queries="kTileQueries" if rows.packed else "kTileM",
         warpgroup_queries="kWarpgroupQueries" if rows.packed else "kWarpgroupRows",
+        score_rows=f"tile, {_first_query(sizes)}",
         as_listed=", as an entry out of range does" if listed else "",
         masked_if="the pattern or the end of the keys hides some pair" if masked else "some key is past the last one",
         full_or="(number % 2 == 0) | " if listed else "",
@@ -243,6 +244,13 @@ def key_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aListWords:
 
 
 _AT_END = "at the end of the queries"
+
+
+def _first_query(sizes: Sizes) -> str:
+    """Return the first query of a warpgroup."""
+    if sizes.spec.query_grouping != "none":
+        return "first_query"
+    return f"tile.first_query + warpgroup * {'kWarpgroupQueries' if sizes.rows.packed else 'kWarpgroupRows'}"
 
 
 def _step_is(sizes: Sizes) -> str:

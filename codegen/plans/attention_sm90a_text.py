@@ -13,11 +13,11 @@ from codegen.plans.attention_order import order_params
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
+    logit_constants,
     lse_params,
     options_summary,
     sink_params,
     size_params,
-    softcap_constants,
 )
 from codegen.plans.attention_queries import q_slice_constants
 from codegen.plans.attention_query_order import query_order_constants, query_order_params
@@ -179,7 +179,7 @@ def constants(
         *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
         *partial_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
-        *softcap_constants(spec),
+        *logit_constants(spec),
     )
 
 

@@ -14,7 +14,7 @@ from codegen.plan import (
     check_budget,
     require,
 )
-from codegen.plans.attention_expressions import mask_flags
+from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
@@ -147,7 +147,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=constants,
         flags=AttentionFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
-            mask=mask_flags(spec),
+            expressions=expressions_flags(spec),
             partial_range=False,
             skip_masked=False,
             step_is=step_words(block_steps, n // load_keys),
@@ -182,6 +182,8 @@ def _check(spec: AttentionSpec) -> None:
     block, m, n, packed = spec.pattern.fixed_block, spec.tile.m, spec.tile.n, spec.pack_gqa
     require(spec.head_dim in HEAD_DIMS, "head_dim", f"is {spec.head_dim}; allowed with wmma: {_list(HEAD_DIMS)}")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}; attention with wmma has no kernel with it")
+    has_score = spec.score is not None
+    require(not has_score, "score", "is an expression; attention with wmma has no kernel with it")
     by_expression = spec.pattern.expression is not None
     require(not by_expression, "pattern.mask", "is an expression; attention with wmma has no kernel with it")
     require(not spec.sink, "sink", f"is true; attention with wmma on {spec.arch} has no kernel with it")

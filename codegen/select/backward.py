@@ -73,6 +73,7 @@ def backward_kernels(
     dtype: str,
     head_dim: int,
     softcap: float | None = None,
+    score: Mapping[str, Any] | None = None,
     kv_lengths: bool = False,
     deterministic: bool = True,
 ) -> BackwardKernels:
@@ -84,6 +85,7 @@ def backward_kernels(
         dtype: ``fp16`` or ``bf16``.
         head_dim: elements of a head.
         softcap: cap of the logits; None: they have none.
+        score: what becomes of the logits, of the forward kernel's spec; None: nothing.
         kv_lengths: whether each batch has a number of keys of its own.
         deterministic: whether dQ has the same bits in every run; otherwise it may be added up in any order, where that
             is faster.
@@ -113,6 +115,7 @@ def backward_kernels(
         "head_dim": next(size for size in sizes if size >= head_dim),
         "pattern": dict(pattern),
         "softcap": softcap,
+        "score": None if score is None else dict(score),
         "kv_lengths": kv_lengths,
     }
     dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))

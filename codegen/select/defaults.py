@@ -62,8 +62,16 @@ def _block(given: AttentionSpec | AttentionBackwardSpec, side: str, default: int
     return default if block is None else int(getattr(block, side))
 
 
+def _has_heavy_score(given: AttentionSpec | AttentionBackwardSpec) -> bool:
+    """Return whether a score takes so many registers that larger steps would spill."""
+    score = given.score
+    return score is not None and (score.looks_up_pairs or given.pattern.expression is not None)
+
+
 def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     keys = _block(given, "kv", 64 if given.kv_splits > 1 else 128)
+    if _has_heavy_score(given) and not given.share_kv_loads:
+        keys = min(keys, 64)
     step = _size(given, "n", keys) * -(-given.head_dim // 64) * 64  # elements of K in shared memory
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     wide = given.head_dim in (192, 256) and given.kv_splits == 1
@@ -110,6 +118,7 @@ def _mma_sync_tile(given: AttentionSpec) -> tuple[int, int]:
     # several loads.
     several = _block(given, "kv", 64) in (16, 32) or given.pattern.masks_pairs
     narrow = warp_rows == 32 and head_dim == 128 and several
+    narrow |= _has_heavy_score(given)
     return m, 64 if not narrow and (head_dim == 64 or (m < 128 and not wide)) else 32
 
 
@@ -170,8 +179,10 @@ def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fi
         most = 64  # a step is an equal part of a block; two thread blocks of one consumer have less room
     if given.gradients == "dq" and given.pattern.block_keys is not None and most < 128:
         most = 64  # nor is it one of blocks that the pattern fixes
-    if given.pattern.expression is not None:  # room for what it asks of queries and keys
+    if given.pattern.expression is not None or given.score is not None:  # room for what it asks of queries and keys
         most = 32 if given.gradients == "dq" and given.head_dim == 256 else 64
+    if _has_heavy_score(given) and given.gradients != "dq":
+        most = 32
     return COOPERATIVE, {"rows": rows, "keys": keys, "step": min(keys if given.gradients == "dq" else rows, most)}
 
 

@@ -17,6 +17,7 @@ from codegen.errors import CodegenError, SpecError
 from codegen.patterns import PATTERNS, Block
 from codegen.patterns.base import SpecModel, StrictInt
 from codegen.plain import PlainCopy, json_value
+from codegen.score import Score
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import (
     AnyPattern,
@@ -92,6 +93,7 @@ class AttentionProblem(_Problem):
     pattern: AnyPattern = Field(description="keys that a query sees")
     lse: bool = Field(default=True, description="log-sum-exp of each row, returned beside O")
     softcap: float | None = Field(default=None, description="cap of the logits")
+    score: Score | None = Field(default=None, description="what becomes of the logits: an expression")
     sink: bool = Field(default=False, description="attention sink: a logit of each head in its rows' sums")
     kv_lengths: bool = Field(default=False, description="number of keys of each batch, from the caller")
     pad_heads: bool = Field(default=False, description="heads of fewer elements than head_dim; not for sm_90a")
@@ -110,7 +112,8 @@ class AttentionProblem(_Problem):
     )
 
     said: ClassVar[tuple[str, ...]] = (
-        *("head_dim", "pattern", "lse", "softcap", "sink", "kv_lengths", "pad_heads", "pack_gqa", "query_grouping"),
+        *("head_dim", "pattern", "lse", "softcap", "score", "sink", "kv_lengths", "pad_heads"),
+        *("pack_gqa", "query_grouping"),
     )
 
     def key(self) -> tuple[object, ...]:
@@ -122,7 +125,7 @@ class AttentionProblem(_Problem):
 
     def options(self) -> tuple[object, ...]:
         """Return what a kernel computes beside, at little cost: measured problems that agree are preferred."""
-        return (self.lse, self.softcap is not None, self.sink, self.kv_lengths, self.pad_heads)
+        return (self.lse, self.softcap is not None, self.score is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
         """Return the problem's place on each axis, in factors of two; None where that is not known."""

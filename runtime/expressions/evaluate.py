@@ -48,7 +48,7 @@ class _Given:
         self.values, self.aux = values, aux
         tensors = [each for each in (*values.values(), *aux.values()) if isinstance(each, torch.Tensor)]
         self.device = tensors[0].device if tensors else torch.device("cpu")
-        score = values.get("score")
+        score = values.get("score", values.get("qk"))
         is_double = isinstance(score, torch.Tensor) and score.dtype == torch.float64
         self.dtypes = {
             Type.BOOL: torch.bool,
@@ -150,6 +150,8 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "exp": torch.exp,
     "tanh": torch.tanh,
     "log2": torch.log2,
+    "exp2": torch.exp2,
+    "inverse_of_1_plus_exp2": lambda one: 1 / (1 + torch.exp2(one)),
     "sqrt": torch.sqrt,
     "int": _same,
     "float": _same,

@@ -1,4 +1,4 @@
-"""Masks that users write, as a spec has them: a text, what its tensors are, and the tensors."""
+"""Masks and scores that users write, as a spec has them: a text, what its tensors are, and the tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.expressions.captured import settled
 from runtime.expressions.dtypes import NAMES
-from runtime.expressions.trace import trace_mask
+from runtime.expressions.trace import Traced, trace_mask, trace_score
 
 
 @dataclass(frozen=True)
-class Mask:
-    """A mask as a spec has it.
+class Expression:
+    """A mask or a score as a spec has it.
 
     Attributes:
         text: the expression in one spelling.
@@ -33,7 +33,7 @@ class Mask:
     tensors: dict[str, torch.Tensor]
 
 
-def mask_of(mask: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Mask:
+def mask_of(mask: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:
     """Return what a text with its tensors, or a function as FlexAttention has it, is to a spec.
 
     Args:
@@ -43,20 +43,41 @@ def mask_of(mask: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | No
     Raises:
         ArgumentError: naming ``mask`` or ``aux``.
     """
-    if not isinstance(mask, str):
-        if aux:
-            raise ArgumentError("aux", "is given, and mask is a function, which brings its own tensors")
-        traced = trace_mask(mask)
-        return _made(traced.node, traced.aux, traced.tensors)
+    return _of_text("mask", mask, aux) if isinstance(mask, str) else _of_function("mask", trace_mask, mask, aux)
+
+
+def score_of(score: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:
+    """Return the same for a score.
+
+    Args:
+        score: an expression, or ``score_mod(score, b, h, q_idx, kv_idx)``.
+        aux: the tensors that a text names; a function has its own.
+
+    Raises:
+        ArgumentError: naming ``score`` or ``aux``.
+    """
+    return _of_text("score", score, aux) if isinstance(score, str) else _of_function("score", trace_score, score, aux)
+
+
+def _of_function(
+    what: str, trace: Callable[[Any], Traced], function: Any, aux: Mapping[str, torch.Tensor] | None
+) -> Expression:
+    if aux:
+        raise ArgumentError("aux", f"is given, and {what} is a function, which brings its own tensors")
+    traced = trace(function)
+    return _made(traced.node, traced.aux, traced.tensors)
+
+
+def _of_text(what: str, text: str, aux: Mapping[str, torch.Tensor] | None) -> Expression:
     try:
         tensors = {} if aux is None else dict(aux)
         given = {name: _declared(name, tensor) for name, tensor in tensors.items()}
         parse_aux({name: str(each) for name, each in given.items()})
-        node = parse_expression(mask, given, score=False)
+        node = parse_expression(text, given, score=what == "score")
         check_size(node)
         return _made(*settled(node, tensors, {}))
     except ExpressionError as error:
-        raise ArgumentError("mask", f"is {shown(mask)}: {error}") from None
+        raise ArgumentError(what, f"is {shown(text)}: {error}") from None
 
 
 def _declared(name: str, tensor: Any) -> Aux:
@@ -72,6 +93,6 @@ def _declared(name: str, tensor: Any) -> Aux:
     return Aux(name, NAMES[tensor.dtype], tuple(tensor.shape))
 
 
-def _made(node: Any, aux: Mapping[str, Aux], tensors: Mapping[str, torch.Tensor]) -> Mask:
+def _made(node: Any, aux: Mapping[str, Aux], tensors: Mapping[str, torch.Tensor]) -> Expression:
     declared = {name: str(aux[name]) for name in sorted(aux)}
-    return Mask(text_of(node), declared, {name: tensors[name] for name in declared})
+    return Expression(text_of(node), declared, {name: tensors[name] for name in declared})

@@ -98,8 +98,6 @@ def trace_mask(mask_mod: Callable[..., Any], sizes: Mapping[str, int] | None = N
 def trace_score(score_mod: Callable[..., Any], sizes: Mapping[str, int] | None = None) -> Traced:
     """Make a tree of a ``score_mod(score, b, h, q_idx, kv_idx)``; an integer that it returns becomes a float.
 
-    No kernel takes scores yet.
-
     Args:
         score_mod: the function.
         sizes: as ``trace_mask`` has them.

@@ -104,7 +104,7 @@ class AttentionKernel:
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
         others = ("scale", "out", "sink", "validate", "aux")
-        self._aux = AuxArguments(self.spec.aux_tensors, compiled.plan)
+        self._aux = AuxArguments(self.spec, compiled.plan)
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._signatures = Signatures()

@@ -102,7 +102,7 @@ class AttentionBackwardKernel:
         self._listed = self.spec.pattern.fixed_block is not None
         self._transposes = self._listed and "dk" in self._names
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
-        self._aux = AuxArguments(self.spec.forward.aux_tensors, compiled.plan)
+        self._aux = AuxArguments(self.spec.forward, compiled.plan)
         self._signatures = Signatures()
 
     def __repr__(self) -> str:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from codegen.expressions.bounds import MOST_POSITIONS
 from codegen.expressions.nodes import SIZES, Aux
 from codegen.plan import Plan
+from codegen.spec import AttentionSpec
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError
 from runtime.expressions.dtypes import TORCH_DTYPES
@@ -22,9 +24,10 @@ class AuxArguments:
         names: of the tensors, in order.
     """
 
-    def __init__(self, aux: tuple[Aux, ...], plan: Plan) -> None:
+    def __init__(self, spec: AttentionSpec, plan: Plan) -> None:
         """Take over which there are, and what the kernel is told of them."""
-        self._aux = aux
+        self._aux = aux = spec.aux_tensors
+        self._has_expressions = bool(spec.expressions)
         self.names = tuple(tensor.name for tensor in aux)
         self._params = frozenset(param.name for param in plan.params)
 
@@ -57,6 +60,10 @@ class AuxArguments:
         Raises:
             ArgumentError: naming the tensor, what it is and what is expected.
         """
+        if self._has_expressions and max(q.shape[2], kv_len) > MOST_POSITIONS:
+            name, length = ("q", q.shape[2]) if q.shape[2] > MOST_POSITIONS else ("k", kv_len)
+            most = f"at most {MOST_POSITIONS} go with a mask or a score that is an expression"
+            raise ArgumentError(name, f"has a length of {length}; {most}")
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "q_len": q.shape[2], "kv_len": kv_len}
         values: dict[str, int | float] = {}
         for aux, tensor in zip(self._aux, tensors, strict=True):

@@ -15,7 +15,8 @@ from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
-from runtime.patterns import BlockLists, Pattern
+from runtime.ops.scores import joined
+from runtime.patterns import BlockLists, Pattern, Score
 
 _grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
 
@@ -29,6 +30,7 @@ def block_sparse_attention(
     *,
     scale: float | None = ...,
     softcap: float | None = ...,
+    score: Score | str | Callable[..., Any] | None = ...,
     sink: torch.Tensor | None = ...,
     kv_lengths: torch.Tensor | None = ...,
     return_lse: Literal[False] = ...,
@@ -47,6 +49,7 @@ def block_sparse_attention(
     *,
     scale: float | None = ...,
     softcap: float | None = ...,
+    score: Score | str | Callable[..., Any] | None = ...,
     sink: torch.Tensor | None = ...,
     kv_lengths: torch.Tensor | None = ...,
     return_lse: Literal[True],
@@ -64,6 +67,7 @@ def block_sparse_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    score: Score | str | Callable[..., Any] | None = None,
     sink: torch.Tensor | None = None,
     kv_lengths: torch.Tensor | None = None,
     return_lse: bool = False,
@@ -96,6 +100,9 @@ def block_sparse_attention(
             refused.
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
         softcap: cap of the logits, from 0.001 to 1000: softcap * tanh(scale * q k^T / softcap). Each value is a kernel.
+        score: what becomes of the logits, scale * q k^T, before the softmax: a ``runtime.patterns.Score``, or a text or
+            a function of which one is made in each call (docs/expressions.md). Not beside ``softcap``. Its tensors
+            have no gradients.
         sink: float32 (heads,), a logit that joins the sum of each row of its head, as a key without a value would.
         kv_lengths: int32 (batch or 1,), keys of each batch that exist: later ones are hidden from all queries. The
             pattern's positions do not move.
@@ -119,7 +126,9 @@ def block_sparse_attention(
     """
     if not isinstance(pattern, Pattern):
         pattern = pattern_of(pattern, q, k)
-    tensors = pattern.index_tensors()
+    tensors, spec_json = pattern.index_tensors(), pattern.spec_json
+    if score is not None:
+        spec_json, tensors = joined(pattern, tensors, score)
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
@@ -133,7 +142,7 @@ def block_sparse_attention(
         k,
         v,
         tensors,
-        pattern.spec_json,
+        spec_json,
         scale=scale,
         softcap=softcap,
         sink=sink,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.ops.scores import split
 
 RANK = 4  # of q, k and v
 SOFTCAPS = (0.001, 1000)
@@ -139,7 +139,7 @@ def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengt
 
 def _model(spec_json: str) -> tuple[dict[str, Any], PatternBase]:
     """Return a pattern as plain data and as the spec has it; its blocks need be none that kernels are made for."""
-    pattern: dict[str, Any] = json.loads(spec_json)
+    pattern, _ = split(spec_json)
     block = pattern.get("block")
     fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
     return pattern, PATTERNS[pattern["kind"]].model_construct(**fields)

@@ -22,6 +22,7 @@ from codegen.select import Choice, choose
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError, DeviceError
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
+from runtime.ops.scores import split
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
@@ -36,7 +37,7 @@ class Call(NamedTuple):
     """What of a call decides its kernel.
 
     Attributes:
-        spec_json: of the pattern.
+        spec_json: of the pattern, and of the score.
         list_shape: of the first index tensor; () without.
         q_shape: (batch, heads, q_len, head_dim).
         k_shape: (batch, kv_heads, kv_len, head_dim).
@@ -65,7 +66,7 @@ class ShapeClass:
     """A class of calls that share a kernel.
 
     Attributes:
-        pattern: of the spec, as JSON.
+        pattern: of the spec, and its score, as JSON.
         arch: architecture of the device.
         device_name: as torch has it; None if there is no device.
         dtype: of inputs and outputs.
@@ -100,11 +101,17 @@ class ShapeClass:
     def fields(self) -> dict[str, Any]:
         """Return what the spec says of the problem; options that are off are left out."""
         softcap = None if self.softcap is None else float(self.softcap)
-        options = {"softcap": softcap, "sink": self.sink, "kv_lengths": self.kv_lengths, "pad_heads": self.pad_heads}
+        options: dict[str, Any] = {
+            "softcap": softcap,
+            "sink": self.sink,
+            "kv_lengths": self.kv_lengths,
+            "pad_heads": self.pad_heads,
+        }
+        pattern, options["score"] = split(self.pattern)
         return {
             "op": "attention",
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
-            "pattern": json.loads(self.pattern),
+            "pattern": pattern,
             **{name: value for name, value in options.items() if value},
         }
 

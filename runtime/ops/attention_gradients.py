@@ -27,6 +27,7 @@ from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
+from runtime.ops.scores import split
 
 KERNELS_KEPT = 256
 
@@ -113,8 +114,9 @@ def gradient_choice(
     check_arch(arch)
     check_pattern(json.loads(spec_json))
     fit = _fitted(spec_json, arch)
-    pattern = json.loads(spec_json if fit is None else fit.spec_json(spec_json))
+    pattern, score = split(spec_json if fit is None else fit.spec_json(spec_json))
     options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths, "deterministic": deterministic}
+    options["score"] = score
     return GradientChoice(backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim, **options), fit)
 
 

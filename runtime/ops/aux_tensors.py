@@ -1,4 +1,4 @@
-"""Which of the tensors of a call belong to an expression of its pattern: the last ones, in the order of their names."""
+"""Which of the tensors of a call belong to expressions: the last ones, those of the mask, then those of the score."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from runtime.ops.block_sizes import Tensors
 
 @lru_cache(maxsize=1024)
 def aux_names(spec_json: str) -> tuple[str, ...]:
-    """Return the names of the aux tensors of a pattern, as JSON, in order."""
-    return tuple(sorted(json.loads(spec_json).get("aux", ())))
+    """Return the names of the aux tensors of a pattern, and of its score, as JSON, in order; of both once."""
+    pattern = json.loads(spec_json)
+    of_mask = sorted(pattern.get("aux", ()))
+    return (*of_mask, *(name for name in sorted(pattern.get("score", {}).get("aux", ())) if name not in of_mask))
 
 
 def apart(spec_json: str, tensors: Tensors) -> tuple[Tensors, dict[str, torch.Tensor]]:
@@ -28,6 +30,6 @@ def apart(spec_json: str, tensors: Tensors) -> tuple[Tensors, dict[str, torch.Te
     if not names:
         return tensors, {}
     if len(tensors) < len(names):
-        raise ArgumentError("tensors", f"are {len(tensors)}, and the pattern's expression has {', '.join(names)}")
+        raise ArgumentError("tensors", f"are {len(tensors)}, and the expressions have {', '.join(names)}")
     aux: dict[str, Any] = dict(zip(names, tensors[-len(names) :], strict=True))
     return tensors[: -len(names)], aux

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
+from runtime.ops.scores import joined
+from runtime.patterns import Score
 
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
@@ -74,6 +77,7 @@ def explain_attention(
     pattern: Any,
     *,
     softcap: float | None = None,
+    score: Score | str | Callable[..., Any] | None = None,
     sink: torch.Tensor | None = None,
     kv_lengths: torch.Tensor | None = None,
     return_lse: bool = False,
@@ -84,7 +88,7 @@ def explain_attention(
     """Say which kernel ``block_sparse_attention`` takes for a call, and why; nothing is compiled or launched.
 
     Args:
-        q, k, v, pattern, softcap, sink, kv_lengths, return_lse, deterministic: those of the call.
+        q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: those of the call.
         arch: architecture of the kernel, for tensors that are on no GPU (``device="meta"`` will do); by default that of
             q's device.
         gradients: also say which kernels compute the gradients of q, k and v. The forward then has a log-sum-exp.
@@ -100,13 +104,15 @@ def explain_attention(
     if arch is None and not q.is_cuda:
         raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
     pattern = pattern_of(pattern, q, k)
-    tensors = pattern.index_tensors()
+    tensors, spec_json = pattern.index_tensors(), pattern.spec_json
+    if score is not None:
+        spec_json, tensors = joined(pattern, tensors, score)
     with torch.no_grad():  # what is explained may want gradients, which the kernels of the forward have not
         check_operands(q, k, v, on_gpu=arch is None)
-    check_lists(pattern.spec_json, tensors, q, k)
+    check_lists(spec_json, tensors, q, k)
     check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
     call = Call(
-        pattern.spec_json,
+        spec_json,
         tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
         tuple(q.shape),
         tuple(k.shape),
@@ -119,13 +125,13 @@ def explain_attention(
     )
     backward = None
     if gradients:
-        check_gradients(pattern.spec_json)
+        check_gradients(spec_json)
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
         options: dict[str, Any] = {
             "softcap": None if softcap is None else float(softcap),
             "deterministic": deterministic,
         }
-        kind = pattern.spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
+        kind = spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
         backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
     found = resolve(call, arch or arch_of(q.device), name)

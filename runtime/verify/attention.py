@@ -17,7 +17,7 @@ from codegen.spec import KV_LENGTHS, AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
-from runtime.verify.aux_tensors import draw_aux, seen_by_expression
+from runtime.verify.aux_tensors import draw_aux, scored, seen_by_expression
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
 from runtime.verify.mask_bits import draw_bits, visible_pairs
 
@@ -537,6 +537,8 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     scores = (q @ k.transpose(2, 3)) * scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if spec.score is not None:
+        scores = scored(spec.score.expression, scores, inputs.aux)
     scores = scores.masked_fill(weight == 0, -torch.inf)
     top = scores.amax(-1, keepdim=True)
     sink = None if inputs.sink is None else inputs.sink.double()[:, None, None]
@@ -551,8 +553,8 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
 
 def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
     """Return torch's own attention in the kernel's type; None for what torch cannot say: a pair that counts twice, a
-    softcap, a sink."""
-    if spec.softcap is not None or spec.sink or bool((weight > 1).any()):
+    softcap, a score, a sink."""
+    if spec.softcap is not None or spec.score is not None or spec.sink or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
     k, v = inputs.k.repeat_interleave(group, 1), inputs.v.repeat_interleave(group, 1)

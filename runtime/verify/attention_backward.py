@@ -16,6 +16,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
 from runtime.verify import attention
 from runtime.verify.attention import Case, Inputs
+from runtime.verify.aux_tensors import scored
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
 
 Gradients = dict[str, torch.Tensor]
@@ -64,6 +65,8 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     if spec.softcap is not None:
         tanh = torch.tanh(scores / spec.softcap)
         scores, slope = spec.softcap * tanh, 1 - tanh**2
+    if spec.score is not None:
+        scores, slope = (scored(of, scores, inputs.aux) for of in (spec.score.expression, spec.score.slope))
     finite = lse.nan_to_num(neginf=0.0)
     dp = do @ v.mT
 
@@ -85,9 +88,9 @@ def given_lse(spec: AttentionBackwardSpec, case: Case, exact: Exact) -> torch.Te
     """Return the log-sum-exp as a forward stores it: in float32, of logits by the float32 factor that kernels have.
 
     Where logits are thousands, the roundings of the factor would show otherwise; they are the same in both kernels.
-    Those with a softcap are never.
+    Those with a softcap are never, and a score has terms of its own.
     """
-    if spec.softcap is not None:
+    if spec.softcap is not None or spec.score is not None:
         return exact.lse.float().contiguous()
     scale = attention.softmax_scale(spec.forward, case)
     factor = torch.tensor(scale * math.log2(math.e), dtype=torch.float32).double()
@@ -97,7 +100,7 @@ def given_lse(spec: AttentionBackwardSpec, case: Case, exact: Exact) -> torch.Te
 @lru_cache(maxsize=16)
 def _forward_of(spec: AttentionBackwardSpec) -> Kernel:
     """Load a forward kernel of the same problem that returns the LSE."""
-    asked = spec.model_dump(include={"arch", "dtype", "head_dim", "pattern", "softcap", "kv_lengths"})
+    asked = spec.model_dump(include={"arch", "dtype", "head_dim", "pattern", "softcap", "score", "kv_lengths"})
     return load_kernel(find_spec({"op": "attention", **asked, "lse": True}), forward_compatible=True)
 
 
@@ -117,7 +120,7 @@ def by_torch(
     spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor, weight: torch.Tensor
 ) -> Gradients | None:
     """Return the gradients of torch's own attention in the kernel's type; None for what torch cannot say."""
-    if spec.softcap is not None or bool((weight > 1).any()):
+    if spec.softcap is not None or spec.score is not None or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
     q, k, v = (t.detach().clone().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))

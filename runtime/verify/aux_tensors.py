@@ -1,4 +1,4 @@
-"""Aux tensors of cases, and the mask of an expression as the oracle has it."""
+"""Aux tensors of cases, and the mask and the score of expressions as the oracle has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from codegen.expressions.nodes import SIZES, Aux
+from codegen.expressions.nodes import SIZES, Aux, Node
 from codegen.spec import AttentionSpec
 from runtime.expressions.dtypes import TORCH_DTYPES
 from runtime.expressions.evaluate import evaluate
@@ -41,12 +41,26 @@ def seen_by_expression(
     """Return which pairs the expression shows: (batch, heads, q_len, kv_len), or what broadcasts to it."""
     node = spec.pattern.expression
     assert node is not None
+    return evaluate(node, _places(sizes, device), aux)
 
-    def places(name: str, axis: int) -> torch.Tensor:
+
+def scored(node: Node, scores: torch.Tensor, aux: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return what a score, or its derivative, makes of logits, (batch, heads, q_len, kv_len) in float64."""
+    sizes = dict(zip(_NAMES, scores.shape, strict=True))
+    values = {**_places(sizes, scores.device), "score": scores}
+    return evaluate(node, values, aux).to(scores.dtype).expand(scores.shape)
+
+
+_NAMES = {"batch": "batch", "heads": "head", "q_len": "q_idx", "kv_len": "kv_idx"}
+
+
+def _places(sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor | int | float]:
+    """Return what variables are for all pairs, on four axes, and the two lengths."""
+
+    def along(size: int, axis: int) -> torch.Tensor:
         shape = [1] * 4
         shape[axis] = -1
-        return torch.arange(sizes[name], device=device).view(shape)
+        return torch.arange(size, device=device).view(shape)
 
-    names = {"batch": "batch", "heads": "head", "q_len": "q_idx", "kv_len": "kv_idx"}
-    values = {variable: places(size, axis) for axis, (size, variable) in enumerate(names.items())}
-    return evaluate(node, {**values, "q_len": sizes["q_len"], "kv_len": sizes["kv_len"]}, aux)
+    values = {variable: along(sizes[size], axis) for axis, (size, variable) in enumerate(_NAMES.items())}
+    return {**values, "q_len": sizes["q_len"], "kv_len": sizes["kv_len"]}

@@ -1,0 +1,78 @@
+"""Sums, products and quotients of trees, with what is known of numbers folded: 1 * x is x, 2 * 3 is 6."""
+
+from __future__ import annotations
+
+import math
+
+from codegen.expressions.nodes import Literal, Node, Operation, Type, operation
+
+ZERO, ONE = Literal(0.0), Literal(1.0)
+
+
+def is_number(node: Node, value: float) -> bool:
+    """Return whether a node is this number."""
+    return isinstance(node, Literal) and node.value == value
+
+
+def as_float(node: Node) -> Node:
+    """Return a node as a float."""
+    if node.type is Type.FLOAT:
+        return node
+    return Literal(float(node.value)) if isinstance(node, Literal) else operation("float", node)
+
+
+def _number(value: float) -> Literal | None:
+    """Return a number that is worked out here, None if only a kernel can tell what becomes of it."""
+    return Literal(value) if math.isfinite(value) else None
+
+
+def sum_of(a: Node, b: Node) -> Node:
+    """Return a + b."""
+    if isinstance(a, Literal) and isinstance(b, Literal) and (folded := _number(a.value + b.value)):
+        return folded
+    if is_number(a, 0.0):
+        return as_float(b)
+    if isinstance(b, Operation) and b.name == "neg":
+        return operation("-", a, *b.operands)
+    return as_float(a) if is_number(b, 0.0) else operation("+", a, b)
+
+
+def minus(a: Node) -> Node:
+    """Return -a."""
+    if isinstance(a, Literal):
+        return Literal(-float(a.value))
+    return a.operands[0] if isinstance(a, Operation) and a.name == "neg" else operation("neg", a)
+
+
+def product(a: Node, b: Node) -> Node:
+    """Return a * b, both as floats."""
+    a, b = as_float(a), as_float(b)
+    if is_number(a, 0.0) or is_number(b, 0.0):
+        return ZERO
+    if isinstance(a, Literal) and isinstance(b, Literal) and (folded := _number(a.value * b.value)):
+        return folded
+    for one, other in ((a, b), (b, a)):
+        if is_number(one, 1.0):
+            return other
+        if is_number(one, -1.0):
+            return minus(other)
+    return operation("*", a, b)
+
+
+def quotient(a: Node, b: Node) -> Node:
+    """Return a / b."""
+    if is_number(a, 0.0):
+        return ZERO
+    both = isinstance(a, Literal) and isinstance(b, Literal)
+    if both and (folded := _number(a.value / b.value)):  # type: ignore[union-attr]
+        return folded
+    return as_float(a) if is_number(b, 1.0) else operation("/", a, b)
+
+
+def chosen(condition: Node, one: Node, other: Node) -> Node:
+    """Return where(condition, one, other)."""
+    if isinstance(condition, Literal):
+        return one if condition.value else other
+    if one is other or (isinstance(one, Literal) and isinstance(other, Literal) and one.value == other.value):
+        return one
+    return operation("where", condition, one, other)

@@ -1,0 +1,129 @@
+"""What becomes of the logits of attention before the softmax: an expression of a spec."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
+
+from codegen.expressions.arithmetic import as_float
+from codegen.expressions.bounds import divides_by_zero
+from codegen.expressions.cuda import printed
+from codegen.expressions.derivative import derivative
+from codegen.expressions.kernel_form import LOG2_E, kernel_form
+from codegen.expressions.nodes import Aux, ExpressionError, Node, Type, Variable
+from codegen.expressions.parse import check_used, parse_aux, parse_expression
+from codegen.expressions.text import text_of
+from codegen.patterns.base import SpecModel
+
+Declared = tuple[tuple[str, str], ...]
+
+
+class Score(SpecModel):
+    """What becomes of the logit of each pair that is seen, scale * q.k, in fp32.
+
+    An expression over ``score``, ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors that
+    ``aux`` declares (docs/expressions.md).
+    """
+
+    aux: dict[str, str] = Field(
+        default={}, description="tensors of the expression, by name: fp32[heads], fp16[heads, 2047], ..."
+    )
+    value: str = Field(description="what the softmax is over in place of the logit: an expression")
+
+    def __hash__(self) -> int:
+        return hash((self.value, *self.aux.items()))
+
+    @field_validator("aux")
+    @classmethod
+    def _in_one_spelling(cls, aux: dict[str, str]) -> dict[str, str]:
+        try:
+            return {name: str(tensor) for name, tensor in sorted(parse_aux(aux).items())}
+        except ExpressionError as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("value")
+    @classmethod
+    def _is_score(cls, value: str, info: ValidationInfo) -> str:
+        aux = info.data.get("aux")  # missing where it is wrong itself
+        return value if aux is None else _checked(value, aux)
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave ``aux`` out where there is none."""
+        found: dict[str, Any] = serialize(self)
+        if not self.aux:
+            found.pop("aux", None)
+        return found
+
+    @property
+    def expression(self) -> Node:
+        """The value as a tree."""
+        return _parsed(self.value, self._declared)[0]
+
+    @property
+    def aux_tensors(self) -> tuple[Aux, ...]:
+        """Tensors of the expression, in the order of their names."""
+        return _parsed(self.value, self._declared)[1]
+
+    @property
+    def log2(self) -> Node:
+        """log2(e) times the value as a kernel computes it, for 2^x."""
+        return _forms(self.value, self._declared)[0]
+
+    @property
+    def slope(self) -> Node:
+        """The value's derivative by the score, as a tree."""
+        return _forms(self.value, self._declared)[1]
+
+    @property
+    def slope_of_pair(self) -> Node:
+        """The derivative as a kernel computes it."""
+        return _forms(self.value, self._declared)[2]
+
+    @property
+    def looks_up_pairs(self) -> bool:
+        """Whether an element is looked up for each pair: loads that are under way take registers."""
+        return any("load_" in part.value for part in printed(self.log2).pair)
+
+    @property
+    def _declared(self) -> Declared:
+        return tuple(self.aux.items())
+
+
+@lru_cache(maxsize=256)
+def _parsed(value: str, declared: Declared) -> tuple[Node, tuple[Aux, ...]]:
+    """Return an expression, and the tensors that are declared."""
+    aux = parse_aux(dict(declared))
+    return parse_expression(value, aux, score=True), tuple(aux.values())
+
+
+@lru_cache(maxsize=256)
+def _forms(value: str, declared: Declared) -> tuple[Node, Node, Node]:
+    node = as_float(_parsed(value, declared)[0])
+    slope = derivative(node, Variable("score"))
+    return kernel_form(node, LOG2_E), slope, kernel_form(slope)
+
+
+def _checked(value: str, aux: dict[str, str]) -> str:
+    """Return an expression in one spelling.
+
+    Raises:
+        ValueError: for what is none, is no number, or leaves a tensor unused.
+    """
+    declared = parse_aux(aux)
+    try:
+        node = parse_expression(value, declared, score=True)
+        check_used(declared, node)
+    except ExpressionError as error:
+        raise ValueError(f"{error}; an expression is expected, such as score + bias[head, q_idx, kv_idx]") from None
+    if node.type is Type.BOOL:
+        raise ValueError("its value is a truth value; a number is expected: where(it, score, -inf) hides pairs")
+    if (divisor := divides_by_zero(node)) is not None:
+        raise ValueError(f"{text_of(divisor)} may divide by zero; by max(divisor, 1) it cannot")
+    try:
+        _forms(text_of(node), tuple((name, str(tensor)) for name, tensor in sorted(declared.items())))
+    except RecursionError:  # of a derivative, which is deeper than what it is of
+        raise ValueError("its derivative is nested too deeply: write it with fewer operators in each other") from None
+    return text_of(node)

@@ -753,6 +753,58 @@ class SelectTopkFlags(Flags):
 
 
 @dataclass(frozen=True)
+class LookedFlags:
+    """A part of a mask that is evaluated as a whole, as templates print it.
+
+    Attributes:
+        name: of what it is over a block.
+        ctype: type of that.
+        over: function that finds it.
+        value: type of one value.
+        text: the part.
+        parts: statements that lead to a value.
+        result: the value.
+    """
+
+    name: str
+    ctype: str
+    over: str
+    value: str
+    text: str
+    parts: tuple[Statement, ...]
+    result: str
+
+
+@dataclass(frozen=True)
+class BlockMaskFlags(Flags):
+    """What block_mask/block_mask.cu.j2 asks.
+
+    Attributes:
+        mask: the mask of a pair.
+        row_ranges: what of it is looked at of queries.
+        column_ranges: what of it is looked at of keys.
+        fixed: what of it neither changes.
+        statements: what is made of these over a block.
+        result: what the mask is over it.
+        row_parameter: the parameter that ``row_ranges`` are, in C++; empty without, as are the next three.
+        column_parameter: the same of ``column_ranges``.
+        row_argument: where they are, in C++.
+        column_argument: likewise.
+    """
+
+    mask: MaskFlags
+    row_ranges: tuple[LookedFlags, ...]
+    column_ranges: tuple[LookedFlags, ...]
+    fixed: tuple[LookedFlags, ...]
+    statements: tuple[Statement, ...]
+    result: str
+    row_parameter: str
+    column_parameter: str
+    row_argument: str
+    column_argument: str
+
+
+@dataclass(frozen=True)
 class TileCopyFlags(Flags):
     """What tile_copy/tile_copy.cu.j2 asks: whether tiles come by TMA, and whether they come into a ring."""
 

@@ -9,6 +9,7 @@ from codegen.errors import SpecError
 from codegen.plan import Plan
 from codegen.problem import (
     AttentionShape,
+    BlockMaskShape,
     BlockSize,
     CopyShape,
     LaunchArgs,
@@ -18,12 +19,21 @@ from codegen.problem import (
     SpgemmShape,
     SpmmShape,
 )
-from codegen.spec import AttentionBackwardSpec, AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec
+from codegen.spec import (
+    AttentionBackwardSpec,
+    AttentionSpec,
+    BlockMaskSpec,
+    BsrSddmmSpec,
+    BsrSpgemmSpec,
+    BsrSpmmSpec,
+    SelectTopkSpec,
+)
 from codegen.wording import alternatives, shown
 
 SHAPES: dict[str, type[Shape]] = {
     "attention": AttentionShape,
     "attention_backward": AttentionShape,
+    "block_mask": BlockMaskShape,
     "bsr_spmm": SpmmShape,
     "bsr_sddmm": SddmmShape,
     "bsr_spgemm": SpgemmShape,
@@ -107,6 +117,8 @@ def _units(plan: Plan, sizes: Mapping[str, int]) -> list[tuple[str, int, str]]:
     if isinstance(spec, AttentionBackwardSpec | SelectTopkSpec):
         columns = [("head_dim", 8, "the elements of a load")] if isinstance(spec, SelectTopkSpec) else []
         return [("heads", sizes["kv_heads"], "the heads of K"), *columns]
+    if isinstance(spec, BlockMaskSpec):
+        return []
     if isinstance(spec, BsrSddmmSpec):
         return [("rows", spec.block.rows, "the rows of a block"), ("columns", spec.block.cols, "its columns")]
     if isinstance(spec, BsrSpgemmSpec):

@@ -11,7 +11,7 @@ from codegen.expressions.nodes import Aux, Item, Node, children
 from codegen.expressions.text import text_of
 from codegen.flags import AuxFlags, ExpressionFlags, MaskFlags
 from codegen.plan import Param, i32, i64, pointer
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, BlockMaskSpec
 
 ELEMENTS = {
     "int32": "int",
@@ -31,7 +31,7 @@ PAIR_LOAD_REGISTERS = 14  # of a value that is read for each pair
 AUX_REGISTERS = 6  # of a tensor: its address and a stride
 
 
-def aux_params(spec: AttentionSpec) -> list[Param]:
+def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
     """Return the kernel parameters of the aux tensors: address, strides, and sizes that an index is held to."""
     found: list[Param] = []
     for aux in spec.aux_tensors:
@@ -44,7 +44,7 @@ def aux_params(spec: AttentionSpec) -> list[Param]:
     return found
 
 
-def _clamped(aux: Aux, spec: AttentionSpec) -> tuple[int, ...]:
+def _clamped(aux: Aux, spec: AttentionSpec | BlockMaskSpec) -> tuple[int, ...]:
     items = [item for node in spec.expressions for item in _items(node) if item.aux == aux]
     return tuple(axis for axis in range(len(aux.dims)) if not all(is_inside(item, axis) for item in items))
 
@@ -58,7 +58,7 @@ def _items(node: Node) -> list[Item]:
     return found
 
 
-def mask_flags(spec: AttentionSpec) -> MaskFlags:
+def mask_flags(spec: AttentionSpec | BlockMaskSpec) -> MaskFlags:
     """Return what templates ask of a mask that is an expression."""
     made = _expression_flags(spec.pattern.expression)
     return MaskFlags(

@@ -58,9 +58,21 @@ class AuxArguments:
             ArgumentError: naming the tensor, what it is and what is expected.
         """
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "q_len": q.shape[2], "kv_len": kv_len}
+        return self.check_sizes(sizes, q.device, tensors)
+
+    def check_sizes(
+        self, sizes: Mapping[str, int], device: torch.device, tensors: tuple[Any, ...]
+    ) -> dict[str, int | float]:
+        """Check the tensors of a call without q, as ``check`` does.
+
+        Args:
+            sizes: what the names of sizes are.
+            device: where they are to be.
+            tensors: in order.
+        """
         values: dict[str, int | float] = {}
         for aux, tensor in zip(self._aux, tensors, strict=True):
-            values |= self._describe(aux, tensor, q.device, sizes)
+            values |= self._describe(aux, tensor, device, sizes)
         return values
 
     def _describe(self, aux: Aux, tensor: Any, device: torch.device, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -68,7 +80,7 @@ class AuxArguments:
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
         if tensor.device != device:
-            raise ArgumentError(name, f"is on {tensor.device}, q is on {device}: call .to(q.device)")
+            raise ArgumentError(name, f"is on {tensor.device}, expected {device}: call .to({str(device)!r})")
         if tensor.dtype != TORCH_DTYPES[aux.dtype]:
             raise ArgumentError(name, f"is {tensor.dtype}, expected {TORCH_DTYPES[aux.dtype]}")
         expected: list[tuple[str, tuple[int, ...] | None]] = [

@@ -760,18 +760,41 @@ class LookedFlags:
         name: of what it is over a block.
         ctype: type of that.
         over: function that finds it.
-        value: type of one value.
+        function: name of the function of one value.
+        index: parameter of that, in C++: the query or the key; empty where neither matters.
+        value: type of the value.
         text: the part.
-        parts: statements that lead to a value.
+        parts: statements that lead to the value.
         result: the value.
     """
 
     name: str
     ctype: str
     over: str
+    function: str
+    index: str
     value: str
     text: str
     parts: tuple[Statement, ...]
+    result: str
+
+
+@dataclass(frozen=True)
+class RangesFlags:
+    """A mask over a whole block.
+
+    Attributes:
+        rows: what of it is looked at of queries.
+        columns: what of it is looked at of keys.
+        functions: these, and what neither changes.
+        statements: what is made of them.
+        result: what the mask is.
+    """
+
+    rows: tuple[LookedFlags, ...]
+    columns: tuple[LookedFlags, ...]
+    functions: tuple[LookedFlags, ...]
+    statements: tuple[Statement, ...]
     result: str
 
 
@@ -781,23 +804,15 @@ class BlockMaskFlags(Flags):
 
     Attributes:
         mask: the mask of a pair.
-        row_ranges: what of it is looked at of queries.
-        column_ranges: what of it is looked at of keys.
-        fixed: what of it neither changes.
-        statements: what is made of these over a block.
-        result: what the mask is over it.
-        row_parameter: the parameter that ``row_ranges`` are, in C++; empty without, as are the next three.
-        column_parameter: the same of ``column_ranges``.
-        row_argument: where they are, in C++.
+        mask_ranges: the mask of a block.
+        row_parameter: the parameter that is looked at of queries, in C++; empty without, as are the next three.
+        column_parameter: the same of keys.
+        row_argument: where it is, in C++.
         column_argument: likewise.
     """
 
     mask: MaskFlags
-    row_ranges: tuple[LookedFlags, ...]
-    column_ranges: tuple[LookedFlags, ...]
-    fixed: tuple[LookedFlags, ...]
-    statements: tuple[Statement, ...]
-    result: str
+    mask_ranges: RangesFlags
     row_parameter: str
     column_parameter: str
     row_argument: str

@@ -117,8 +117,6 @@ def _units(plan: Plan, sizes: Mapping[str, int]) -> list[tuple[str, int, str]]:
     if isinstance(spec, AttentionBackwardSpec | SelectTopkSpec):
         columns = [("head_dim", 8, "the elements of a load")] if isinstance(spec, SelectTopkSpec) else []
         return [("heads", sizes["kv_heads"], "the heads of K"), *columns]
-    if isinstance(spec, BlockMaskSpec):
-        return []
     if isinstance(spec, BsrSddmmSpec):
         return [("rows", spec.block.rows, "the rows of a block"), ("columns", spec.block.cols, "its columns")]
     if isinstance(spec, BsrSpgemmSpec):
@@ -132,7 +130,7 @@ def _units(plan: Plan, sizes: Mapping[str, int]) -> list[tuple[str, int, str]]:
         if spec.transpose_a:
             down, across = across, down
         return [("rows", down, "the side of a block"), ("depth", across, "the side of a block")]
-    return [("columns", 8, "the elements of a load")]
+    return [] if isinstance(spec, BlockMaskSpec) else [("columns", 8, "the elements of a load")]
 
 
 def _check_lists(plan: Plan, sizes: Mapping[str, int]) -> None:

@@ -395,7 +395,16 @@ MODELS = (
     SelectTopkSpec,
     TileCopySpec,
 )
-OPS = ("attention", "attention_backward", "block_mask", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "select_topk", "tile_copy")
+OPS = (
+    "attention",
+    "attention_backward",
+    "block_mask",
+    "bsr_spmm",
+    "bsr_sddmm",
+    "bsr_spgemm",
+    "select_topk",
+    "tile_copy",
+)
 Spec = (
     AttentionSpec
     | AttentionBackwardSpec

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"m":1,"n":256}}
 // spec hash: ab92c27c33419dc20912a0ee6061efe2e1e31ac8ddbb4bbbd0d1e364ac33680b
 // templates: attention/mask_expression.cuh.j2, block_mask/block_mask.cu.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, expressions/ranges.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 06316be856571204b0718dd6e1100fd8cb4615b509ef2d052ec23bb4c63b7a7a
+// seal: sha256 64c345ff84d5ceef3801a1c3869733b124f88b9e6b4cb4f5aecdf684043debf8
 
 // Block lists of a mask: for each block of queries the numbers of the blocks of keys of which it sees some pairs
 // (partial) and of those of which it sees all (full), ascending, and -1 behind the last one.
@@ -186,8 +186,7 @@ __device__ __forceinline__ Truth truth_of_block(const Params& p, int batch, int 
     Range keys, const RowRanges& rows, const ColumnRanges& columns) {
   const Truth part_0 = range_equal(rows.q_doc, columns.kv_doc);
   const Truth part_1 = truth_not(range_less(queries, keys));
-  const Truth part_2 = truth_and(part_0, part_1);
-  return part_2;
+  return truth_and(part_0, part_1);
 }
 
 // The same for certain, by its pairs. All threads of a block call it together: a warp takes every kWarps-th query, a

@@ -73,6 +73,14 @@ def bytes_of(looked: tuple[Looked, ...]) -> int:
     return -(-sum(BYTES[each.ctype] for each in looked) // alignment) * alignment
 
 
+def list_sizes(mask: Node, batch: int, heads: int) -> tuple[int, int]:
+    """Return for how many batches and heads a mask has lists: one for all where it does not ask which it is."""
+    parts = Parts()
+    root = parts.add(mask)
+    on = dependencies(parts.all)[root]
+    return batch if "batch" in on else 1, heads if "head" in on else 1
+
+
 def ranges_of(mask: Node) -> Ranges:
     """Print what a mask is over a block."""
     return _Printer(mask).ranges()

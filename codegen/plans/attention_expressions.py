@@ -100,7 +100,7 @@ def _expression_flags(node: Node | None) -> ExpressionFlags:
     )
 
 
-def expression_registers(spec: AttentionSpec) -> int:
+def expression_registers(spec: AttentionSpec | BlockMaskSpec) -> int:
     """Return an allowance for what a thread keeps of a mask: parts of two queries, of a key, and of their pair.
 
     A load for each pair has its address in 64 bits, and the next ones are under way with it.

@@ -1,13 +1,10 @@
-"""Plan of the block lists of a mask: intervals over blocks, pairs of those that they do not tell, lists of their bits."""
+"""Plan of the block lists of a mask: intervals over blocks, then pairs where these do not tell, then lists of bits."""
 
 from __future__ import annotations
 
 from codegen.arch import ARCHS, WARP
-from codegen.expressions.nodes import Node
-from codegen.expressions.parts import Parts
-from codegen.expressions.places import dependencies
-from codegen.expressions.ranges import Looked, Ranges, bytes_of, ranges_of
-from codegen.flags import BlockMaskFlags, LookedFlags
+from codegen.expressions.ranges import Looked, Ranges, bytes_of, list_sizes, ranges_of
+from codegen.flags import BlockMaskFlags, LookedFlags, RangesFlags
 from codegen.plan import (
     Constant,
     Epilogue,
@@ -21,12 +18,11 @@ from codegen.plan import (
     pointer,
     require,
 )
-from codegen.plans.attention_expressions import aux_params, expression_registers, mask_flags
+from codegen.plans.attention_expressions import LINE, aux_params, expression_registers, mask_flags
 from codegen.problem import BlockMaskShape, LaunchArgs
 from codegen.spec import BlockMaskSpec
 
 WIDTHS = (128, 256)
-CTAS_PER_SM = 4
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 WORD = 4  # bytes
 SCRATCH_UNIT = 16  # bytes: each part of the scratch memory begins at a multiple
@@ -46,8 +42,9 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
 
     shared = SharedLayout()
     shared.add("Undecided", WORD * width // WARP, "bits of key blocks that intervals cannot tell")
-    limit = arch.registers_for(width, CTAS_PER_SM)
-    registers = Registers(accumulators=expression_registers(spec), overhead=OVERHEAD_REGISTERS, limit=limit)
+    limit = arch.registers_for(width, 1)
+    kept = min(expression_registers(spec), limit - OVERHEAD_REGISTERS)  # a mask that takes more spills
+    registers = Registers(accumulators=kept, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared.size, registers)
     found = ranges_of(mask)
     return Plan(
@@ -55,7 +52,7 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
         stem=stem,
         template="block_mask/block_mask.cu.j2",
         threads=width,
-        ctas_per_sm=CTAS_PER_SM,
+        ctas_per_sm=1,
         persistent=False,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
@@ -119,33 +116,37 @@ def _bytes(found: Ranges) -> int:
 
 
 def _flags(spec: BlockMaskSpec, found: Ranges) -> BlockMaskFlags:
+    rows, columns, fixed = (
+        tuple(_looked(each, side, index) for each in looked)
+        for looked, side, index in (
+            (found.rows, "row", ", int query"),
+            (found.columns, "column", ", int key"),
+            (found.fixed, "fixed", ""),
+        )
+    )
     return BlockMaskFlags(
         mask=mask_flags(spec),
-        row_ranges=tuple(map(_looked, found.rows)),
-        column_ranges=tuple(map(_looked, found.columns)),
-        fixed=tuple(map(_looked, found.fixed)),
-        statements=found.statements,
-        result=found.result,
-        row_parameter=", const RowRanges& rows" if found.rows else "",
-        column_parameter=", const ColumnRanges& columns" if found.columns else "",
-        row_argument=", p.row_ranges[row]" if found.rows else "",
-        column_argument=", p.column_ranges[list * p.key_blocks + key_block]" if found.columns else "",
+        mask_ranges=RangesFlags(rows, columns, (*rows, *columns, *fixed), found.statements, found.result),
+        row_parameter=", const RowRanges& rows" if rows else "",
+        column_parameter=", const ColumnRanges& columns" if columns else "",
+        row_argument=", p.row_ranges[row]" if rows else "",
+        column_argument=", p.column_ranges[list * p.key_blocks + key_block]" if columns else "",
     )
 
 
-def _looked(each: Looked) -> LookedFlags:
-    over = {"Range": "range_over", "FloatRange": "float_range_over", "Truth": "truth_over"}[each.ctype]
+def _looked(each: Looked, side: str, index: str) -> LookedFlags:
     made = each.printed
-    parts = (*made.column, *made.row, *made.pair)
-    return LookedFlags(each.name, each.ctype, over, each.value, each.text, parts, made.result)
-
-
-def list_sizes(mask: Node, batch: int, heads: int) -> tuple[int, int]:
-    """Return for how many batches and heads there are lists: one for all that the mask does not ask for."""
-    parts = Parts()
-    root = parts.add(mask)
-    depends = dependencies(parts.all)[root]
-    return batch if "batch" in depends else 1, heads if "head" in depends else 1
+    return LookedFlags(
+        name=each.name,
+        ctype=each.ctype,
+        over={"Range": "range_over", "FloatRange": "float_range_over", "Truth": "truth_over"}[each.ctype],
+        function=f"{side}_{each.name}",
+        index=index,
+        value=each.value,
+        text=each.text if len(each.text) <= LINE else f"{each.text[: LINE - 4]} ...",
+        parts=(*made.column, *made.row, *made.pair),
+        result=made.result,
+    )
 
 
 def _arguments(plan: Plan, shape: BlockMaskShape, slots: int) -> LaunchArgs:

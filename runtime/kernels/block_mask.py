@@ -92,9 +92,7 @@ class BlockMaskKernel:
         with entered(where.index):
             return self._run(shape, tensors, where)
 
-    def _run(
-        self, shape: BlockMaskShape, tensors: tuple[torch.Tensor, ...], device: torch.device
-    ) -> BlockMaskLists:
+    def _run(self, shape: BlockMaskShape, tensors: tuple[torch.Tensor, ...], device: torch.device) -> BlockMaskLists:
         """Launch in the context of the device, which is current."""
         key = (shape, device, call_key(*tensors))
         last, signature = self._signatures.last

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from codegen.expressions.nodes import Node
-from codegen.plans.block_mask import list_sizes
+from codegen.expressions.ranges import list_sizes
 from codegen.spec import BlockMaskSpec
 from runtime.expressions.evaluate import evaluate
 from runtime.kernels.block_mask import BlockMaskKernel, BlockMaskLists
@@ -72,11 +72,12 @@ def lists_of(seen: torch.Tensor, block: tuple[int, int]) -> BlockMaskLists:
     """Return the lists of the pairs that are seen, by their definition."""
     down, across = (-length % size for length, size in zip(seen.shape[2:], block, strict=True))
 
-    def blocks(pairs: torch.Tensor, fill: bool) -> torch.Tensor:
-        whole = F.pad(pairs, (0, across, 0, down), value=fill)
-        return whole.unflatten(3, (-1, block[1])).unflatten(2, (-1, block[0]))
+    def any_of_blocks(pairs: torch.Tensor) -> torch.Tensor:
+        whole = F.pad(pairs, (0, across, 0, down)).unflatten(3, (-1, block[1])).any(4)
+        found: torch.Tensor = whole.unflatten(2, (-1, block[0])).any(3)
+        return found
 
-    some, every = blocks(seen, False).any(5).any(3), blocks(seen, True).all(5).all(3)
+    some, every = any_of_blocks(seen), ~any_of_blocks(~seen)
     return BlockMaskLists(*_listed(some & ~every), *_listed(every))
 
 
@@ -103,5 +104,7 @@ def run_case(kernel: BlockMaskKernel, case: Case, device: torch.device) -> Outco
     right = lists_of(seen_pairs(mask, sizes, aux, device), (block.q, block.kv))
     same = all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
     shapes = [tuple(one.shape) for one in found] == [tuple(one.shape) for one in right]
-    wrong = sum(float((one != other).sum()) for one, other in zip(found, right, strict=True)) if shapes else float("nan")
+    wrong = (
+        sum(float((one != other).sum()) for one, other in zip(found, right, strict=True)) if shapes else float("nan")
+    )
     return Outcome(case.name, case.describe(), wrong, None, 0.0, "" if same else "two runs differ")

@@ -47,7 +47,7 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
     kernels = ", ".join((before, plan.stem, plan.epilogue.symbol))
     program = PROGRAM % {"source": source, "shared_bytes": plan.shared_bytes, "kernels": kernels}
     (folder / "kernel.cpp").write_text(program, encoding="utf-8")
-    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-frounding-math", f"-I{HEADERS}"]
+    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-fwrapv", "-frounding-math", f"-I{HEADERS}"]
     subprocess.run(["g++", *options, "kernel.cpp", "-o", "kernel.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 

@@ -134,21 +134,19 @@ class _Printer:
         part, sides = self._parts[place], self._sides[place]
         node = part.node
         if isinstance(node, Literal):
-            return self._stated(node, _literal(node))
+            return _literal(node)
         if isinstance(node, Variable):
-            return _INDICES.get(node.name) or self._stated(node, f"range_of({VARIABLES[node.name]})")
+            return _INDICES.get(node.name) or f"range_of({VARIABLES[node.name]})"
         if not self._is_whole(place):
             return self._stated(node, self._operation(part))
         if len(sides) == len(_INDICES):
-            return self._stated(node, _anything(node))
+            return _anything(node)
         if sides:
             return self._look(node, "row" if "q_idx" in sides else "column", "{}s.{}")
         return self._stated(node, self._look(node, "fixed", f"{_PREFIX[node.type]}of({{}}_{{}}(p, batch, head))"))
 
     def _stated(self, node: Node, value: str) -> str:
-        """Return the name of a value: the value itself where it is one."""
-        if value.isidentifier():
-            return value
+        """Return the name of a value."""
         name = f"part_{len(self._statements)}"
         self._statements.append(Statement(CTYPES[node.type], name, value))
         return name

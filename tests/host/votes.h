@@ -1,6 +1,7 @@
 // What threads.h lacks of votes, and of arithmetic that block lists are made with.
-#include <cfenv>
+#include "arithmetic.h"
 
+using std::abs;
 inline unsigned __ballot_sync(unsigned, bool value) {
   unsigned voted;
   of_warp(&value, &voted, [](const void** all, void** to) {
@@ -20,4 +21,3 @@ inline bool __syncthreads_or(bool value) {
   __syncthreads();
   return any;
 }
-#include "arithmetic.h"

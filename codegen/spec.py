@@ -357,10 +357,9 @@ class SelectTopkSpec(SpecBase):
 
 
 class BlockMaskTile(SpecModel):
-    """What a thread block works on that makes block lists."""
+    """What a thread block works on at a time that makes block lists."""
 
-    m: int = Field(description="query blocks")
-    n: int = Field(description="key blocks, at most: a thread each")
+    n: int = Field(description="key blocks, a thread each, of one query block")
 
 
 class BlockMaskSpec(SpecBase):
@@ -372,7 +371,7 @@ class BlockMaskSpec(SpecBase):
     op: Literal["block_mask"] = Field(description="operator")
     dtype: Literal["fp16"] = Field(default="fp16", description="not read: lists are of no type")
     pattern: AnyPattern = Field(description="block_lists, with the blocks and the mask of the lists")
-    tile: BlockMaskTile = Field(description="blocks that a thread block works on")
+    tile: BlockMaskTile = Field(description="blocks that a thread block works on at a time")
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:

@@ -1,10 +1,10 @@
 // Generated from specs/h100_block_mask.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_block_mask.yaml
-// spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"m":1,"n":256}}
-// spec hash: ab92c27c33419dc20912a0ee6061efe2e1e31ac8ddbb4bbbd0d1e364ac33680b
+// spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"n":256}}
+// spec hash: 8ca3b2f4ad79785269c30718c01689aa9650c7f626e51b50ade513ba8d335aac
 // templates: attention/mask_expression.cuh.j2, block_mask/block_mask.cu.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, expressions/ranges.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 64c345ff84d5ceef3801a1c3869733b124f88b9e6b4cb4f5aecdf684043debf8
+// seal: sha256 cab422f8dfd48f27385c78e953480b78cf16227bdd8a37aeb5620d0fac3fba3c
 
 // Block lists of a mask: for each block of queries the numbers of the blocks of keys of which it sees some pairs
 // (partial) and of those of which it sees all (full), ascending, and -1 behind the last one.

@@ -34,7 +34,6 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
     kind = spec.pattern.kind
     require(kind == "block_lists", "pattern.kind", f"is {kind}; lists are made for block_lists")
     require(mask is not None, "pattern.mask", "is no expression; block lists are made of one (docs/expressions.md)")
-    require(spec.tile.m == 1, "tile.m", f"is {spec.tile.m}; a thread block has one query block: 1")
     width = spec.tile.n
     require(width in WIDTHS, "tile.n", f"is {width}; allowed: {', '.join(map(str, WIDTHS))}")
     require(spec.stages == 1, "stages", f"is {spec.stages}; nothing is buffered: 1")

@@ -77,7 +77,7 @@ class BlockMaskKernel:
             heads: its query heads.
             q_len: queries of a head.
             kv_len: keys of a head.
-            aux: the tensors of the mask, by name, on one CUDA device.
+            aux: the tensors of the mask, by name, on one CUDA device, of the types and sizes (...) that the spec says.
             device: that device; by default the tensors', without tensors torch's current one.
 
         Returns:

@@ -46,7 +46,7 @@ def create_block_mask(
         q_len: queries of a head.
         kv_len: keys of a head.
         block: (queries, keys) of a block, as in specs: 1 to 128 and 16 to 128, powers of two.
-        aux: the tensors of the mask, by name, on the GPU.
+        aux: the tensors of the mask, by name, on the GPU: int32 (batch, q_len), say, as :class:`BlockLists` takes them.
         device: a CUDA device; by default that of the tensors, without tensors torch's current one.
 
     Returns:

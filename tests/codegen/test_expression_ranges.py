@@ -75,7 +75,7 @@ def every_operator() -> list[Node]:
 
 
 def compared(nodes: list[Node]) -> list[Node]:
-    """Return comparisons of nodes with numbers, all of them in turn; a pair lookup keeps sides from being taken whole."""
+    """Return comparisons of nodes with numbers, in turn; what asks for a pair keeps sides from being taken whole."""
     pairs = operation("==", Variable("q_idx"), Variable("kv_idx"))
     signs = ("<", "<=", ">", ">=", "==", "!=")
     return [

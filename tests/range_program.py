@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import expression_program
 from drawn_expressions import AUX, SIZES, stored_size
@@ -64,90 +65,12 @@ void run(const Params& p, int block_q, int block_kv) {
 }
 }
 """
-UNIONS = {"Range": "range_union({0}, {1})", "FloatRange": "float_range_union({0}, {1})", "Truth": "({0} | {1})"}
-POINTS = {"Range": "range_of", "FloatRange": "float_range_of", "Truth": "truth_of"}
-
-
-def struct(name: str, looked: Sequence[Looked]) -> str:
-    return f"struct {name} {{\n" + "".join(f"  {each.ctype} {each.name};\n" for each in looked) + "};"
-
-
-def function(side: str, index: str, each: Looked) -> str:
-    made = each.printed
-    lines = "".join(f"  {part}\n" for part in (*made.column, *made.row, *made.pair))
-    given = f"const Params& p, int batch, int head{index}"
-    return f"{each.value} {side}_{each.name}({given}) {{\n{lines}  return {made.result};\n}}"
-
-
-def over(side: str, each: Looked) -> str:
-    """Statements that find what a part is over a block."""
-    indices = {"row": "queries", "column": "keys"}[side]
-    name, value = f"{side}s.{each.name}", f"{POINTS[each.ctype]}({side}_{each.name}(p, batch, head, i))"
-    found = UNIONS[each.ctype].format(name, value)
-    return f"for (int i = {indices}.low; i <= {indices}.high; ++i) {name} = i == {indices}.low ? {value} : {found};"
-
-
-def tree(number: int, mask: Node) -> str:
-    found: Ranges = ranges_of(mask)
-    pair = expression_program.printed(mask)
-    sides = (("row", ", int query", found.rows), ("column", ", int key", found.columns), ("fixed", "", found.fixed))
-    return TREE % {
-        "number": number,
-        "structs": struct("RowRanges", found.rows) + "\n" + struct("ColumnRanges", found.columns),
-        "functions": "\n".join(function(side, index, each) for side, index, looked in sides for each in looked),
-        "statements": "\n".join(f"  {each}" for each in found.statements),
-        "result": found.result,
-        "pair": "\n".join(
-            [*(f"  {part}" for part in (*pair.column, *pair.row, *pair.pair)), f"  return {pair.result};"]
-        ),
-        "batch": SIZES["batch"],
-        "heads": SIZES["heads"],
-        "rows": "\n".join(over("row", each) for each in found.rows),
-        "columns": "\n".join(over("column", each) for each in found.columns),
-    }
-
-
-def outcomes(masks: Sequence[Node], block: tuple[int, int], folder: Path) -> list[tuple[int, int, int]]:
-    """Return of each mask of how many blocks something wrong is told, how many are told, how many could be."""
-    before = expression_program.PROGRAM.partition("struct Params")[0] % {
-        "helpers": expression_program.helpers(
-            ("floor_div", "floor_mod", "clamp_index", "kInfinity", "kMinusInfinity", "kNan")
-        )
-    }
-    sizes = [SIZES["q_len"], SIZES["kv_len"], *(stored_size(aux, axis) for aux in AUX for axis in range(len(aux.dims)))]
-    names = ["q_len", "kv_len", *(f"aux_{aux.name}_size{axis}" for aux in AUX for axis in range(len(aux.dims)))]
-    params = f"struct Params {{ int {', '.join(names)}; }};\n"
-    module = environment().get_template("expressions/ranges.cuh.j2").module
-    ranges = (
-        "using uint32 = unsigned;\ninline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }\n"
-    )
-    ranges += lay_out(module.types()) + lay_out(module.operators())  # type: ignore[attr-defined]
-    program = PROGRAM % {
-        "ranges": before + params + ranges,
-        "loads": "".join(map(expression_program.load, AUX)),
-        "trees": "\n".join(tree(number, mask) for number, mask in enumerate(masks)),
-        "calls": "\n".join(
-            f"  tree_{number}::run(Params{{{', '.join(map(str, sizes))}}}, {block[0]}, {block[1]});"
-            for number in range(len(masks))
-        ),
-    }
-    (folder / "main.cpp").write_text(program, encoding="utf-8")
-    options = ["-std=c++17", "-O0", "-w", "-fwrapv", "-frounding-math", f"-I{HEADERS}"]
-    compiled = subprocess.run(
-        ["g++", *options, "main.cpp", "-o", "main"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert compiled.returncode == 0, compiled.stderr[:3000]
-    run = subprocess.run([folder / "main"], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, f"exit code {run.returncode}; 3: an index outside"
-    lines = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
-    return [(wrong, told, uniform) for wrong, told, uniform in lines]
-
 OPERATORS = """\
 #include "arithmetic.h"
 %(ranges)s
 // Each function of intervals beside the operator on all values that are in these, of some that are far apart and some
 // that are close to each other.
-const int64 kIntegers[] = {kLeast, kLeast + 1, -(1LL << 62), -(1LL << 31) - 1, -65, -64, -9, -8, -7, -3, -2, -1, 0, 1, 2,
+const int64 kIntegers[] = {kLeast, kLeast + 1, -(1LL << 62), -(1LL << 31) - 1, -65, -64, -9, -8, -7, -3, -1, 0, 1, 2,
     3, 5, 7, 8, 9, 63, 64, 1LL << 31, (1LL << 31) + 1, 1LL << 62, kLargest - 1, kLargest};
 const float kFloats[] = {-3e38f, -1e30f, -7.5f, -1.0f, -1e-30f, 0.0f, 0.1f, 1.0f, 2.5f, 3.1f, 1e30f, 3e38f, kInfinity};
 constexpr int kIntegerCount = sizeof kIntegers / sizeof *kIntegers, kFloatCount = sizeof kFloats / sizeof *kFloats;
@@ -233,8 +156,9 @@ int main() {
   of_floats("NaN", RANGES(truth_of(true)), [=](float a, float b) {
     const FloatRange x = {a, a}, none = float_range_of(kNan);
     return is_none(float_range_add(x, none)) && is_none(float_range_multiply(none, x)) &&
-           is_none(float_range_min(x, none)) && is_none(float_range_min(none, x)) && is_none(float_range_max(x, none)) &&
-           is_none(float_range_max(none, x)) && is_none(float_range_union(none, x)) && is_none(float_range_abs(none)) &&
+           is_none(float_range_min(x, none)) && is_none(float_range_min(none, x)) &&
+           is_none(float_range_max(x, none)) && is_none(float_range_max(none, x)) &&
+           is_none(float_range_union(none, x)) && is_none(float_range_abs(none)) &&
            float_range_less(x, none) == kEither && float_range_less(none, x) == kEither &&
            float_range_equal(none, none) == kEither;
   });
@@ -244,3 +168,90 @@ int main() {
   of_truths("not", [](Truth a, Truth) { return truth_not(a); }, [](bool a, bool) { return !a; });
 }
 """
+BITS = """\
+using uint32 = unsigned;
+inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+"""
+UNIONS = {"Range": "range_union({0}, {1})", "FloatRange": "float_range_union({0}, {1})", "Truth": "({0} | {1})"}
+POINTS = {"Range": "range_of", "FloatRange": "float_range_of", "Truth": "truth_of"}
+
+
+def struct(name: str, looked: Sequence[Looked]) -> str:
+    return f"struct {name} {{\n" + "".join(f"  {each.ctype} {each.name};\n" for each in looked) + "};"
+
+
+def function(side: str, index: str, each: Looked) -> str:
+    made = each.printed
+    lines = "".join(f"  {part}\n" for part in (*made.column, *made.row, *made.pair))
+    given = f"const Params& p, int batch, int head{index}"
+    return f"{each.value} {side}_{each.name}({given}) {{\n{lines}  return {made.result};\n}}"
+
+
+def over(side: str, each: Looked) -> str:
+    """Statements that find what a part is over a block."""
+    indices = {"row": "queries", "column": "keys"}[side]
+    name, value = f"{side}s.{each.name}", f"{POINTS[each.ctype]}({side}_{each.name}(p, batch, head, i))"
+    found = UNIONS[each.ctype].format(name, value)
+    return f"for (int i = {indices}.low; i <= {indices}.high; ++i) {name} = i == {indices}.low ? {value} : {found};"
+
+
+def tree(number: int, mask: Node) -> str:
+    found: Ranges = ranges_of(mask)
+    pair = expression_program.printed(mask)
+    sides = (("row", ", int query", found.rows), ("column", ", int key", found.columns), ("fixed", "", found.fixed))
+    return TREE % {
+        "number": number,
+        "structs": struct("RowRanges", found.rows) + "\n" + struct("ColumnRanges", found.columns),
+        "functions": "\n".join(function(side, index, each) for side, index, looked in sides for each in looked),
+        "statements": "\n".join(f"  {each}" for each in found.statements),
+        "result": found.result,
+        "pair": "\n".join(
+            [*(f"  {part}" for part in (*pair.column, *pair.row, *pair.pair)), f"  return {pair.result};"]
+        ),
+        "batch": SIZES["batch"],
+        "heads": SIZES["heads"],
+        "rows": "\n".join(over("row", each) for each in found.rows),
+        "columns": "\n".join(over("column", each) for each in found.columns),
+    }
+
+
+def ranges(params: str) -> str:
+    """Return the functions of intervals and what they need, behind the kernel's parameters."""
+    named = ("floor_div", "floor_mod", "clamp_index", "kInfinity", "kMinusInfinity", "kNan")
+    before = expression_program.PROGRAM.partition("struct Params")[0] % {"helpers": expression_program.helpers(named)}
+    module: Any = environment().get_template("expressions/ranges.cuh.j2").module
+    return before + params + BITS + lay_out(module.types()) + lay_out(module.operators())
+
+
+def output_of(program: str, folder: Path, optimized: str) -> list[list[str]]:
+    """Compile a program, run it, and return the words of its lines."""
+    (folder / "main.cpp").write_text(program, encoding="utf-8")
+    options = ["-std=c++17", optimized, "-w", "-fwrapv", "-frounding-math", f"-I{HEADERS}"]
+    command = ["g++", *options, "main.cpp", "-o", "main"]
+    compiled = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr[:3000]
+    run = subprocess.run([folder / "main"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, f"exit code {run.returncode}; 3: an index outside"
+    return [line.rsplit(maxsplit=2) for line in run.stdout.splitlines()]
+
+
+def outcomes(masks: Sequence[Node], block: tuple[int, int], folder: Path) -> list[tuple[int, int, int]]:
+    """Return of each mask of how many blocks something wrong is told, how many are told, how many could be."""
+    axes = [(aux, axis) for aux in AUX for axis in range(len(aux.dims))]
+    sizes = [SIZES["q_len"], SIZES["kv_len"], *(stored_size(*each) for each in axes)]
+    names = ["q_len", "kv_len", *(f"aux_{aux.name}_size{axis}" for aux, axis in axes)]
+    given = f"Params{{{', '.join(map(str, sizes))}}}, {block[0]}, {block[1]}"
+    program = PROGRAM % {
+        "ranges": ranges(f"struct Params {{ int {', '.join(names)}; }};\n"),
+        "loads": "".join(map(expression_program.load, AUX)),
+        "trees": "\n".join(tree(number, mask) for number, mask in enumerate(masks)),
+        "calls": "\n".join(f"  tree_{number}::run({given});" for number in range(len(masks))),
+    }
+    lines = output_of(program, folder, "-O0")
+    return [(int(wrong), int(told), int(uniform)) for wrong, told, uniform in lines]
+
+
+def operators(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return of each operator how many values its interval has not, and how many were looked at."""
+    found = output_of(OPERATORS % {"ranges": ranges("")}, folder, "-O1")
+    return {name: (int(wrong), int(checked)) for name, wrong, checked in found}

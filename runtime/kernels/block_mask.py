@@ -142,8 +142,8 @@ def device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:
     except (RuntimeError, TypeError):
         raise ArgumentError("device", f"is {shown(given)}, expected a CUDA device") from None
     if found.type != "cuda":
-        name = "device" if device is not None else "aux"
-        raise ArgumentError(name, f"is on {found}, expected a CUDA device" if name == "aux" else f"is {found}")
+        argument, preposition = ("aux", "on ") if device is None else ("device", "")
+        raise ArgumentError(argument, f"is {preposition}{found}, expected a CUDA device")
     return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 

@@ -11,6 +11,7 @@ import torch
 
 from codegen.expressions.ranges import list_sizes
 from codegen.patterns.block_lists import expression_of
+from runtime.errors import ArgumentError
 from runtime.expressions.masks import mask_of
 from runtime.kernel import load_kernel
 from runtime.kernels.block_mask import BlockMaskKernel, checked_shape, device_of
@@ -60,6 +61,8 @@ def create_block_mask(
     """
     checked_shape(batch, heads, q_len, kv_len)
     check_block(block)
+    if not isinstance(mask, str) and not callable(mask):
+        raise ArgumentError("mask", f"is {type(mask).__name__}, expected an expression or a function")
     found = mask_of(mask, aux)
     pattern = {"kind": "block_lists", "block": {"q": block[0], "kv": block[1]}, "mask": found.text}
     tensors = list(found.tensors.values())

@@ -797,6 +797,73 @@ class SelectTopkFlags(Flags):
 
 
 @dataclass(frozen=True)
+class LookedFlags:
+    """A part of a mask that is evaluated as a whole, as templates print it.
+
+    Attributes:
+        name: of what it is over a block.
+        ctype: type of that.
+        over: function that finds it.
+        function: name of the function of one value.
+        index: parameter of that, in C++: the query or the key; empty where neither matters.
+        value: type of the value.
+        text: the part.
+        parts: statements that lead to the value.
+        result: the value.
+    """
+
+    name: str
+    ctype: str
+    over: str
+    function: str
+    index: str
+    value: str
+    text: str
+    parts: tuple[Statement, ...]
+    result: str
+
+
+@dataclass(frozen=True)
+class RangesFlags:
+    """A mask over a whole block.
+
+    Attributes:
+        rows: what of it is looked at of queries.
+        columns: what of it is looked at of keys.
+        functions: these, and what neither changes.
+        statements: what is made of them.
+        result: what the mask is.
+    """
+
+    rows: tuple[LookedFlags, ...]
+    columns: tuple[LookedFlags, ...]
+    functions: tuple[LookedFlags, ...]
+    statements: tuple[Statement, ...]
+    result: str
+
+
+@dataclass(frozen=True)
+class BlockMaskFlags(Flags):
+    """What block_mask/block_mask.cu.j2 asks.
+
+    Attributes:
+        expressions: the mask of a pair.
+        mask_ranges: the mask of a block.
+        row_parameter: the parameter that is looked at of queries, in C++; empty without, as are the next three.
+        column_parameter: the same of keys.
+        row_argument: where it is, in C++.
+        column_argument: likewise.
+    """
+
+    expressions: ExpressionsFlags
+    mask_ranges: RangesFlags
+    row_parameter: str
+    column_parameter: str
+    row_argument: str
+    column_argument: str
+
+
+@dataclass(frozen=True)
 class TileCopyFlags(Flags):
     """What tile_copy/tile_copy.cu.j2 asks: whether tiles come by TMA, and whether they come into a ring."""
 

@@ -134,6 +134,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({"rows": 16}, ("rows", "rows", 16), (2,)),
         Row({}, ("rows", "rows", 32), (2,)),
     ),
+    "block_mask": (Row({}, (256,), (1,)),),
     "select_topk": (Row({}, (32, 64), (1,)),),
     "tile_copy": (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,))),
 }

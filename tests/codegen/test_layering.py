@@ -48,8 +48,9 @@ ROOMS: dict[str, set[str]] = {
     "verify": {"errors", "compile", "driver", "expressions", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "export": {"errors", "compile", "verify"},
+    "analysis": {"errors", "compile"},
     "doctor": {"errors", "compile", "driver"},
-    "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "export", "doctor"},
+    "cli": {"errors", "compile", "analysis", "kernel", "bench", "verify", "tune", "export", "doctor"},
     "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 

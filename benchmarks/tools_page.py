@@ -24,6 +24,7 @@ STALE = "its samples are not what the commands print today; run: python benchmar
 MOST_LINES = 45  # of a sample
 SAMPLES: dict[str, tuple[str, ...]] = {
     "disasm": ("codegen disasm h100_topk32 --show summary",),
+    "diff": ("codegen diff h100_topk32 h100_topk64",),
 }
 """Commands of a sample, run one after the other; what is printed is that of all."""
 

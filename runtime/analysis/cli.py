@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 
-from codegen.cli import SpecArgument, app
+from codegen.cli import CHECK_FAILED, SpecArgument, app, complete
 from codegen.library import find_spec
 from codegen.report import JsonOption, report
+from runtime.analysis.diff import Section
 from runtime.analysis.disasm import Show
+
+SIDE_HELP = "A spec, as other commands take it, or COMMIT:NAME: a kernel as a commit of git has it."
+SideArgument = Annotated[str, typer.Argument(help=SIDE_HELP, autocompletion=complete, show_default=False)]
 
 
 @app.command("disasm")
@@ -36,3 +40,35 @@ def disasm_command(
         for each in told.steps("disassembling", [named], lambda named: named.stem):
             found = disassemble(each)
             told.row(fields_of(found, show), "\n".join(lines_of(found, show)))
+
+
+@app.command("diff")
+def diff_command(
+    one: SideArgument,
+    other: SideArgument,
+    only: Annotated[
+        list[Section] | None, typer.Option("--only", help="Compare this alone; may be said again.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two kernels: specs, plans, sources and machine code, in this order. Needs no GPU.
+
+    Of machine code the main loops are compared, in opcodes: registers and addresses differ wherever one instruction
+    does. The exit code is 1 if something differs.
+
+    [bold]Examples[/bold]
+      codegen diff h100_topk32 h100_topk64
+      codegen diff h100_dense my_dense.yaml --only plan --only sass
+      codegen diff HEAD~3:h100_topk32 h100_topk32
+    """
+    from runtime.analysis.diff import compare, lines_of  # noqa: PLC0415
+    from runtime.analysis.sides import side_of  # noqa: PLC0415
+
+    sides = side_of(one), side_of(other)
+    sections = [section for section in Section if not only or section in only]
+    with report(as_json=as_json) as told:
+        for section in told.steps("comparing", sections, str):
+            found = compare(*sides, section)
+            told.row({"section": section.value, **found}, "\n".join(lines_of(section, found)))
+        if not all(row["same"] for row in told.rows):
+            raise typer.Exit(CHECK_FAILED)

@@ -84,14 +84,19 @@ def _counted(findings: str) -> dict[str, int] | None:
 
 def resources(compiled: Compiled) -> Usage:
     """Return what the compiler tells of a cubin: all but the instructions, which need a disassembler."""
-    own = _told_of(compiled.plan.stem, compiled.log)
+    told = told_by_compiler(compiled.plan.stem, compiled.log)
+    return replace(told, dynamic_shared_bytes=compiled.plan.shared_bytes)
+
+
+def told_by_compiler(symbol: str, log: str) -> Usage:
+    """Return what a log of the compiler tells of a kernel; no instructions, and no shared memory of a launch."""
+    own = _told_of(symbol, log)
     return Usage(
         registers=_number(r"Used (\d+) registers", own),
-        spill_bytes=_number(r"(\d+) bytes spill stores", compiled.log)
-        + _number(r"(\d+) bytes spill loads", compiled.log),
-        stack_bytes=_number(r"(\d+) bytes stack frame", compiled.log),
+        spill_bytes=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
+        stack_bytes=_number(r"(\d+) bytes stack frame", log),
         static_shared_bytes=_number(r"(\d+) bytes smem", own),
-        dynamic_shared_bytes=compiled.plan.shared_bytes,
+        dynamic_shared_bytes=0,
         instructions={},
     )
 

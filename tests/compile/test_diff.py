@@ -53,7 +53,7 @@ def test_what_differs_is_told_from_the_spec_to_the_machine_code() -> None:
     assert any(name.startswith("shared_memory") for name, *_ in rows["plan"]["values"])
     assert any(line.startswith("+constexpr int kBlockCols = 128;") for line in rows["source"]["lines"])
     names = [name for name, *_ in rows["sass"]["values"]]
-    assert "instructions" in names and any(name.startswith("main loop, HMMA") for name in names)
+    assert "instructions" in names and any(name.startswith("main loop, LDGSTS") for name in names)
 
 
 def test_names_and_banners_are_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from codegen import new_command as _new_command  # noqa: F401 - its command
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
 from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
 from codegen.files import holds

@@ -15,7 +15,6 @@ from codegen.freshness import display_path
 from codegen.patterns import PATTERNS
 from codegen.report import JsonOption, report
 
-
 WIDTH = 80  # columns of what is told
 
 

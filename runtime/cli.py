@@ -23,6 +23,7 @@ from codegen.report import JsonOption, Report, report
 from codegen.select.candidates import MOST
 from codegen.wording import in_shell, one_line
 from runtime.analysis import cli as _analysis  # noqa: F401 - its commands
+from runtime.attest import cli as _attest  # noqa: F401 - its commands
 from runtime.compile import rows as compile_rows
 from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache

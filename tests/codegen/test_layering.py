@@ -50,8 +50,9 @@ ROOMS: dict[str, set[str]] = {
     "export": {"errors", "compile", "verify"},
     "git": {"errors"},
     "analysis": {"errors", "compile", "git"},
+    "attest": {"errors", "compile", "git"},
     "doctor": {"errors", "compile", "driver"},
-    "cli": {"errors", "compile", "analysis", "kernel", "bench", "verify", "tune", "export", "doctor"},
+    "cli": {"errors", "compile", "analysis", "attest", "kernel", "bench", "verify", "tune", "export", "doctor"},
     "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 

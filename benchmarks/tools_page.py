@@ -25,6 +25,7 @@ MOST_LINES = 45  # of a sample
 SAMPLES: dict[str, tuple[str, ...]] = {
     "disasm": ("codegen disasm h100_topk32 --show summary",),
     "diff": ("codegen diff h100_topk32 h100_topk64",),
+    "profile": ("codegen profile h100_topk32 --static",),
     "new": ("codegen new my_kernel.yaml --device L4 --head-dim 128 --pattern causal --problem heads=16,q_len=8192",),
 }
 """Commands of a sample, run one after the other; what is printed is that of all."""

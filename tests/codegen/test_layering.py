@@ -49,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "export": {"errors", "compile", "verify"},
     "git": {"errors"},
-    "analysis": {"errors", "compile", "git"},
+    "analysis": {"errors", "compile", "git", "kernel", "bench"},
     "attest": {"errors", "compile", "git"},
     "doctor": {"errors", "compile", "driver"},
     "cli": {"errors", "compile", "analysis", "attest", "kernel", "bench", "verify", "tune", "export", "doctor"},

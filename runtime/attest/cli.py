@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen
-from codegen.errors import CodegenError
+from codegen.errors import MOST_OF_PLACE, CodegenError
 from codegen.files import resolved, write_all
 from codegen.freshness import display_path
 from codegen.library import IN_SOURCE_TREE, ROOT
@@ -128,7 +128,7 @@ def verify_attestation_command(
         told.note("key", keys.key_id(public), f"signature: of the key {keys.key_id(public)}")
         commit = next((each.digest.gitCommit for each in statement.definition.resolvedDependencies), None)
         told.note("commit", commit or "", f"commit: {commit or 'none is told'}")
-        folder = ROOT if tree is None else tree
+        folder = ROOT if tree is None else _source_tree(tree)
         code = PACKAGE_FOLDER if tree is None else tree / "codegen"
         found = list(compared(hashes, folder, code, file.parent))
         _tell(told, "tree", found)
@@ -136,6 +136,19 @@ def verify_attestation_command(
             found += _rebuild(told, statement, hashes, rebuild, turn)
         if any(each.failed for each in found):
             raise typer.Exit(CHECK_FAILED)
+
+
+def _source_tree(folder: Path) -> Path:
+    """Return a folder that a user calls a source tree.
+
+    Raises:
+        CodegenError: if it has no generated/.
+    """
+    if not (folder / "generated").is_dir():
+        raise CodegenError(
+            f"--tree: {one_line(str(folder), MOST_OF_PLACE)} has no folder generated/: name a tree's root"
+        )
+    return folder
 
 
 def _tell(told: Report, what: str, found: list[Finding]) -> None:

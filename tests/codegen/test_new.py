@@ -130,7 +130,7 @@ def test_answers_that_end_write_nothing(answers: str) -> None:
 PATTERNS = ("dense", "causal", "prefix_lm", "sliding_window,left=100,right=0", "topk,block=64", "topk,k=4,block=128")
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.sampled_from(sorted(ARCHS)),
     st.sampled_from((64, 96, 128, 192, 256)),

@@ -102,7 +102,7 @@ def _pipes(found: Disassembly) -> Iterator[Finding]:
         yield Finding("main loop", f"an iteration of a warp takes at most {others}, in clocks; no tensor cores")
     elif pipes.tensor is None:
         told = f"an iteration of a warp takes at most {others}, in clocks"
-        yield Finding("main loop", f"{told}; the peak of the tensor cores differs between devices of this architecture")
+        yield Finding("main loop", f"{told}; what the tensor cores do in a clock is not known, or not one number")
     else:
         share = pipes.tensor / max(pipes.tensor, pipes.special, pipes.issue)
         yield Finding(

@@ -48,8 +48,11 @@ ROOMS: dict[str, set[str]] = {
     "verify": {"errors", "compile", "driver", "expressions", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "export": {"errors", "compile", "verify"},
+    "git": {"errors"},
+    "analysis": {"errors", "compile", "git", "kernel", "bench"},
+    "attest": {"errors", "compile", "git"},
     "doctor": {"errors", "compile", "driver"},
-    "cli": {"errors", "compile", "kernel", "bench", "verify", "tune", "export", "doctor"},
+    "cli": {"errors", "compile", "analysis", "attest", "kernel", "bench", "verify", "tune", "export", "doctor"},
     "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 

@@ -169,10 +169,14 @@ class MaskFlags(Flags):
     Attributes:
         mask_expression: the expression.
         mask_lines: its text, in lines of a comment.
+        row_parts_piece: who works out what it asks of the queries of a step: each thread, or its warp's lanes together.
+        column_parts_piece: the same of keys.
     """
 
     mask_expression: ExpressionFlags
     mask_lines: tuple[str, ...]
+    row_parts_piece: str
+    column_parts_piece: str
 
 
 @dataclass(frozen=True)

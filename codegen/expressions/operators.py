@@ -195,7 +195,8 @@ def _compared(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _logical(node: Operation, terms: tuple[Term, ...]) -> Term:
-    return binary("&&" if node.name == "and" else "||", terms[0], terms[1], "bool")
+    """Return & or |: both operands are computed, since the branch of && costs a pair more than what it skips."""
+    return binary("&" if node.name == "and" else "|", terms[0], terms[1], "bool")
 
 
 def _chosen(node: Operation, terms: tuple[Term, ...]) -> Term:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from codegen.arch import WARP
 from codegen.flags import AttentionBackwardFlags
 from codegen.patterns import without_gradient
@@ -158,10 +160,11 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     """Return what the templates ask of the pattern, whatever they multiply by."""
     forward, block = spec.forward, spec.pattern.fixed_block
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
+    shared: Literal["row", "column", ""] = "" if spec.mma == "mma" else "column" if spec.gradients == "dq" else "row"
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        expressions=expressions_flags(forward, gradients=True),
+        expressions=expressions_flags(forward, shared, gradients=True),
         partial_range=False,
         skip_masked=False,
         step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",

@@ -25,7 +25,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
     spec, rows, block = sizes.spec, sizes.rows, sizes.block
     return AttentionSm90aFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
-        expressions=expressions_flags(spec),
+        expressions=expressions_flags(spec, "column"),
         partial_range=spec.stream_k_tail or spec.kv_splits > 1,
         skip_masked=sizes.skip_masked,
         step_is=_step_is(sizes),

@@ -28,6 +28,8 @@ from runtime.expressions.places import line_of_error, line_of_frame, line_of_fun
 from runtime.expressions.symbols import Symbol, literal, row, symbol
 
 _INDICES = ("batch", "head", "q_idx", "kv_idx")
+_COMPARISONS = {f"__{name}__": name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+"""What torch 2.11 tells a mode of operators; from some later version on it tells the functions' names."""
 _ABOUT = {"shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad", "itemsize"}
 _ABOUT |= {"size", "dim", "numel", "stride", "is_floating_point", "__len__"}
 """What torch is asked about a tensor without its elements."""
@@ -174,7 +176,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             raise refused(self.argument, line_of_frame(frame) if frame else "", str(error)) from None
 
     def _result(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        function = FUNCTIONS.get(name) or FUNCTIONS.get(_plain(name))
+        function = FUNCTIONS.get(_COMPARISONS.get(name, name))
         if function is None:
             raise ExpressionError(_unknown(name))
         if kwargs.get("inplace") is False:  # relu of torch.nn.functional has it
@@ -247,11 +249,6 @@ def _name(func: Any) -> str:
     if func is torch.Tensor.where:
         return "Tensor.where"
     return name.removeprefix("special_")
-
-
-def _plain(name: str) -> str:
-    """Return ``eq`` of ``__eq__``: some versions of torch tell a mode the method's name, others the function's."""
-    return name[2:-2] if name.startswith("__") and name.endswith("__") else name
 
 
 def _unknown(name: str) -> str:

@@ -77,7 +77,7 @@ def test_a_head_of_a_packed_row_is_refused() -> None:
 def test_the_source_has_the_expression_as_a_function_with_its_text(arch: str) -> None:
     source = source_of(DOCUMENTS, AUX, arch=arch)
     assert f"//   {DOCUMENTS}\n__device__ __forceinline__ bool visible(" in source
-    assert "return q_doc_of_row == kv_doc_of_column && query >= key;" in source
+    assert "return (q_doc_of_row == kv_doc_of_column) & (query >= key);" in source
     assert "aux_q_doc_stride1" in source and "aux_q_doc_size1" not in source, (
         "indices that are inside are not held to it"
     )

@@ -69,7 +69,7 @@ def test_documents_and_causal() -> None:
     assert shown(op("and", same, op(">=", Q, K))) == [
         "row: const int q_doc_of_row = load_q_doc(p, batch, query);",
         "column: const int kv_doc_of_column = load_kv_doc(p, batch, key);",
-        "q_doc_of_row == kv_doc_of_column && query >= key",
+        "(q_doc_of_row == kv_doc_of_column) & (query >= key)",
     ]
 
 
@@ -109,7 +109,7 @@ def test_an_index_that_may_be_outside_is_clamped() -> None:
 
 def test_one_sum_or_comparison_has_no_name() -> None:
     assert shown(op("or", op("<", K, Literal(4)), op("<=", op("-", Q, Literal(9)), K))) == [
-        "key < 4 || query - 9 <= key"
+        "(key < 4) | (query - 9 <= key)"
     ]
 
 
@@ -118,7 +118,7 @@ def test_what_is_used_twice_has_a_name() -> None:
     near = op("<", op("abs", distance), Literal(128))
     assert shown(op("and", near, op("==", op("%", distance, Literal(7)), Literal(0)))) == [
         "pair: const int pair_0 = query - key;",
-        "abs(pair_0) < 128 && floor_mod(pair_0, 7) == 0",
+        "(abs(pair_0) < 128) & (floor_mod(pair_0, 7) == 0)",
     ]
 
 

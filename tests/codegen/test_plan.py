@@ -95,7 +95,7 @@ def test_templates_ask_every_flag() -> None:
     assert not {kind.__name__: names - asked[kind] for kind, names in given.items() if names - asked[kind]}
 
 
-EXPRESSIONS = {"aux", "expression_helpers", "mask_lines"}
+EXPRESSIONS = {"aux", "expression_helpers", "mask_lines", "row_parts_piece", "column_parts_piece"}
 EXPRESSIONS |= {"score_expression", "score_key", "score_lines", "slope_expression", "slope_lines"}
 """Of masks and scores that are expressions: all kernels are asked for them, and not all have some."""
 

@@ -1,0 +1,214 @@
+"""Times masks and scores that are expressions beside what is built in, FlexAttention and FlashAttention 4, in one run.
+
+    python benchmarks/expressions.py --json benchmarks/results/expressions_h100.json
+    python benchmarks/expressions.py --from benchmarks/results/expressions_h100.json     # no GPU: prints an earlier run
+
+Every call of a row computes the same function of the same tensors (benchmarks/expression_rows.py):
+
+- expression: block_sparse_attention with the functions that FlexAttention takes; masks on lists of 128 x 128 blocks.
+- built in: a pattern, or an option, of the same meaning, where there is one.
+- FlexAttention: compiled, with the same functions and blocks, and the best of a short list of options.
+- FA4: FlashAttention 4 with functions of its own language, on the same lists; causal where it is its option.
+
+All are checked against float64 on ROWS queries before they are timed. TFLOPS are of the blocks that are listed, or of
+the pairs that a causal pattern or none leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+from expression_peers import fa4
+from expression_rows import BLOCK, HEAD_DIM, HEADS, Row, rows
+from harness import Fields, check_calls, environment, free_memory, reason, time_calls
+from records import speeds as speeds_of
+from rich.console import Console
+from rich.table import Table
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from runtime import block_sparse_attention
+from runtime.bench.measurement import flex_call
+from runtime.bench.timing import Call, single_calls
+from runtime.patterns import BlockLists, Causal, Dense
+
+PACKAGES = ("torch", "flash-attn-4")
+OURS, BUILT_IN, FLEX, FA4 = "expression", "built in", "FlexAttention", "FA4"
+CHECKED = 16  # queries of a head
+REPEATS = 21
+FLEX_OPTIONS: tuple[dict[str, int] | None, ...] = (
+    None,
+    *(
+        {"BLOCK_M": 128, "BLOCK_N": columns, "num_warps": warps, "num_stages": stages}
+        for columns, warps, stages in ((64, 4, 3), (64, 4, 2), (64, 8, 3), (128, 8, 2))
+    ),
+)
+
+
+def block_mask_of(row: Row) -> BlockMask | None:
+    """Return FlexAttention's lists of the row's mask; None: it has none."""
+    if row.sees is None:
+        return None
+    made: BlockMask = create_block_mask(row.sees, None, None, row.length, row.length, "cuda", BLOCK, _compile=True)
+    return made
+
+
+def lists_of(mask: BlockMask) -> tuple[torch.Tensor, ...]:
+    """Return counts and entries of its partial and full blocks."""
+    return mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
+
+
+def ours(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> Call:
+    """Return the call with the row's functions. A mask that is causal and a score keep the built-in mask."""
+    pattern: Any = Dense() if row.sees is None else Causal()
+    if row.score is None:
+        assert mask is not None
+        pattern = BlockLists(*lists_of(mask), block=(BLOCK, BLOCK), mask=row.sees)
+    options = {} if row.score is None else {"score": row.score}
+    return functools.partial(block_sparse_attention, *tensors, pattern, out=torch.empty_like(tensors[0]), **options)
+
+
+def built_in(row: Row, tensors: list[torch.Tensor]) -> Call:
+    """Return the call of what means the same."""
+    assert row.built_in is not None
+    pattern, options = row.built_in
+    return functools.partial(block_sparse_attention, *tensors, pattern, out=torch.empty_like(tensors[0]), **options)
+
+
+def flex_best(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> Call:
+    """Return FlexAttention with the options that are fastest in three calls."""
+    if mask is None:
+        mask = create_block_mask(lambda b, h, q, k: q >= 0, None, None, row.length, row.length, "cuda", BLOCK)
+    calls, refused = {}, None
+    for options in FLEX_OPTIONS:
+        call = flex_call(*tensors, mask, options, score_mod=row.score)
+        try:
+            call()
+            calls[str(options)] = call
+        except Exception as error:  # too much shared memory, for one
+            refused = error
+    if not calls:
+        assert refused is not None
+        raise refused
+    times = single_calls(calls, repeats=3, warm_up=1)
+    return calls[min(times, key=lambda label: times[label])]
+
+
+def calls_of(row: Row, tensors: list[torch.Tensor]) -> tuple[dict[str, Call], dict[str, str], float]:
+    """Return the calls of a row by label, why others are not there, and its work in FLOPs."""
+    mask = block_mask_of(row)
+    makers: dict[str, Callable[[], Call]] = {
+        OURS: lambda: ours(row, tensors, mask),
+        FLEX: lambda: flex_best(row, tensors, mask),
+        FA4: lambda: fa4(row, tensors, None if mask is None else lists_of(mask)),
+    }
+    if row.built_in:
+        makers[BUILT_IN] = lambda: built_in(row, tensors)
+    calls, failed = {}, {}
+    for label, make in makers.items():
+        try:
+            calls[label] = make()
+        except Exception as error:
+            failed[label] = reason(error)
+    pairs = float(row.length) ** 2
+    if mask is not None:
+        pairs = float(BLOCK**2 * int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()))
+    return calls, failed, 4.0 * row.batch * HEADS * HEAD_DIM * pairs
+
+
+def error_of(row: Row, tensors: list[torch.Tensor]) -> Callable[[str, Any], float]:
+    """Return what tells how far a result is off, relative to the largest element, on some queries of one head."""
+    q, k, v = (t[-1, -1].double() for t in tensors)
+    picked = torch.linspace(0, row.length - 1, CHECKED, device=q.device).long()
+    b, h = (torch.tensor(size - 1, device=q.device) for size in (row.batch, HEADS))
+    places = b, h, picked[:, None], torch.arange(row.length, device=q.device)[None, :]
+    scores = q[picked] @ k.T * HEAD_DIM**-0.5
+    scores = row.score(scores, *places) if row.score else scores
+    hidden = ~row.sees(*places) if row.sees else torch.zeros_like(scores, dtype=torch.bool)
+    exact = scores.double().masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    def error(label: str, out: torch.Tensor) -> float:
+        return float((out[-1, -1, picked].double() - exact).abs().max() / exact.abs().max())
+
+    return error
+
+
+@torch.no_grad()
+def measure(path: Path | None, names: list[str]) -> Fields:
+    """Run rows; the JSON is written after each, so that a crash costs no finished one."""
+    report: Fields = environment(PACKAGES)
+    report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
+    for row in rows("cuda"):
+        if names and row.name not in names:
+            continue
+        torch.manual_seed(0)
+        shape = (row.batch, HEADS, row.length, HEAD_DIM)
+        tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        calls, failed, work = calls_of(row, tensors)
+        errors, wrong = check_calls(calls, error_of(row, tensors))
+        results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
+        report["rows"].append({"name": row.name, "results": results, "failed": failed | wrong})
+        if path:
+            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        free_memory()
+    return report
+
+
+def ratio(results: Mapping[str, Fields], label: str) -> str:
+    """Return how many times as fast as a peer the expression is, one call at a time and back to back."""
+    keys = ("milliseconds", "back_to_back_milliseconds")
+    if label not in results or OURS not in results:
+        return "-"
+    return " / ".join(f"{results[label][key] / results[OURS][key]:.2f}" for key in keys)
+
+
+def table_of(report: Fields) -> Table:
+    """Return the table: TFLOPS of both ways, and how many times as fast as others the expression is."""
+    printed = Table(title=f"{report['device']}, driver {report['driver']}, {report['date']}; bf16, d {HEAD_DIM}")
+    headings = ("mask or score", *(f"{label}, TFLOPS" for label in (OURS, BUILT_IN, FLEX, FA4)))
+    for heading in (*headings, *(f"over {label}" for label in (BUILT_IN, FLEX, FA4))):
+        printed.add_column(heading)
+    for record in report["rows"]:
+        results = record["results"]
+        speeds = (speeds_of(results.get(label)) for label in (OURS, BUILT_IN, FLEX, FA4))
+        printed.add_row(record["name"], *speeds, *(ratio(results, label) for label in (BUILT_IN, FLEX, FA4)))
+    return printed
+
+
+def show(report: Fields) -> None:
+    """Print the table, and below it what failed."""
+    console = Console(width=None if Console().is_terminal else 180, highlight=False)
+    console.print(table_of(report))
+    for (label, why), names in harness.failures(report).items():
+        console.print(f"{'; '.join(names)}: {label} has no time: {why}", markup=False, soft_wrap=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
+    parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
+    parser.add_argument("--row", action="append", default=[], metavar="NAME", help="measure this one; may be repeated")
+    options = parser.parse_args(arguments)
+    if options.earlier:
+        show(json.loads(options.earlier.read_text(encoding="utf-8")))
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
+    known = [row.name for row in rows("cuda")]
+    if unknown := [name for name in options.row if name not in known]:
+        raise SystemExit(f"error: --row: {unknown[0]!r}; rows: {', '.join(known)}")
+    report = measure(options.json, options.row)
+    show(report)
+    if any(OURS not in record["results"] for record in report["rows"]):
+        raise SystemExit("error: rows without a time of the expression, see above")
+
+
+if __name__ == "__main__":
+    main()

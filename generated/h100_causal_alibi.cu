@@ -1,10 +1,10 @@
 // Generated from specs/h100_causal_alibi.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_causal_alibi.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 5bb4f7740fa4cac8818c4268d61780154617ee653faa56e79be0c7f78e9a4e25
-// templates: attention/expression_tensors.cuh.j2, attention/logits/scored.cuh.j2, attention/patterns/causal.cuh.j2, attention/score_expression.cuh.j2, attention/score_function.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/score.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1e59d324a25faa0ace2c61c2ed610ba13adbc904cf8f0aaeee79d8951527f157
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":192,"n":80}}
+// spec hash: e2eb86ab6fcf30f2058efa705734447bd6a3d1dfd91bcb094bbac80c32e5a61f
+// templates: attention/logits/scored.cuh.j2, attention/patterns/causal.cuh.j2, attention/score_expression.cuh.j2, attention/score_function.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/visible_range.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/score.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 f950691a7810d9a931dff8fa8189d631c175e284b6d2dc9cdfe747e6de722b27
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(score(scale * Q K^T)) V: see score_log2
@@ -19,17 +19,13 @@
 // a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
 // at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, its steps, its Q
-//   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
+//   k_full[i], k_empty[i]        stage i of the K ring
 //   v_full[i], v_empty[i]        stage i of the V ring
-//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
-//
-// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
 // The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
-// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
+// Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols
 //   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
@@ -52,32 +48,31 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o, q + 40 = 232 of 232
+constexpr int kTileM = 192;  // query rows of a tile
+constexpr int kTileN = 80;  // keys of one step; registers: 124 of s, p_frag, o + 36 = 160 of 160 (96 keys: 172)
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
-constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
+constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
+constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
-constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 10240;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
+constexpr int kQBytes = 49152;  // bytes of a Q tile
+constexpr int kKvBytes = 20480;  // bytes of K, or of V, of one step
 constexpr float kScoreScale = 1.0f;  // scores are those of 2^x already
 
-// Dynamic shared memory: 229496 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
-constexpr int kKOffset = 65536;  // 65536 bytes: K ring
-constexpr int kVOffset = 131072;  // 65536 bytes: V ring
-constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
+// Dynamic shared memory: 229488 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64
+constexpr int kKOffset = 98304;  // 40960 bytes: K ring
+constexpr int kVOffset = 139264;  // 40960 bytes: V ring
+constexpr int kOOffset = 180224;  // 49152 bytes: O tile on its way out
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229472;  // 16 bytes: ring of work tiles: number, number of steps
-constexpr int kBlockMetaOffset = 229488;  // 8 bytes: metadata of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -90,21 +85,18 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
-// Named barrier of warpgroup w's turn: this + w.
-constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads a block, 229496 bytes of dynamic shared memory.
+// Launch: 512 threads a block, 229488 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 80 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
   const float* aux_slope;  // slope, fp32[heads]
@@ -229,43 +221,31 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
-__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
-      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
-}
-
-// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B K-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
-    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+// wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
+    float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
-      ".reg .b64 b;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %42, 0;\n"
+      "mov.b64 a, { %40, %43 };\n"
+      "mov.b64 b, { %41, %43 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "%32, %33, %34, %35, %36, %37, %38, %39"
+      "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
@@ -303,11 +283,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
 // bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -368,23 +343,21 @@ __device__ __forceinline__ int diagonal(const Params& p) {
 
 struct KvBlockIterator {
   int count;           // key blocks that these queries see
-  int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
     const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
-    first_diagonal = first_query + diagonal(p);
     // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
     count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
-  // Whether some pair of the i-th block is hidden.
-  __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  return key <= query + diagonal(p);
+// The first and the last key that a query sees. There is none if the last one comes before the first.
+__device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) { return 0; }
+__device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
+  return min(query + diagonal(p), p.kv_len - 1);
 }
 
 // One tile of work: kTileM queries of one head.
@@ -456,13 +429,6 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
   return KvBlockIterator(p, tile.batch, tile.head, tile.first_query);
 }
 
-// Metadata of a load of kTileN keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
-// Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kTileN > p.kv_len ? ~slot : slot;
-}
-
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
 // producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
@@ -511,7 +477,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
   const uint32 k_ring = base + kKOffset;
   const uint32 v_ring = base + kVOffset;
   // Work tiles and steps so far: stages and parities follow from these numbers.
@@ -537,7 +502,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = base + kKFullBarrier + 8 * stage;
         mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
-        block_meta[stage] = pack_block_meta(p, block, blocks.masked(i, block));
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
@@ -558,20 +522,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   if (leader) release_scheduler(p);
 }
 
-// Loads this warp's 16 rows of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
-  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
-#pragma unroll
-  for (int k = 0; k < kHeadDim / 16; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
-    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
-  }
-}
-
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
-    const uint32 (&q)[kHeadDim / 16][4], uint32 k_descriptor) {
+    uint32 q_descriptor, uint32 k_descriptor) {
   warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
@@ -579,7 +532,7 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
     const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
-    wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
+    wgmma_m64n80k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);
@@ -598,33 +551,32 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
-// it; for the others it is 0.
-struct BlockMeta {
-  int word;
+// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
+// Rows before query 0 see none. Others begin with a query: last_query >= first_query always holds here.
+struct VisibleRange {
+  int first = 0, last = -1;  // of those that some of these queries see
+  int unmasked_before;       // before this one, none has keys that one of them does not see yet, or that do not exist
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
-      : word(warp_leader ? block_meta[stage] : 0) {}
-  // Whether the pattern or the end of the keys hides some pair: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
+  __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
+    const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
+    const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
+    // Otherwise these rows are no queries, or see no key.
+    if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
+      first = first_key / kTileN;
+      last = last_key / kTileN;
+    }
+    unmasked_before = (last_key_of(p, batch, first_query) + 1) / kTileN;
+  }
 };
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
-    int batch, int query) {
-  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
-  const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
-  const int keys = p.kv_len - first_key;
+// Hides from each query the keys of a block after the last one that it sees. `query` is this thread's first.
+__device__ __forceinline__ void mask_right(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first: columns are counted from there
+  const int last_column[2] = {last_key_of(p, batch, query) - first_key,
+      last_key_of(p, batch, query + 8) - first_key};
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
-    const int i = j, column = j / 4 * 8 + j % 2;
-    bool keep = column < keys;
-    const int my_query = query + j / 2 % 2 * 8;
-    // The pattern depends on their distance alone: query and key are both counted from first_key, and columns are
-    // constants then.
-    const bool in_pattern = visible(p, batch, my_query - first_key, column);
-    keep &= in_pattern;
-    if (!keep) s[i] = kMinusInfinity;
+  for (int i = 0; i < kTileN / 2; ++i) {
+    if (i / 4 * 8 + i % 2 > last_column[i / 2 % 2]) s[i] = kMinusInfinity;
   }
 }
 
@@ -657,14 +609,13 @@ __device__ __forceinline__ float score_log2(const Params& p, int batch, int head
 
 // s becomes log2(e) times the scores of a step, those of pairs that are hidden too. first_query is the warpgroup's.
 // Rows that are no queries take the nearest one's part.
-__device__ __forceinline__ void apply_score(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
+__device__ __forceinline__ void apply_score(float (&s)[kTileN / 2], const Params& p, int block,
     const Tile& tile, int first_query) {
   const int row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + threadIdx.x % 32 / 4;  // of the warpgroup; and row + 8
   const int queries[2] = {min(max(first_query + row + 0 * 8, 0), p.q_len - 1),
       min(max(first_query + row + 1 * 8, 0), p.q_len - 1)};
   const int heads[2] = {tile.head, tile.head};
-  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
-  const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first
   const ScoreRow rows[2] = {ScoreRow(p, tile.batch, heads[0], queries[0], first_key),
       ScoreRow(p, tile.batch, heads[1], queries[1], first_key)};
 #pragma unroll
@@ -820,8 +771,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
+  const uint32 q_descriptors =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
@@ -829,11 +781,18 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  const int my_barrier = kWarpSchedulerBarrier + warpgroup;
-  const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
-  bool fresh = true;  // whether this warpgroup has not had a step yet
+  // Passes over steps whose keys this warpgroup does not see. Their stages are filled again only when it has left them
+  // too: it waits for K and V, so that its arrival is one of the right phase, and releases each as soon as it is there.
+  const auto skip_steps = [&](int steps) {
+    for (; steps > 0; --steps) {
+      mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
+    }
+  };
 
   while (true) {
     const WorkTileInfo info = read_work_tile_info(entries, base, tile_state);
@@ -842,53 +801,54 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    uint32 q[kHeadDim / 16][4];
-    load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Q's place is free for another tile when all lanes have loaded.
-    __syncwarp();
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
+    const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
+    // Blocks come from the last one back: first those after all that these queries see, at the end those before them
+    // (none, where queries see the first key: in causal patterns `before` is always 0).
+    const int newest = kv_blocks_of(p, tile).at(0);
+    const VisibleRange range(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
+    const int after = min(max(newest - range.last, 0), info.count);
+    const int before = min(max(range.first - (newest - info.count + 1), 0), info.count - after);
+    const int count = info.count - after - before;
+    const int newest_visible = newest - after;
+    skip_steps(after);
 
-    if (info.count > 0) {
+    if (count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
-      BlockMeta step(block_meta, k_state.index, warp_leader);
-      // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
-      // tiles begin out of step.
-      if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
-      issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
+      issue_qk_gemm(s, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
-      if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
-      fresh = false;
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
-      apply_score(s, p, step, tile, tile.first_query + warpgroup * kWarpgroupRows);
-      if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
+      apply_score(s, p, newest_visible, tile, tile.first_query + warpgroup * kWarpgroupRows);
+      if (newest_visible >= range.unmasked_before) {
+        mask_right(s, p, tile.batch, newest_visible, tile.first_query + first_row);
+      }
       take_step_max(step_max, s, kScoreScale);
       raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, kScoreScale);
-      if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
       // Scores of step i together with the output of step i - 1.
-      for (int i = 1; i < info.count; ++i) {
-        step = BlockMeta(block_meta, k_state.index, warp_leader);
-        bar_sync(my_barrier, kWarpSchedulerThreads);
-        issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
+      for (int i = 1; i < count; ++i) {
+        issue_qk_gemm(s, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
         mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
         issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
-        bar_arrive(next_barrier, kWarpSchedulerThreads);
         wgmma_wait<1>();
         warpgroup_fence_operand(s);
         if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
         k_state.advance();
-        apply_score(s, p, step, tile, tile.first_query + warpgroup * kWarpgroupRows);
-        if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
+        apply_score(s, p, newest_visible - i, tile, tile.first_query + warpgroup * kWarpgroupRows);
+        const int block = newest_visible - i;
+        if (block >= range.unmasked_before) {
+          mask_right(s, p, tile.batch, block, tile.first_query + first_row);
+        }
         // Under P V: the step's maximum, and row_max if that raises it.
         take_step_max(step_max, s, kScoreScale);
         const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
         // The next K is waited for under P V, not between the weights and the products that they are for.
-        if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        if (i + 1 < count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
         // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
         // slower here (step 28 of docs/ladder-attention.md).
@@ -900,6 +860,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         scale_apply_exp2(p_frag, row_sum, s, row_max, kScoreScale);
       }
 
+      // The last scores are there: Q's place is free for the tile after the next.
+      if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
+
       // Output of the last step.
       mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
       issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
@@ -907,11 +870,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       warpgroup_fence_operand(o);
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
+    } else if (warp_leader) {
+      mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     }
+    skip_steps(before);
     store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

@@ -1,4 +1,4 @@
-"""Scores that users write, on a GPU: beside the definition, over every pattern, under torch's machinery.
+"""Scores that users write, on a GPU: beside the definition, over every pattern, through gradients.
 
 pytest -n 4 tests/gpu/test_score.py
 """
@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attention_oracle  # noqa: E402
+import gradient_oracle  # noqa: E402
 import known_functions  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
@@ -254,3 +255,72 @@ def test_in_a_graph() -> None:
     score.aux["slope"].mul_(3)
     graph.replay()
     assert torch.equal(out, block_sparse_attention(q, k, v, Causal(), score=score))
+
+
+def check_gradients(tensors: list[Any], pattern: Any, score: Any, *, clean: Any = None, **options: Any) -> None:
+    """``clean`` is the score without NaN where pairs are hidden, which autograd would not keep apart."""
+    leaves = [t.requires_grad_() for t in tensors]
+    dout = torch.randn_like(leaves[0])
+    out = block_sparse_attention(*leaves, pattern, score=score, **options)
+    found = torch.autograd.grad(out, leaves, dout)
+    given = {name: options[name] for name in ("kv_lengths",) if name in options}
+    given["score"] = by_definition(score if clean is None else clean)
+    right, rounded = (of(*leaves, pattern, dout, **given) for of in (gradient_oracle.exact, gradient_oracle.rounded))
+    assert all(bool(t.isfinite().all()) for t in found)
+    gradient_oracle.assert_near(found, right, rounded, noise=gradient_oracle.noise(*(t.detach() for t in leaves), dout))
+
+
+@HOPPER
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_of_functions_as_users_write_them(name: str, dtype: Any) -> None:
+    n = known_functions.LENGTH
+    tensors = qkv(known_functions.BATCH, known_functions.HEADS, n, n, 64, dtype, kv_heads=2)
+    check_gradients(tensors, Causal(), on_gpu(Score(known_functions.SCORES[name])))
+
+
+@HOPPER
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("name", ["dense", "causal", "two_sided", "lists_bits", "lists_expression"])
+def test_gradients(name: str, head_dim: int, dtype: Any) -> None:
+    pattern = patterns(500, 500)[name]
+    squared = Score("score * score / 8 + gain[head] * score", aux={"gain": torch.randn(4, device="cuda")})
+    for score in (alibi(4), mixed(4, 500, 500), squared):
+        check_gradients(qkv(2, 4, 500, 500, head_dim, dtype, kv_heads=2), pattern, score)
+
+
+@HOPPER
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("name", ["causal", "lists", "lists_causal"])
+def test_gradients_in_any_order_and_of_lengths(name: str, deterministic: bool) -> None:
+    lengths = torch.tensor([700, 3], dtype=torch.int32, device="cuda")
+    tensors, pattern = qkv(2, 4, 333, 700, 64, torch.bfloat16), patterns(333, 700)[name]
+    check_gradients(tensors, pattern, mixed(4, 333, 700), kv_lengths=lengths, deterministic=deterministic)
+
+
+@HOPPER
+def test_gradients_where_hidden_pairs_have_no_score() -> None:
+    """NaN and infinity behind the diagonal, and beyond the last query, reach no gradient."""
+    tensors = qkv(1, 2, 300, 300, 128, torch.bfloat16)
+    text = "score * (1 + sqrt({0}) / 20) + log2({0} + 1)"
+    clean = Score(text.format("max(q_idx - kv_idx, 0)"))
+    check_gradients(tensors, Causal(), Score(text.format("(q_idx - kv_idx)")), clean=clean)
+
+
+@HOPPER
+def test_gradients_of_the_log_sum_exp() -> None:
+    leaves, score = [t.requires_grad_() for t in qkv(2, 4, 300, 300, 64, torch.float16)], mixed(4, 300, 300)
+    dout, dlse = torch.randn_like(leaves[0]), torch.randn(leaves[0].shape[:3], device="cuda")
+    results = block_sparse_attention(*leaves, Causal(), score=score, return_lse=True)
+    found = torch.autograd.grad(results, leaves, [dout, dlse])
+    right = gradient_oracle.exact(*leaves, Causal(), dout, dlse, score=by_definition(score))
+    gradient_oracle.assert_near(found, right, noise=gradient_oracle.noise(*(t.detach() for t in leaves), dout))
+
+
+@HOPPER
+def test_gradients_repeat() -> None:
+    leaves = [t.requires_grad_() for t in qkv(2, 4, 700, 700, 128, torch.float16)]
+    score, dout = mixed(4, 700, 700), torch.randn_like(leaves[0])
+    runs = [torch.autograd.grad(block_sparse_attention(*leaves, Causal(), score=score), leaves, dout) for _ in range(2)]
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))

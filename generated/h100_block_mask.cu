@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"n":256}}
 // spec hash: 8ca3b2f4ad79785269c30718c01689aa9650c7f626e51b50ade513ba8d335aac
 // templates: attention/mask_expression.cuh.j2, block_mask/block_mask.cu.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, expressions/ranges.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 cab422f8dfd48f27385c78e953480b78cf16227bdd8a37aeb5620d0fac3fba3c
+// seal: sha256 0d211ec5eda129c4adfded341016bc6d1ab59852462ba4c74a9889b7ca68202b
 
 // Block lists of a mask: for each block of queries the numbers of the blocks of keys of which it sees some pairs
 // (partial) and of those of which it sees all (full), ascending, and -1 behind the last one.
@@ -219,7 +219,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) h100_block_mask(const __g
   Truth truth = kNo;
   if (key_block < p.key_blocks) {
     const Range keys = indices_of(key_block, kBlockKv, p.kv_len);
-    truth = truth_of_block(p, batch, head, queries, keys, p.row_ranges[row], p.column_ranges[list * p.key_blocks + key_block]);
+    const RowRanges& rows = p.row_ranges[row];
+    const ColumnRanges& columns = p.column_ranges[list * p.key_blocks + key_block];
+    truth = truth_of_block(p, batch, head, queries, keys, rows, columns);
   }
   const uint32 open = __ballot_sync(kAllLanes, truth == kEither);
   if (lane == 0) undecided[warp] = open;

@@ -456,7 +456,7 @@ def default_tables(model: Model) -> str:
             if spec := planned({**base, **shape, **beside}):
                 first, *others = value_of(spec, name).values()
                 tile = " x ".join([size_in_words(first, shape), *map(str, others)])
-                where = [in_words(blocks_in(beside)) or "none"] if blocks else []
+                where = [blocks_in(beside) or "none"] if blocks else []
                 found.setdefault((*where, tile, str(spec.stages)), {})[in_words(shape)] = None
         tables[kernel] = merged_blocks(found) if blocks else [[*words_of(list(w)), *v] for v, w in found.items()]
     tile = " x ".join(f"`{name}.{size}`" for size in sizes_of(model.model_fields[name]))
@@ -465,15 +465,17 @@ def default_tables(model: Model) -> str:
 
 def merged_blocks(found: Mapping[tuple[str, ...], Iterable[str]]) -> list[list[str]]:
     """Return rows in which the blocks of lists that get the same tile stand together."""
-    rows: dict[tuple[str, ...], list[str]] = {}
+    rows: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for (blocks, *values), shapes_of_it in found.items():
-        rows.setdefault((", ".join(shapes_of_it), *values), []).append(blocks)
-    return [[shape, ", ".join(sorted(blocks, key="none".__ne__)), *values] for (shape, *values), blocks in rows.items()]
+        rows.setdefault((tuple(words_of([*shapes_of_it])), tuple(values)), []).append(blocks)
+    return [[*shape, ", ".join(sorted(blocks, key="none".__ne__)), *values] for (shape, values), blocks in rows.items()]
 
 
-def blocks_in(beside: Fields) -> Fields:
-    """Return the blocks of a pattern's lists."""
-    return {name: part for value in beside.values() for name, part in value.items() if isinstance(part, Mapping)}
+def blocks_in(beside: Fields) -> str:
+    """Return the blocks of a pattern's lists in words, and whether its mask is an expression that has tensors."""
+    blocks = [pattern.get("block") for pattern in beside.values()]
+    words = "".join(in_words({"block": block}) for block in blocks if isinstance(block, Mapping))
+    return words + (" (expression)" if any("aux" in pattern for pattern in beside.values()) else "")
 
 
 def tables_by_kernel(headings: Sequence[str], tables: Mapping[str, Rows]) -> str:

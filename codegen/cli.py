@@ -68,7 +68,8 @@ app = typer.Typer(
 )
 
 
-def _complete(incomplete: str) -> list[str]:
+def complete(incomplete: str) -> list[str]:
+    """Return the shipped specs that a word of a command line may become."""
     return [name for name in shipped_names() if name.startswith(incomplete)]
 
 
@@ -88,9 +89,9 @@ def codegen_command(
 
 
 SPEC_HELP = "A YAML file, the name of a shipped spec, or the fields of a spec as JSON: {...}."
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=_complete)]
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=complete)]
 SpecsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="SPEC...", help=SPEC_HELP, autocompletion=_complete, show_default=False)
+    list[str] | None, typer.Argument(metavar="SPEC...", help=SPEC_HELP, autocompletion=complete, show_default=False)
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Every shipped spec.")]
 
@@ -197,7 +198,7 @@ def list_command(as_json: JsonOption = False) -> None:
 @app.command("explain")
 def explain_command(
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help=SPEC_HELP, autocompletion=_complete, show_default=False)
+        str | None, typer.Argument(metavar="[SPEC]", help=SPEC_HELP, autocompletion=complete, show_default=False)
     ] = None,
     problem: Annotated[
         str | None,

@@ -714,7 +714,7 @@ class AttentionBackwardFlags(PatternFlags):
 
 @dataclass(frozen=True)
 class AttentionBackwardOptionFlags(Flags):
-    """What the kernels for sm_90a ask of the options.
+    """What they ask of the options.
 
     Attributes:
         key_end_words: where the keys of a batch end.
@@ -725,7 +725,7 @@ class AttentionBackwardOptionFlags(Flags):
         softmax_scale: factor of the logits, in C++.
     """
 
-    key_end_words: KeyEndOfMasks
+    key_end_words: KeyEndWords
     logits_piece: str
     mask_piece: str
     key_of_list: str
@@ -774,16 +774,18 @@ class AttentionBackwardMmaSyncFlags(Flags):
 
     Attributes:
         walk: what all kernels ask.
-        key_end_of_batch: where the keys of a batch end.
-        no_block: number of a listed block that has no key.
+        options: what they ask of the options.
+        sums_piece: whether a thread block has dK and dV of its keys, or one of them.
+        q_operand_piece: where the products of dQ read Q and dO.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
         rows_piece: whose queries the rows are, likewise.
         thread: number of a thread in its block, in C++.
     """
 
     walk: AttentionBackwardFlags
-    key_end_of_batch: str
-    no_block: str
+    options: AttentionBackwardOptionFlags
+    sums_piece: str
+    q_operand_piece: str
     columns_piece: str
     rows_piece: str
     thread: str
@@ -792,6 +794,73 @@ class AttentionBackwardMmaSyncFlags(Flags):
 @dataclass(frozen=True)
 class SelectTopkFlags(Flags):
     """What select_topk/select_topk.cu.j2 asks beside the plan: nothing."""
+
+
+@dataclass(frozen=True)
+class LookedFlags:
+    """A part of a mask that is evaluated as a whole, as templates print it.
+
+    Attributes:
+        name: of what it is over a block.
+        ctype: type of that.
+        over: function that finds it.
+        function: name of the function of one value.
+        index: parameter of that, in C++: the query or the key; empty where neither matters.
+        value: type of the value.
+        text: the part.
+        parts: statements that lead to the value.
+        result: the value.
+    """
+
+    name: str
+    ctype: str
+    over: str
+    function: str
+    index: str
+    value: str
+    text: str
+    parts: tuple[Statement, ...]
+    result: str
+
+
+@dataclass(frozen=True)
+class RangesFlags:
+    """A mask over a whole block.
+
+    Attributes:
+        rows: what of it is looked at of queries.
+        columns: what of it is looked at of keys.
+        functions: these, and what neither changes.
+        statements: what is made of them.
+        result: what the mask is.
+    """
+
+    rows: tuple[LookedFlags, ...]
+    columns: tuple[LookedFlags, ...]
+    functions: tuple[LookedFlags, ...]
+    statements: tuple[Statement, ...]
+    result: str
+
+
+@dataclass(frozen=True)
+class BlockMaskFlags(Flags):
+    """What block_mask/block_mask.cu.j2 asks.
+
+    Attributes:
+        expressions: the mask of a pair.
+        mask_ranges: the mask of a block.
+        row_parameter: the parameter that is looked at of queries, in C++; empty without, as are the next three.
+        column_parameter: the same of keys.
+        row_argument: where it is, in C++.
+        column_argument: likewise.
+    """
+
+    expressions: ExpressionsFlags
+    mask_ranges: RangesFlags
+    row_parameter: str
+    column_parameter: str
+    row_argument: str
+    column_argument: str
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,24 @@ class SelectShape:
     block_kv: int
 
 
-Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape
+@dataclass(frozen=True)
+class BlockMaskShape:
+    """The shape of an attention problem whose block lists are made.
+
+    Attributes:
+        batch: batches, 1 where lists are shared.
+        heads: query heads, likewise.
+        q_len: queries of a head.
+        kv_len: keys of a head.
+    """
+
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+
+
+Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape | BlockMaskShape
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from codegen.errors import SpecError
 from codegen.plan import Plan
 from codegen.problem import (
     AttentionShape,
+    BlockMaskShape,
     BlockSize,
     CopyShape,
     LaunchArgs,
@@ -18,12 +19,21 @@ from codegen.problem import (
     SpgemmShape,
     SpmmShape,
 )
-from codegen.spec import AttentionBackwardSpec, AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, SelectTopkSpec
+from codegen.spec import (
+    AttentionBackwardSpec,
+    AttentionSpec,
+    BlockMaskSpec,
+    BsrSddmmSpec,
+    BsrSpgemmSpec,
+    BsrSpmmSpec,
+    SelectTopkSpec,
+)
 from codegen.wording import alternatives, shown
 
 SHAPES: dict[str, type[Shape]] = {
     "attention": AttentionShape,
     "attention_backward": AttentionShape,
+    "block_mask": BlockMaskShape,
     "bsr_spmm": SpmmShape,
     "bsr_sddmm": SddmmShape,
     "bsr_spgemm": SpgemmShape,
@@ -120,7 +130,7 @@ def _units(plan: Plan, sizes: Mapping[str, int]) -> list[tuple[str, int, str]]:
         if spec.transpose_a:
             down, across = across, down
         return [("rows", down, "the side of a block"), ("depth", across, "the side of a block")]
-    return [("columns", 8, "the elements of a load")]
+    return [] if isinstance(spec, BlockMaskSpec) else [("columns", 8, "the elements of a load")]
 
 
 def _check_lists(plan: Plan, sizes: Mapping[str, int]) -> None:

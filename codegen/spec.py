@@ -369,12 +369,65 @@ class SelectTopkSpec(SpecBase):
     tile: SelectTile = Field(description="blocks that a thread block works on at a time")
 
 
-MODELS = (AttentionSpec, AttentionBackwardSpec, BsrSpmmSpec, BsrSddmmSpec, BsrSpgemmSpec, SelectTopkSpec, TileCopySpec)
-OPS = ("attention", "attention_backward", "bsr_spmm", "bsr_sddmm", "bsr_spgemm", "select_topk", "tile_copy")
-Spec = (
-    AttentionSpec | AttentionBackwardSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec | SelectTopkSpec | TileCopySpec
+class BlockMaskTile(SpecModel):
+    """What a thread block works on at a time that makes block lists."""
+
+    n: int = Field(description="key blocks, a thread each, of one query block")
+
+
+class BlockMaskSpec(SpecBase):
+    """Block lists of a mask: for each query block the key blocks of which it sees some pairs, and those of which all.
+
+    FlexAttention's ``create_block_mask``. The mask is an expression.
+    """
+
+    op: Literal["block_mask"] = Field(description="operator")
+    dtype: Literal["fp16"] = Field(default="fp16", description="not read: lists are of no type")
+    pattern: AnyPattern = Field(description="block_lists, with the blocks and the mask of the lists")
+    tile: BlockMaskTile = Field(description="blocks that a thread block works on at a time")
+
+    @property
+    def aux_tensors(self) -> tuple[Aux, ...]:
+        """The tensors of the mask, which a call takes by name."""
+        return self.pattern.aux_tensors
+
+    @property
+    def expressions(self) -> tuple[Node, ...]:
+        """The mask; none where it is no expression."""
+        return () if self.pattern.expression is None else (self.pattern.expression,)
+
+
+MODELS = (
+    AttentionSpec,
+    AttentionBackwardSpec,
+    BlockMaskSpec,
+    BsrSpmmSpec,
+    BsrSddmmSpec,
+    BsrSpgemmSpec,
+    SelectTopkSpec,
+    TileCopySpec,
 )
-UnchosenSpec = AttentionBackwardSpec | SelectTopkSpec | TileCopySpec
+OPS = (
+    "attention",
+    "attention_backward",
+    "block_mask",
+    "bsr_spmm",
+    "bsr_sddmm",
+    "bsr_spgemm",
+    "select_topk",
+    "tile_copy",
+)
+Spec = (
+    AttentionSpec
+    | AttentionBackwardSpec
+    | BlockMaskSpec
+    | BsrSpmmSpec
+    | BsrSddmmSpec
+    | BsrSpgemmSpec
+    | SelectTopkSpec
+    | TileCopySpec
+)
+UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | SelectTopkSpec | TileCopySpec
 """Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
@@ -387,7 +440,7 @@ def json_schema() -> dict[str, Any]:
     for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
-    for tile in (AttentionTile, AttentionBackwardTile, GemmTile, CopyTile, SelectTile):
+    for tile in (AttentionTile, AttentionBackwardTile, BlockMaskTile, GemmTile, CopyTile, SelectTile):
         schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
@@ -399,6 +452,8 @@ __all__ = [
     "AttentionBackwardTile",
     "AttentionSpec",
     "AttentionTile",
+    "BlockMaskSpec",
+    "BlockMaskTile",
     "BlockShape",
     "BsrSddmmSpec",
     "BsrSpgemmSpec",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
     from runtime.ops.attention import block_sparse_attention
+    from runtime.ops.block_mask import create_block_mask
     from runtime.ops.bsr import bsr_matmul, bsr_sddmm
     from runtime.ops.bsr_explain import explain_matmul
     from runtime.ops.explain import explain_attention
@@ -33,6 +34,7 @@ _NEED_TORCH = {
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
     "bsr_sddmm": "runtime.ops.bsr",
+    "create_block_mask": "runtime.ops.block_mask",
     "explain_attention": "runtime.ops.explain",
     "explain_matmul": "runtime.ops.bsr_explain",
     "load_kernel": "runtime.kernel",
@@ -62,6 +64,7 @@ __all__ = [
     "bsr_matmul",
     "bsr_problem",
     "bsr_sddmm",
+    "create_block_mask",
     "explain_attention",
     "explain_matmul",
     "load_kernel",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from codegen import new_command as _new_command  # noqa: F401 - its command
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
 from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
 from codegen.files import holds
@@ -21,6 +22,8 @@ from codegen.render import render
 from codegen.report import JsonOption, Report, report
 from codegen.select.candidates import MOST
 from codegen.wording import in_shell, one_line
+from runtime.analysis import cli as _analysis  # noqa: F401 - its commands
+from runtime.attest import cli as _attest  # noqa: F401 - its commands
 from runtime.compile import rows as compile_rows
 from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache

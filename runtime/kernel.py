@@ -25,6 +25,7 @@ from runtime.errors import ArgumentError, DeviceError, NoJitError
 from runtime.kernels.arguments import check_device
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
@@ -34,6 +35,7 @@ from runtime.kernels.tile_copy import TileCopyKernel
 Kernel = (
     AttentionKernel
     | AttentionBackwardKernel
+    | BlockMaskKernel
     | BsrSpmmKernel
     | BsrSddmmKernel
     | BsrSpgemmKernel
@@ -45,6 +47,7 @@ _NATIVE = "name a spec of the device's own architecture"
 KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
     "attention": AttentionKernel,
     "attention_backward": AttentionBackwardKernel,
+    "block_mask": BlockMaskKernel,
     "bsr_spmm": BsrSpmmKernel,
     "bsr_sddmm": BsrSddmmKernel,
     "bsr_spgemm": BsrSpgemmKernel,
@@ -81,6 +84,7 @@ def load_kernel(
         A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
+        :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
         :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.select_topk.SelectTopkKernel`
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 

@@ -142,8 +142,12 @@ def _block_text(block: tuple[int, int]) -> str:
     return f'"block": {{"q": {q}, "kv": {kv}}}'
 
 
-def _check_block(block: Any) -> None:
-    """Check the shape of a block: two whole numbers."""
+def check_block(block: Any) -> None:
+    """Check the shape of a block: two whole numbers.
+
+    Raises:
+        ArgumentError: naming ``block``.
+    """
     if torch.compiler.is_compiling():
         return
     whole = isinstance(block, tuple | list) and len(block) == 2 and all(type(size) is int for size in block)
@@ -288,7 +292,7 @@ class TopK(Pattern):
     block: tuple[int, int] = (128, 128)
 
     def __post_init__(self) -> None:
-        _check_block(self.block)
+        check_block(self.block)
         self._set_spec(f'{{"kind": "topk", {_block_text(self.block)}}}')
 
     def index_tensors(self) -> Indices:
@@ -335,7 +339,7 @@ class BlockLists(Pattern):
     aux: Mapping[str, torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
-        _check_block(self.block)
+        check_block(self.block)
         if self.mask not in NAMED_MASKS:
             self._set_expression()
         elif self.aux:

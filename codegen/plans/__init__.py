@@ -13,6 +13,7 @@ from codegen.plans import (
     attention_mma_sync,
     attention_sm90a,
     attention_wmma,
+    block_mask,
     bsr_sddmm_multistage,
     bsr_sddmm_sm90a,
     bsr_sddmm_sm90a_swap_ab,
@@ -34,6 +35,7 @@ from codegen.plans import (
 from codegen.spec import (
     AttentionBackwardSpec,
     AttentionSpec,
+    BlockMaskSpec,
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
@@ -85,6 +87,8 @@ def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
         if spec.gradients == "dq_dkdv":
             return attention_backward_dq_dkdv.plan(spec, stem)
         return attention_backward.plan(spec, stem)
+    if isinstance(spec, BlockMaskSpec):
+        return block_mask.plan(spec, stem)
     return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
 
 

@@ -140,10 +140,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
         shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
     if spec.score is not None:
         step_places(shared, spec)
-    if spec.pattern.masks_by_bits:
-        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
-    elif spec.pattern.masks_pairs:
-        step_meta(shared, spec)
+    step_meta(shared, spec)
     return shared
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from codegen.arch import ARCHS, WARP
 from codegen.dtypes import DTYPES
 from codegen.flags import AttentionBackwardMmaSyncFlags
 from codegen.plan import Constant, Param, Plan, Prologue, Registers, SharedLayout, SharedRegion, check_budget, require
+from codegen.plans.attention_backward_options import MMA_SYNC_PIECES, option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
     PROLOGUE_THREADS,
@@ -15,18 +18,22 @@ from codegen.plans.attention_backward_parts import (
     check_pattern,
     params,
     size_constants,
+    step_meta,
     walk_constants,
     walk_flags,
 )
-from codegen.plans.attention_kv_lengths import key_end_words
+from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_mma_sync import BANK_BYTES, CHUNK, RESERVED, TILE_ROWS
-from codegen.plans.attention_params import tensor_params
+from codegen.plans.attention_params import options_summary, tensor_params
+from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
-PIECES = "attention/mma_sync"
-HEAD_DIMS = (64, 128)
+FORWARD_PIECES = "attention/mma_sync"
+HEAD_DIMS = (64, 128, 192, 256)
+LARGEST_WHOLE = 128  # elements of a head of which 16 rows of dK and dV, or of dQ, Q and dO, fit a thread's registers
 RESIDENT = (64, 128)  # rows of a tile, 16 a warp
 STEPS = range(16, 129, 16)  # keys, or queries, of a step
+BITS_OF_WORD = 32
 # Addresses, loop state, statistics, operands in flight: an allowance with which nothing spills.
 OVERHEAD_REGISTERS = 50
 
@@ -35,7 +42,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     _check(spec)
     arch, m, n, d = ARCHS[spec.arch], spec.tile.m, spec.tile.n, spec.head_dim
-    is_dq = spec.gradients == "dq"
+    is_dq, whole = spec.gradients == "dq", _is_whole(spec)
     resident, step = (m, n) if is_dq else (n, m)
     warps = resident // TILE_ROWS
     threads = warps * WARP
@@ -45,22 +52,19 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     reason = f"is {given}; {warps} warps copy {pass_rows} rows at a time: a multiple is expected"
     require(step % pass_rows == 0, other, reason)
     regions, shared_bytes = _shared(spec, row_bytes)
-    # A thread has of 16 rows of a product half a column, of an operand in 16 bits a quarter.
-    sums = d // 2 * (1 if is_dq else 2)
-    operands = 2 * (d // 4) if is_dq else 0  # Q and dO stay
-    accumulators = sums + operands + 2 * (step // 2) + step // 4
+    accumulators, overhead = _accumulators(spec), OVERHEAD_REGISTERS + expression_registers(spec.forward)
     ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + RESERVED),
-            arch.blocks_for(threads, accumulators + OVERHEAD_REGISTERS),
+            arch.blocks_for(threads, accumulators + overhead),
             arch.warps_per_sm // warps,
         ),
     )
-    registers = Registers(accumulators, OVERHEAD_REGISTERS, arch.registers_for(threads, ctas_per_sm))
+    registers = Registers(accumulators, overhead, arch.registers_for(threads, ctas_per_sm))
     check_budget(spec, shared_bytes, registers)
-    words = key_end_words(spec.forward)
     tile, step_rows = ("queries", "keys") if is_dq else ("keys", "queries")
+    blocks, products = _blocks_and_products(spec)
     return Plan(
         spec=spec,
         stem=stem,
@@ -76,23 +80,54 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         constants=_constants(spec, threads, row_bytes),
         flags=AttentionBackwardMmaSyncFlags(
             walk=walk_flags(spec),
-            key_end_of_batch=words.key_end_of_batch,
-            no_block=words.no_block,
-            columns_piece=f"{PIECES}/columns/padded.cuh.j2",
-            rows_piece=f"{PIECES}/rows/plain.cuh.j2",
+            options=option_flags(spec),
+            sums_piece=f"{MMA_SYNC_PIECES}/key_sums/{'both' if whole else 'divided'}.cuh.j2",
+            q_operand_piece=f"{MMA_SYNC_PIECES}/q_operand/{'registers' if whole else 'shared'}.cuh.j2",
+            columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
+            rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
             thread="threadIdx.x",
         ),
-        grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
+        grid_summary=f"{'two thread blocks' if blocks > 1 else 'one thread block'} for each tile, "
+        f"{ctas_per_sm} at a time on an SM",
         summary=(
             ("tile", f"{resident} {tile}, {step} {step_rows} of a step"),
             ("schedule", f"{spec.schedule}: {warps} warps load (cp.async) and compute (mma.sync, 16 rows each)"),
+            *options_summary(spec.forward),
         ),
-        flops=2 * d * m * n * (3 if is_dq else 4),
-        bytes=2 * step * row_bytes,
-        arguments=arguments,
+        flops=2 * d * m * n * products,
+        bytes=blocks * 2 * step * row_bytes,
+        arguments=arguments if blocks == 1 else _arguments_of_two,
         tile_queries=m if is_dq else 0,
         prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
     )
+
+
+def _is_whole(spec: AttentionBackwardSpec) -> bool:
+    """Return whether registers hold all that a tile keeps: else dK and dV have thread blocks of their own."""
+    return spec.head_dim <= LARGEST_WHOLE
+
+
+def _blocks_and_products(spec: AttentionBackwardSpec) -> tuple[int, int]:
+    """Return the thread blocks of a tile, and the products of its steps: S is worked out for dV and for dK."""
+    if spec.gradients == "dq":
+        return 1, 3
+    return (1, 4) if _is_whole(spec) else (2, 5)
+
+
+def _arguments_of_two(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+    """Work out a launch of two thread blocks for each tile."""
+    of_tiles = arguments(plan, shape, slots)
+    return replace(of_tiles, tiles=2 * of_tiles.tiles)
+
+
+def _accumulators(spec: AttentionBackwardSpec) -> int:
+    """Return the registers of sums and operands: of 16 rows of a product half a column, in 16 bits a quarter."""
+    d, whole = spec.head_dim, _is_whole(spec)
+    if spec.gradients == "dq":
+        step, sums, operands = spec.tile.n, d // 2, 2 * (d // 4) if whole else 0  # Q and dO, if they stay
+    else:
+        step, sums, operands = spec.tile.m, d // 2 * (2 if whole else 1), 0
+    return sums + operands + 2 * (step // 2) + step // 4
 
 
 def _check(spec: AttentionBackwardSpec) -> None:
@@ -103,15 +138,8 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(
         d in HEAD_DIMS, "head_dim", f"is {d}; allowed in a gradient on {spec.arch}: {', '.join(map(str, HEAD_DIMS))}"
     )
-    by_expression = spec.pattern.expression is not None
-    reason = f"is an expression, of which {spec.arch} has no gradient; allowed: none, causal"
-    require(not by_expression, "pattern.mask", reason)
-    bits = spec.pattern.masks_by_bits
-    require(not bits, "pattern.mask", f"is bits, of which {spec.arch} has no gradient; allowed: none, causal")
     has_score = spec.score is not None
     require(not has_score, "score", f"is an expression, of which {spec.arch} has no gradient")
-    require(spec.softcap is None, "softcap", f"is {spec.softcap}, of which {spec.arch} has no gradient")
-    require(not spec.kv_lengths, "kv_lengths", f"is true, of which {spec.arch} has no gradient")
     field, resident, other, step = "tile.m", spec.tile.m, "tile.n", spec.tile.n
     if spec.gradients == "dkdv":
         field, resident, other, step = other, step, field, resident
@@ -126,22 +154,27 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
     """Lay out the shared memory: what a tile keeps, and the ring of what its steps need."""
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
-    if spec.gradients == "dq":
+    over: tuple[SharedRegion, ...] = ()
+    ring_holds = f"{stages} stages, each K and V of a step"
+    if spec.gradients == "dkdv":
+        last, first = ("dK", "dV") if _is_whole(spec) else ("dK, or dV,", "")
+        shared.add("K", kv_bytes, f"K of the tile; then {last} on its way out")
+        shared.add("V", kv_bytes, f"V of the tile; then {first} on its way out" if first else "V of the tile")
+        shared.add("Q", stages * q_bytes, "Q ring")
+        shared.add("Dout", stages * q_bytes, "dO ring")
+        shared.add("Stats", stages * spec.tile.m * STATS_BYTES, "statistics of the queries in the ring", align=16)
+    elif _is_whole(spec):
         # Q and dO, which registers keep, arrive in the ring's place before it is used.
-        ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), f"{stages} stages, each K and V of a step")
-        over: tuple[SharedRegion, ...] = (
+        ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), ring_holds)
+        over = (
             SharedRegion("Q", ring.offset, q_bytes, "Q of the tile, at first; in the end dQ on its way out", "Ring"),
             SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, at first", "Ring"),
         )
     else:
-        shared.add("K", kv_bytes, "K of the tile; then dK on its way out")
-        shared.add("V", kv_bytes, "V of the tile; then dV on its way out")
-        shared.add("Q", stages * q_bytes, "Q ring")
-        shared.add("Dout", stages * q_bytes, "dO ring")
-        shared.add("Stats", stages * spec.tile.m * STATS_BYTES, "statistics of the queries in the ring", align=16)
-        over = ()
-    if spec.gradients == "dq" or spec.pattern.masks_pairs:
-        shared.add("StepMeta", 4 * stages, "metadata of the steps in the ring", align=4)
+        shared.add("Q", q_bytes, "Q of the tile; in the end dQ on its way out")
+        shared.add("Dout", q_bytes, "dO of the tile")
+        shared.add("Ring", stages * 2 * kv_bytes, ring_holds)
+    step_meta(shared, spec)
     return (*shared.regions, *over), shared.size
 
 
@@ -158,14 +191,17 @@ def _operands(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
-    line_chunks = BANK_BYTES // CHUNK
-    ring = {
-        "dq": (Constant("kKvBytes", spec.tile.n * row_bytes, "bytes of K, or of V, of a step"),),
-        "dkdv": (
-            Constant("kQBytes", spec.tile.m * row_bytes, "bytes of Q, or of dO, of a step"),
-            Constant("kStatsBytes", spec.tile.m * STATS_BYTES, "bytes of the statistics of a step"),
-        ),
-    }[spec.gradients]
+    line_chunks, m, n = BANK_BYTES // CHUNK, spec.tile.m, spec.tile.n
+    if spec.gradients == "dq":
+        ring = [Constant("kKvBytes", n * row_bytes, "bytes of K, or of V, of a step")]
+        if spec.pattern.masks_by_bits:
+            words = max(1, n // BITS_OF_WORD)
+            ring.append(Constant("kStepWords", words, f"words of {BITS_OF_WORD} bits with those of a query and a step"))
+    else:
+        ring = [
+            Constant("kQBytes", m * row_bytes, "bytes of Q, or of dO, of a step"),
+            Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
+        ]
     return (
         *size_constants(spec),
         Constant("kThreads", threads, f"{threads // WARP} warps of {TILE_ROWS} rows"),

@@ -1,40 +1,52 @@
-"""What options of attention become in its gradients on sm_90a: softcap, scores, lengths of batches, masks."""
+"""What options of attention become in its gradients: softcap, scores, lengths of batches, masks."""
 
 from __future__ import annotations
 
 from codegen.flags import AttentionBackwardOptionFlags
 from codegen.plans.attention_backward_parts import PIECES, divides_key_blocks
-from codegen.plans.attention_kv_lengths import key_end_of_masks
+from codegen.plans.attention_kv_lengths import key_end_of_masks, key_end_words
 from codegen.plans.attention_logits import softmax_scale
 from codegen.spec import AttentionBackwardSpec
+
+MMA_SYNC_PIECES = f"{PIECES}/mma_sync"
 
 
 def option_flags(spec: AttentionBackwardSpec) -> AttentionBackwardOptionFlags:
     """Return what the templates ask."""
-    heads, walks_queries = "p.heads_per_kv_head", spec.gradients != "dq"
+    heads, forward = "p.heads_per_kv_head", spec.forward
     return AttentionBackwardOptionFlags(
-        key_end_words=key_end_of_masks(spec.forward),
-        logits_piece=f"{PIECES}/logits/{_logits(spec)}.cuh.j2",
-        mask_piece=f"{PIECES}/{'dkdv' if walks_queries else 'dq'}_mask/{_mask(spec)}.cuh.j2",
+        key_end_words=key_end_words(forward) if spec.mma == "mma" else key_end_of_masks(forward),
+        logits_piece=_logits_piece(spec),
+        mask_piece=_mask_piece(spec),
         key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
         heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
         softmax_scale=softmax_scale(spec),
     )
 
 
-def _logits(spec: AttentionBackwardSpec) -> str:
-    """Return the piece of what becomes of scores."""
+def _folder(spec: AttentionBackwardSpec) -> str:
+    """Return where the pieces are that go over a thread's accumulators: those of mma.sync are lists of tiles."""
+    return MMA_SYNC_PIECES if spec.mma == "mma" else PIECES
+
+
+def _logits_piece(spec: AttentionBackwardSpec) -> str:
+    """Return the piece of what becomes of scores before the mask."""
     if spec.score is not None:
-        return "scored_dq" if spec.gradients == "dq" else "scored_dkdv"
-    return "scaled" if spec.softcap is None else "capped"
+        return f"{PIECES}/logits/{'scored_dq' if spec.gradients == 'dq' else 'scored_dkdv'}.cuh.j2"
+    return f"{PIECES}/logits/scaled.cuh.j2" if spec.softcap is None else f"{_folder(spec)}/logits/capped.cuh.j2"
 
 
-def _mask(spec: AttentionBackwardSpec) -> str:
+def _mask_piece(spec: AttentionBackwardSpec) -> str:
     """Return the piece that hides pairs: dQ always has one, for the end of the keys."""
+    if spec.gradients != "dq":
+        kind = _mask(spec, "pairs" if spec.pattern.masks_pairs else "none")
+        return f"{PIECES if kind == 'none' else _folder(spec)}/dkdv_mask/{kind}.cuh.j2"
+    last_key = spec.mma != "mma" and spec.pattern.has_last_key
+    return f"{_folder(spec)}/dq_mask/{_mask(spec, 'last_key' if last_key else 'pairs')}.cuh.j2"
+
+
+def _mask(spec: AttentionBackwardSpec, otherwise: str) -> str:
+    """Return what hides the pairs of partial blocks, or what does where that is neither bits nor an expression."""
     if spec.pattern.masks_by_bits:
         return "bits"
-    if spec.pattern.expression is not None:
-        return "expression"
-    if spec.gradients != "dq":
-        return "pairs" if spec.pattern.masks_pairs else "none"
-    return "last_key" if spec.pattern.has_last_key else "pairs"
+    return otherwise if spec.pattern.expression is None else "expression"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from codegen.arch import WARP
 from codegen.flags import AttentionBackwardFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
-from codegen.plans.attention_expressions import expressions_flags
+from codegen.plans.attention_expressions import Side, expressions_flags
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import keys_of_pattern
 from codegen.plans.attention_params import index_params, list_constants, logit_constants, tensor_params
@@ -95,9 +93,13 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
 
 
 def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
-    """Add the metadata of the steps in the ring: where an expression may ask for it, with the head of each."""
-    size = 8 if spec.gradients != "dq" and spec.pattern.expression is not None else 4
-    shared.add("StepMeta", size * spec.stages, "metadata of the steps in the ring", align=size)
+    """Add what is known of the steps in the ring, where pairs are hidden: of an expression with the head of each."""
+    is_dq, stages = spec.gradients == "dq", spec.stages
+    if spec.pattern.masks_by_bits and not is_dq:
+        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+    elif is_dq or spec.pattern.masks_pairs:
+        size = 8 if not is_dq and spec.pattern.expression is not None else 4
+        shared.add("StepMeta", size * stages, "metadata of the steps in the ring", align=size)
 
 
 def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
@@ -160,7 +162,7 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     """Return what the templates ask of the pattern, whatever they multiply by."""
     forward, block = spec.forward, spec.pattern.fixed_block
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
-    shared: Literal["row", "column", ""] = "" if spec.mma == "mma" else "column" if spec.gradients == "dq" else "row"
+    shared: Side = "" if spec.mma == "mma" else "column" if spec.gradients == "dq" else "row"
     late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",

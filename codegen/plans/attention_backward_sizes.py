@@ -107,8 +107,5 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
     if spec.gradients == "dkdv" and spec.score is not None:
         step_places(shared, spec)
-    if spec.gradients == "dkdv" and spec.pattern.masks_by_bits:
-        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
-    elif spec.gradients == "dq" or spec.pattern.masks_pairs:
-        step_meta(shared, spec)
+    step_meta(shared, spec)
     return shared

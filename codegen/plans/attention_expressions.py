@@ -17,9 +17,11 @@ from codegen.expressions.text import text_of
 from codegen.flags import AuxFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, ScoreFlags
 from codegen.plan import Param, i32, i64, pointer
 from codegen.score import Score
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, BlockMaskSpec
 
 PARTS = "attention/mask_parts"
+Side = Literal["row", "column", ""]
+"""Of pairs: their queries, their keys, or neither."""
 ELEMENTS = {
     "int32": "int",
     "int64": "int64",
@@ -40,7 +42,7 @@ AUX_REGISTERS = 6  # of a tensor: its address and a stride
 SCORE_REGISTERS = 8  # of a score in a forward kernel, at most: it is worked out beside few other values of a pair
 
 
-def aux_params(spec: AttentionSpec) -> list[Param]:
+def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
     """Return the kernel parameters of the aux tensors: address, strides, and sizes that an index is held to."""
     found: list[Param] = []
     for aux in spec.aux_tensors:
@@ -53,7 +55,7 @@ def aux_params(spec: AttentionSpec) -> list[Param]:
     return found
 
 
-def _clamped(aux: Aux, spec: AttentionSpec) -> tuple[int, ...]:
+def _clamped(aux: Aux, spec: AttentionSpec | BlockMaskSpec) -> tuple[int, ...]:
     items = [item for node in spec.expressions for item in _items(node) if item.aux == aux]
     return tuple(axis for axis in range(len(aux.dims)) if not all(is_inside(item, axis) for item in items))
 
@@ -68,18 +70,18 @@ def _items(node: Node) -> list[Item]:
 
 
 def expressions_flags(
-    spec: AttentionSpec, shared: Literal["row", "column", ""] = "", *, gradients: bool = False
+    spec: AttentionSpec | BlockMaskSpec, shared: Side = "", *, gradients: bool = False
 ) -> ExpressionsFlags:
-    """Return what templates ask of the mask and of the score.
+    """Return what templates ask of the mask and of the score, and in gradients of its derivative.
 
     Args:
-        spec: of the attention.
+        spec: of the attention, or of the lists of a mask.
         shared: which parts of a mask the lanes of a warp may work out for each other: a thread has many of a step.
-        gradients: whether the derivative of the score is asked for too.
+        gradients: whether they are of gradients.
     """
     mask = _expression_flags(spec.pattern.expression)
     score = slope = _expression_flags(None)
-    if spec.score is not None:
+    if isinstance(spec, AttentionSpec) and spec.score is not None:
         score = _score_flags(spec.score, spec.pack_gqa)
         slope = _slope_flags(spec.score) if gradients else slope
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
@@ -95,6 +97,14 @@ def expressions_flags(
         expression_helpers=tuple(name for name in HELPERS if name in helpers),
         aux=tuple(_aux_flags(aux) for aux in spec.aux_tensors),
     )
+
+
+def _parts_piece(parts: Sequence[Statement]) -> str:
+    """Return the file of how the threads of a warp have parts. Loads are worth a shuffle, arithmetic is not.
+
+    Measured on an H100, one call at a time: shared loads of documents are 10% faster, shared divisions 4% slower.
+    """
+    return f"{PARTS}/{'of_lanes' if any('load_' in part.value for part in parts) else 'own'}.cuh.j2"
 
 
 def _lines(expression: ExpressionFlags) -> tuple[str, ...]:
@@ -120,14 +130,6 @@ def _slope_flags(score: Score) -> ExpressionFlags:
 
 def _depends_on_key(node: Node) -> bool:
     return node == Variable("kv_idx") or any(map(_depends_on_key, children(node)))
-
-
-def _parts_piece(parts: Sequence[Statement]) -> str:
-    """Return the file of how the threads of a warp have parts. Loads are worth a shuffle, arithmetic is not.
-
-    Measured on an H100, one call at a time: shared loads of documents are 10% faster, shared divisions 4% slower.
-    """
-    return f"{PARTS}/{'of_lanes' if any('load_' in part.value for part in parts) else 'own'}.cuh.j2"
 
 
 def _aux_flags(aux: Aux) -> AuxFlags:
@@ -181,10 +183,10 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     return lines
 
 
-def expression_registers(spec: AttentionSpec, *, gradients: bool = False) -> int:
+def expression_registers(spec: AttentionSpec | BlockMaskSpec, *, gradients: bool = False) -> int:
     """Return an allowance for what a thread keeps of a mask and of a score, in gradients of its derivative too."""
     of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
-    if spec.score is None:
+    if isinstance(spec, BlockMaskSpec) or spec.score is None:
         return of_mask
     kept = _kept_of(printed(spec.score.log2, rows_have_heads=spec.pack_gqa > 1))
     if not gradients:

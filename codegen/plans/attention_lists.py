@@ -6,6 +6,7 @@ from codegen.flags import ListWords
 from codegen.spec import AttentionSpec
 
 PIECES = "attention/lists"
+WORD = 32  # keys that a word of mask_bits is about
 
 
 def step_words(block_steps: int, step_blocks: int) -> str:
@@ -52,6 +53,15 @@ def list_words(
         over_block_steps=" / kBlockSteps" if block_steps > 1 else "",
         lane_steps="(32 * kBlockSteps)" if block_steps > 1 else "32",
         and_part=" * kBlockSteps + i % kBlockSteps" if block_steps > 1 else "",
-        and_mask_words=" + i % kBlockSteps * (kTileN / 32)" if block_steps > 1 else "",
+        and_mask_words=_mask_words(spec, block_steps),
         range_units="work units" if spec.stream_k_tail else "steps",
     )
+
+
+def _mask_words(spec: AttentionSpec, block_steps: int) -> str:
+    """Return the way from the bits of an entry to those of one of its steps; two steps may share a word."""
+    block = spec.pattern.fixed_block
+    if block is None or block_steps == 1:
+        return ""
+    few = block.kv // block_steps < WORD
+    return f" + i % kBlockSteps * kTileN / {WORD}" if few else f" + i % kBlockSteps * (kTileN / {WORD})"

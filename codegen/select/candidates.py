@@ -131,7 +131,9 @@ def _is_allowed(spec: Spec, problem: Problem) -> bool:
     needs = preparation_of(spec)
     if needs is None or isinstance(problem, AttentionProblem):
         return True
-    return problem.prepared in ("rows", "packed") or (problem.prepared is None and spec.tile.m != GATHERED_ROWS)
+    return problem.prepared in ("rows", "packed") or (
+        problem.prepared is None and getattr(spec.tile, "m", None) != GATHERED_ROWS
+    )
 
 
 def _ranked(problem: Problem) -> list[Spec]:

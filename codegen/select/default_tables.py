@@ -62,6 +62,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({}, ("m", "n"), (2,)),
     ),
     "attention_backward": (
+        Row(MMA | {"gradients": "dq", "head_dim": (192, 256)}, ("rows", "step"), (2,)),
         Row(MMA | {"gradients": "dq", "rows": 64}, ("rows", "step"), (3, 2)),
         Row(MMA | {"gradients": "dq"}, ("rows", "step"), (4, 2)),  # Q and dO come in through the ring
         Row(MMA | {"keys": 64, "head_dim": 64}, ("step", "keys"), (3, 2)),
@@ -133,6 +134,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({"rows": 16}, ("rows", "rows", 16), (2,)),
         Row({}, ("rows", "rows", 32), (2,)),
     ),
+    "block_mask": (Row({}, (256,), (1,)),),
     "select_topk": (Row({}, (32, 64), (1,)),),
     "tile_copy": (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,))),
 }

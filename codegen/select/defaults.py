@@ -154,13 +154,24 @@ STEP_OF_GRADIENTS = {
 """Keys, or queries, of a step, by head size: the most for which registers and shared memory have room."""
 
 
+MMA_SYNC_STEP_OF_GRADIENTS = {64: 64, 128: 32, 192: 32, 256: 16}
+"""Keys, or queries, of a step by mma.sync, by head size: the most for which registers and shared memory have room."""
+
+
+def _mma_sync_gradient(given: AttentionBackwardSpec, rows: int, keys: int) -> Fields:
+    """Return the features of a gradient by mma.sync, whose lists have blocks of so many rows and keys."""
+    step = MMA_SYNC_STEP_OF_GRADIENTS.get(given.head_dim, 64)  # other sizes are refused later
+    if given.head_dim > 128:  # more than 64 rows and their ring do not fit shared memory
+        return {"rows": 64, "keys": 64, "step": step}
+    if given.gradients == "dkdv" and keys == 64:
+        step //= 2  # and so two thread blocks fit an SM
+    return {"rows": rows, "keys": keys, "step": step}
+
+
 def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fields]:
     rows, keys = _block(given, "q", 128), _block(given, "kv", 128)
-    if given.arch != "sm_90a":  # by mma.sync: 16 rows of a head of 128 leave a thread registers for shorter steps
-        step = 32 if given.head_dim == 128 else 64
-        if given.gradients == "dkdv" and keys == 64:
-            step //= 2  # and so two thread blocks fit an SM
-        return None, {"rows": rows, "keys": keys, "step": step}
+    if given.arch != "sm_90a":
+        return None, _mma_sync_gradient(given, rows, keys)
     if given.gradients == "dkdv" and given.head_dim > 128:
         keys = 64  # of dK, or of dV, a consumer has 64 keys in registers
     most = STEP_OF_GRADIENTS[given.gradients][given.head_dim]
@@ -186,6 +197,7 @@ FEATURES: dict[str, Callable[[Any], tuple[Choice | None, Fields]]] = {
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,
+    "block_mask": _unchosen,
     "select_topk": _unchosen,
     "tile_copy": _unchosen,
 }

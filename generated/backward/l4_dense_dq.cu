@@ -3,10 +3,11 @@
 //     codegen render specs/backward/l4_dense_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: cbdb42454357eac6a576abafa31b075aad29be10999eb02c03a492776ad020f3
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b518b586c69c225b0aba8d5d5c150aabd1e5cf8dc4f1686eb6b8a18c857b3ac1
+// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 c4775d6581e5ddfa58f019975f01bac604cd09d64879713e8d62e1010acaba59
 
-// Attention backward for sm_89, gradient of Q over the keys that the pattern shows:
+// Attention backward for sm_89, gradient of Q
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.
@@ -300,7 +301,8 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta,
+    int query) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {

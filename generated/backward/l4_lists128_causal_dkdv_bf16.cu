@@ -3,10 +3,11 @@
 //     codegen render specs/backward/l4_lists128_causal_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: d6bf0ae88c6385512b0f6233e732287eb5aff5e7b787c6a16f7948604d631ca6
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d749c9254a8da1f0b00693c6a54b4b71ecef5798e5f90b780275c0dbd42f2979
+// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dkdv_mask/pairs.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 4921f24b0a8b3abb293a66f6c2237eadffe06e45f612e3437bd7efcf67a8c43e
 
-// Attention backward for sm_89, gradients of K and V over the key blocks that the pattern lists:
+// Attention backward for sm_89, gradients of K and V
+// over the key blocks that the pattern lists:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.

@@ -3,10 +3,11 @@
 //     codegen render specs/backward/l4_window2k_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: b7554845ed77a311d8ac370159154bcea348700c2b372394419e47ed34001994
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1f1191e491d1cff8e8faf0f17ca36a0cb0e3add612f372fdd84501ef567c3572
+// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dkdv_mask/pairs.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 b1fa3d0c198e948332170ff7ad149fceda2c475e84a18d31619696728059da12
 
-// Attention backward for sm_89, gradients of K and V over the keys that the pattern shows:
+// Attention backward for sm_89, gradients of K and V
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
 // Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
 // every run gives the same bits.

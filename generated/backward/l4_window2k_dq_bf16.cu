@@ -3,10 +3,11 @@
 //     codegen render specs/backward/l4_window2k_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: e8d1deab08a813174807124844c81f07aa6c6c7cf3b4a137b925dbef3d0efcd4
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 15c0414e43be31976355bdc8e103b4878471ba33474b18aaea876db6685ac542
+// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 d43c73396b0d8ca88b2bb2de106e752dd7bda27bafc16e7e7aa472f8c6725d9e
 
-// Attention backward for sm_89, gradient of Q over the keys that the pattern shows:
+// Attention backward for sm_89, gradient of Q
+// over the keys that the pattern shows:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
 // Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
 // every run gives the same bits.
@@ -319,7 +320,8 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
 }
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta, int query) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta,
+    int query) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {

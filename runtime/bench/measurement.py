@@ -18,15 +18,18 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from codegen.expressions.nodes import Aux
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
 from codegen.receipts import MeasurementRecord
 from codegen.spec import AttentionSpec, BlockShape
 from runtime.bench.timing import Call, single_calls
+from runtime.expressions.dtypes import TORCH_DTYPES as AUX_DTYPES
 from runtime.kernel import Kernel
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
@@ -348,6 +351,25 @@ def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 
     )
 
 
+def block_mask_workload(kernel: BlockMaskKernel, length: int = 131072) -> Workload:
+    """Return the reference workload of block lists: of its tensors, the last dimension has 8 documents."""
+    sizes = {"batch": 1, "heads": 1, "q_len": length, "kv_len": length}
+
+    def documents(tensor: Aux) -> torch.Tensor:
+        shape = [sizes.get(str(dim)) or int(dim) for dim in tensor.dims]
+        numbers = torch.arange(shape[-1] if shape else 1, device="cuda") * 8 // (shape[-1] if shape else 1)
+        return numbers.to(AUX_DTYPES[tensor.dtype]).view(shape[-1:]).expand(shape).contiguous()
+
+    aux = {tensor.name: documents(tensor) for tensor in kernel.spec.aux_tensors}
+    return Workload(
+        shape=f"S{length}, {kernel.spec.pattern.describe()}",
+        flops=0.0,
+        call=lambda: kernel(1, 1, length, length, aux=aux, device="cuda"),
+        peers={},
+        peer_flops={},
+    )
+
+
 def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads: int = 16, topk: int = 32) -> Workload:
     """Return the reference workload of a gradient: the kernel with its statistics, without the other gradients."""
     spec = kernel.spec
@@ -442,6 +464,7 @@ def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int =
 WORKLOADS: dict[str, Callable[[Any], Workload]] = {
     "attention": attention_workload,
     "attention_backward": backward_workload,
+    "block_mask": block_mask_workload,
     "bsr_spmm": bsr_workload,
     "bsr_sddmm": sddmm_workload,
     "bsr_spgemm": spgemm_workload,

@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,14 +84,19 @@ def _counted(findings: str) -> dict[str, int] | None:
 
 def resources(compiled: Compiled) -> Usage:
     """Return what the compiler tells of a cubin: all but the instructions, which need a disassembler."""
-    own = _told_of(compiled.plan.stem, compiled.log)
+    told = told_by_compiler(compiled.plan.stem, compiled.log)
+    return replace(told, dynamic_shared_bytes=compiled.plan.shared_bytes)
+
+
+def told_by_compiler(symbol: str, log: str) -> Usage:
+    """Return what a log of the compiler tells of a kernel; no instructions, and no shared memory of a launch."""
+    own = _told_of(symbol, log)
     return Usage(
         registers=_number(r"Used (\d+) registers", own),
-        spill_bytes=_number(r"(\d+) bytes spill stores", compiled.log)
-        + _number(r"(\d+) bytes spill loads", compiled.log),
-        stack_bytes=_number(r"(\d+) bytes stack frame", compiled.log),
+        spill_bytes=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
+        stack_bytes=_number(r"(\d+) bytes stack frame", log),
         static_shared_bytes=_number(r"(\d+) bytes smem", own),
-        dynamic_shared_bytes=compiled.plan.shared_bytes,
+        dynamic_shared_bytes=0,
         instructions={},
     )
 
@@ -112,15 +118,22 @@ def disassemble(cubin: bytes) -> str:
     Raises:
         ToolchainError: when the disassembler is missing or fails.
     """
-    tool = toolchain.cuobjdump()
+    return printed(toolchain.cuobjdump(), ("--dump-sass",), cubin)
+
+
+def printed(tool: str, options: Sequence[str], cubin: bytes) -> str:
+    """Return what a tool of CUDA prints of a cubin.
+
+    Raises:
+        ToolchainError: when it cannot be started or fails.
+    """
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(cubin)
             # Its own temporary files go there too: TMPDIR may name a folder that is not there.
             environment = {**os.environ, "TMPDIR": folder}
-            command = [tool, "--dump-sass", str(path)]
-            result = subprocess.run(command, capture_output=True, check=False, env=environment)
+            result = subprocess.run([tool, *options, str(path)], capture_output=True, check=False, env=environment)
     except OSError as error:
         where = error.filename or tool
         raise ToolchainError(
@@ -129,7 +142,7 @@ def disassemble(cubin: bytes) -> str:
         ) from None
     if result.returncode != 0:
         said = (result.stderr or result.stdout).decode(errors="replace").strip()
-        raise ToolchainError(f"cuobjdump failed: {said or child.ending(result.returncode)}")
+        raise ToolchainError(f"{Path(tool).stem} failed: {said or child.ending(result.returncode)}")
     return result.stdout.decode(errors="replace")
 
 

@@ -193,11 +193,26 @@ def cuobjdump() -> str:
     Raises:
         ToolchainError: when it is not installed.
     """
-    for _, path in _packaged(_suffixed("nvidia-cuda-cuobjdump"), r"(.*/)?bin/cuobjdump(\.exe)?"):
+    return _tool("cuobjdump", "counts a cubin's instructions")
+
+
+@cache
+def nvdisasm() -> str:
+    """Return the path of the disassembler that knows lines of the source.
+
+    Raises:
+        ToolchainError: when it is not installed.
+    """
+    return _tool("nvdisasm", "prints a cubin's instructions with the lines that they are of")
+
+
+def _tool(name: str, what: str) -> str:
+    """Return the path of a tool of CUDA: of a package, or else where ``cuda.pathfinder`` finds it."""
+    for _, path in _packaged(_suffixed(f"nvidia-cuda-{name}"), rf"(.*/)?bin/{name}(\.exe)?"):
         return str(path)
-    found = _located(pathfinder.find_nvidia_binary_utility, "cuobjdump")
+    found = _located(pathfinder.find_nvidia_binary_utility, name)
     if found is None:
-        raise ToolchainError(f"cuobjdump, which counts a cubin's instructions, is not installed: {INSTALL}")
+        raise ToolchainError(f"{name}, which {what}, is not installed: {INSTALL}")
     return str(found)
 
 

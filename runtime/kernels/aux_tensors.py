@@ -10,7 +10,7 @@ import torch
 from codegen.expressions.bounds import MOST_POSITIONS
 from codegen.expressions.nodes import SIZES, Aux
 from codegen.plan import Plan
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, BlockMaskSpec
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError
 from runtime.expressions.dtypes import TORCH_DTYPES
@@ -24,7 +24,7 @@ class AuxArguments:
         names: of the tensors, in order.
     """
 
-    def __init__(self, spec: AttentionSpec, plan: Plan) -> None:
+    def __init__(self, spec: AttentionSpec | BlockMaskSpec, plan: Plan) -> None:
         """Take over which there are, and what the kernel is told of them."""
         self._aux = aux = spec.aux_tensors
         self._has_expressions = bool(spec.expressions)
@@ -60,14 +60,30 @@ class AuxArguments:
         Raises:
             ArgumentError: naming the tensor, what it is and what is expected.
         """
-        if self._has_expressions and max(q.shape[2], kv_len) > MOST_POSITIONS:
-            name, length = ("q", q.shape[2]) if q.shape[2] > MOST_POSITIONS else ("k", kv_len)
-            most = f"at most {MOST_POSITIONS} go with a mask or a score that is an expression"
-            raise ArgumentError(name, f"has a length of {length}; {most}")
+        self.check_lengths({"q": q.shape[2], "k": kv_len})
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "q_len": q.shape[2], "kv_len": kv_len}
+        return self.check_sizes(sizes, q.device, tensors)
+
+    def check_lengths(self, lengths: Mapping[str, int]) -> None:
+        """Refuse a length, given by the argument that has it, with which an expression's integers may overflow."""
+        for name, length in lengths.items():
+            if self._has_expressions and length > MOST_POSITIONS:
+                most = f"at most {MOST_POSITIONS} go with a mask or a score that is an expression"
+                raise ArgumentError(name, f"has a length of {length}; {most}")
+
+    def check_sizes(
+        self, sizes: Mapping[str, int], device: torch.device, tensors: tuple[Any, ...]
+    ) -> dict[str, int | float]:
+        """Check the tensors of a call without q, as ``check`` does.
+
+        Args:
+            sizes: what the names of sizes are.
+            device: where they are to be.
+            tensors: in order.
+        """
         values: dict[str, int | float] = {}
         for aux, tensor in zip(self._aux, tensors, strict=True):
-            values |= self._describe(aux, tensor, q.device, sizes)
+            values |= self._describe(aux, tensor, device, sizes)
         return values
 
     def _describe(self, aux: Aux, tensor: Any, device: torch.device, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -75,7 +91,7 @@ class AuxArguments:
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
         if tensor.device != device:
-            raise ArgumentError(name, f"is on {tensor.device}, q is on {device}: call .to(q.device)")
+            raise ArgumentError(name, f"is on {tensor.device}, expected {device}: call .to({str(device)!r})")
         if tensor.dtype != TORCH_DTYPES[aux.dtype]:
             raise ArgumentError(name, f"is {tensor.dtype}, expected {TORCH_DTYPES[aux.dtype]}")
         expected: list[tuple[str, tuple[int, ...] | None]] = [

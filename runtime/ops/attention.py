@@ -83,11 +83,9 @@ def block_sparse_attention(
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
 
-    q, k, v and ``sink`` have gradients, by default the same bits in every call, with every pattern: on sm_90a with
-    heads of up to 256 elements and every option, on sm_89 with heads of up to 128, without masks of bits, softcap and
-    ``kv_lengths``.
-    Blocks of lists have 64 queries and keys or multiples of them (docs/training.md). ``out`` and whatever else has no
-    gradient are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
+    q, k, v and ``sink`` have gradients, by default the same bits in every call, with every pattern and option. Blocks
+    of lists have 64 queries and keys or multiples of them (docs/training.md). ``out`` and whatever else has no gradient
+    are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
     the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused.
 
     Args:

@@ -18,7 +18,16 @@ from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
-from runtime.verify import attention, attention_backward, bsr_sddmm, bsr_spgemm, bsr_spmm, select_topk, tile_copy
+from runtime.verify import (
+    attention,
+    attention_backward,
+    block_mask,
+    bsr_sddmm,
+    bsr_spgemm,
+    bsr_spmm,
+    select_topk,
+    tile_copy,
+)
 from runtime.verify.common import Outcome, summary, worst
 from runtime.verify.guard import Guarded
 
@@ -26,6 +35,7 @@ from runtime.verify.guard import Guarded
 MODULES: dict[str, ModuleType] = {
     "attention": attention,
     "attention_backward": attention_backward,
+    "block_mask": block_mask,
     "bsr_spmm": bsr_spmm,
     "bsr_sddmm": bsr_sddmm,
     "bsr_spgemm": bsr_spgemm,
@@ -35,6 +45,7 @@ MODULES: dict[str, ModuleType] = {
 ORACLE = {
     "attention_backward": "float64 gradients over the same pairs, on the GPU",
     "attention": "float64 softmax over the same pairs, on the GPU",
+    "block_mask": "the mask of every pair, by torch, on the GPU: errors are elements of lists that differ",
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
     "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
     "bsr_spgemm": "float64 product of the dense matrices, on the GPU",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,8 +12,29 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
+from codegen.problem import AttentionShape
+from codegen.render import render_plan
 
 TOPK = {"kind": "topk", "block": {"q": 64, "kv": 64}}
+BITS = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "bits"}
+MUCH_ASKED = {**BITS, "mask": "t[q_idx - kv_idx] > t[kv_idx] and t[q_idx] > t[head]", "aux": {"t": "fp32[999]"}}
+WIDE = [192, 256]
+EACH_PATTERN: tuple[dict[str, Any], ...] = (
+    {"kind": "dense"},
+    {"kind": "causal"},
+    {"kind": "sliding_window", "left": 100, "right": 70},
+    {"kind": "sink_window", "sink": 4, "left": 500, "right": 30},
+    {"kind": "strided", "stride": 3, "local": 1, "block": 64},
+    {"kind": "prefix_lm"},
+    *({"kind": "topk", "block": {"q": q, "kv": kv}} for q in (64, 128) for kv in (64, 128)),
+    *(
+        {**BITS, "block": {"q": q, "kv": kv}, "mask": m}
+        for q in (64, 128)
+        for kv in (64, 128)
+        for m in ("causal", "bits")
+    ),
+    MUCH_ASKED,
+)
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_120")
 
 
@@ -54,6 +76,61 @@ def test_q_and_dout_arrive_where_the_ring_is() -> None:
         assert not regions["Q"].overlaps(regions["Dout"])
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, *WIDE])
+@pytest.mark.parametrize("gradients", ["dq", "dkdv"])
+def test_every_pattern_has_a_tile_by_default_with_all_options(gradients: str, head_dim: int) -> None:
+    for pattern in EACH_PATTERN:
+        for options in ({}, {"softcap": 9.0, "kv_lengths": True}):
+            plan = plan_of(gradients, pattern, head_dim=head_dim, **options)
+            assert plan.shared_bytes <= ARCHS["sm_89"].shared_memory_per_block
+            assert plan.registers.needed <= plan.registers.limit
+
+
+@pytest.mark.parametrize("head_dim", WIDE)
+def test_dk_and_dv_of_wide_heads_are_summed_up_by_two_thread_blocks(head_dim: int) -> None:
+    shape = AttentionShape(3, 4, 2, 500, 1000)
+    for gradients, size, tiles in (("dkdv", 128, 2 * 8), ("dkdv", head_dim, 2 * 2 * 16), ("dq", head_dim, 4 * 8)):
+        assert plan_of(gradients, head_dim=size).problem(shape).tiles == 3 * tiles, (gradients, size)
+    plan = plan_of("dkdv", head_dim=head_dim)
+    step = plan.spec.tile.model_dump()["m"]
+    assert (plan.flops, plan.bytes) == (5 * 2 * step * 64 * head_dim, 2 * 2 * step * head_dim * 2)
+    source = render_plan(plan)
+    assert "index = blockIdx.x / 2" in source and "of_dk = blockIdx.x % 2 == 1;" in source
+    assert source.count("\n    add_gradient(") == 1, "either dV or dK"
+
+
+@pytest.mark.parametrize("head_dim", WIDE)
+def test_q_and_dout_of_wide_heads_have_places_of_their_own(head_dim: int) -> None:
+    regions = {region.name: region for region in plan_of("dq", head_dim=head_dim).shared}
+    assert not any(one.overlaps(other) for one in regions.values() for other in regions.values() if one is not other)
+    assert regions["Q"].bytes == regions["Dout"].bytes == 64 * head_dim * 2
+
+
+@pytest.mark.parametrize("gradients", ["dq", "dkdv"])
+def test_options_are_in_the_source_where_they_are_asked_for(gradients: str) -> None:
+    plain = render_plan(plan_of(gradients))
+    for word, options in (("cap_slope", {"softcap": 9.0}), ("key_end_of", {"kv_lengths": True})):
+        assert word not in plain and word in render_plan(plan_of(gradients, **options)), word
+    with_bits = render_plan(plan_of(gradients, BITS))
+    assert "load_word" in with_bits and "visible(" not in with_bits
+
+
+def test_steps_that_share_a_word_of_bits_begin_in_it_where_they_are() -> None:
+    """Of 16 keys: two steps have one word."""
+    source = render_plan(plan_of("dq", BITS, tile={"m": 64, "n": 16}))
+    assert "(bits) + i % kBlockSteps * kTileN / 32;" in source and "kStepWords = 1;" in source
+    wide = render_plan(plan_of("dq", {**BITS, "block": {"q": 64, "kv": 128}}, head_dim=64))
+    assert "(bits) + i % kBlockSteps * (kTileN / 32);" in wide and "kStepWords = 2;" in wide
+
+
+@pytest.mark.parametrize("gradients", ["dq", "dkdv"])
+def test_what_is_copied_ends_with_the_keys_of_the_batch(gradients: str) -> None:
+    """So that K and V behind it are zeros, whatever is there."""
+    source = render_plan(plan_of(gradients, kv_lengths=True))
+    copied = re.findall(r"copy_rows<kTileN>\([^;]*?([\w.]+) - (?:first_)?row, p\.head_chunks\);", source)
+    assert copied == ["key_end"] * 2
+
+
 @pytest.mark.parametrize(
     ("gradients", "fields", "message"),
     [
@@ -77,15 +154,15 @@ def test_q_and_dout_arrive_where_the_ring_is() -> None:
             {"pattern": TOPK, "tile": {"m": 32, "n": 128}},
             "tile.n: is 128; a tile is a key block, or an equal part",
         ),
+        ("dq_dkdv", {}, "gradients: is dq_dkdv; allowed on sm_89: dq, dkdv"),
+        ("dq", {"head_dim": 96}, "head_dim: is 96; allowed in a gradient on sm_89: 64, 128, 192, 256"),
         (
             "dq",
-            {"pattern": {**TOPK, "kind": "block_lists", "mask": "bits"}},
-            "pattern.mask: is bits, of which sm_89 has no gradient; allowed: ",
+            {"head_dim": 256, "tile": {"m": 64, "n": 32}},
+            "stages: 2 stages of tile 64 x 32 need 129 KB of shared memory, sm_89 has 99 KB",
         ),
-        ("dq", {"softcap": 9.0}, "softcap: is 9.0, of which sm_89 has no gradient"),
-        ("dkdv", {"kv_lengths": True}, "kv_lengths: is true, of which sm_89 has no gradient"),
-        ("dq_dkdv", {}, "gradients: is dq_dkdv; allowed on sm_89: dq, dkdv"),
-        ("dq", {"head_dim": 96}, "head_dim: is 96; allowed in a gradient on sm_89: 64, 128"),
+        ("dkdv", {"head_dim": 192, "stages": 3}, "stages: 3 stages of tile 32 x 64 need 121 KB of shared memory"),
+        ("dkdv", {"pattern": MUCH_ASKED, "tile": {"m": 64, "n": 64}}, "tile: 64 x 64 needs about 2"),
     ],
 )
 def test_what_is_refused(gradients: str, fields: dict[str, Any], message: str) -> None:

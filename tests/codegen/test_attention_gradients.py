@@ -182,7 +182,7 @@ def test_each_pattern_has_gradients(name: str, loaded: Any) -> None:
     assert sorted(spec.gradients for spec in specs) == (["dq_dkdv"] if in_one else ["dkdv", "dq"])
 
 
-@pytest.mark.parametrize("name", [name for name in PATTERNS if "bits" not in name])
+@pytest.mark.parametrize("name", PATTERNS)
 def test_each_pattern_has_gradients_on_an_ada_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = oracle_kernel.install(monkeypatch, arch="sm_89")
     check(qkv(), PATTERNS[name]())
@@ -207,6 +207,24 @@ def test_each_option_has_gradients(name: str, options: str, loaded: Any) -> None
             gradient_oracle.assert_sink_near(found[3], *tensors, pattern, dout, weight * dlse, **given)
     for kernel in loaded.gradients.values():
         assert kernel.spec.softcap == given.get("softcap") and kernel.spec.kv_lengths == ("kv_lengths" in given)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "head_dim"),
+    [("causal", "softcap", 192), ("bits", "all", 256), ("dense", "kv_lengths", 64), ("split lists", "one length", 136)],
+)
+def test_options_and_wide_heads_have_gradients_on_an_ada_gpu(
+    name: str, options: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = oracle_kernel.install(monkeypatch, arch="sm_89")
+    given = {key: value for key, value in OPTIONS[options]().items() if key != "sink"}
+    check(qkv(kv_heads=2, head_dim=head_dim), PATTERNS[name](), **given)
+    size = next(size for size in HEAD_DIMS["mma"] if size >= head_dim)
+    for kernel in loaded.gradients.values():
+        spec = kernel.spec
+        assert (spec.arch, spec.head_dim, spec.softcap) == ("sm_89", size, given.get("softcap"))
+        assert spec.kv_lengths == ("kv_lengths" in given)
+    assert len(loaded.gradients) == 2
 
 
 LISTS = "topk, repeated", "topk, shared, out of range", "lists", "causal lists", "bits"

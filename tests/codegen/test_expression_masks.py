@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -88,9 +89,15 @@ def test_an_index_that_may_leave_a_tensor_is_held_to_it() -> None:
     assert "clamp_index(query - key, 100)" in source
 
 
-def test_gradients_by_mma_sync_and_attention_by_wmma_have_none() -> None:
-    backward = {**fields(DOCUMENTS, AUX), "op": "attention_backward", "arch": "sm_89", "gradients": "dq"}
-    with pytest.raises(SpecError, match=r"pattern\.mask: is an expression, of which sm_89 has no gradient"):
-        plan_for(find_spec(backward))
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
+@pytest.mark.parametrize("gradients", ["dq", "dkdv"])
+def test_gradients_ask_the_same_function(gradients: str, arch: str) -> None:
+    source = source_of(DOCUMENTS, AUX, op="attention_backward", arch=arch, gradients=gradients)
+    assert f"//   {DOCUMENTS}\n__device__ __forceinline__ bool visible(" in source
+    assert "return (q_doc_of_row == kv_doc_of_column) & (query >= key);" in source
+    assert len(re.findall(r"\bvisible\(p, batch, head, ", source)) == 1
+
+
+def test_attention_by_wmma_has_none() -> None:
     with pytest.raises(SpecError, match=r"pattern\.mask: is an expression; attention with wmma has no kernel with it"):
         plan_for(find_spec(fields(DOCUMENTS, AUX, arch="sm_89", mma="wmma")))

@@ -203,7 +203,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("op", "conv", "allowed: 'attention', 'attention_backward', 'bsr_spmm'"),
+        ("op", "conv", "allowed: 'attention', 'attention_backward', 'block_mask', 'bsr_spmm'"),
         ("op", ["attention"], "allowed: 'attention', 'attention_backward'"),
         ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),
         ("arch", ["sm_90a"], "allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),

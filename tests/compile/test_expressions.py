@@ -18,8 +18,11 @@ EVERYTHING = (
 KERNELS: tuple[dict[str, Any], ...] = (
     {"op": "attention", "arch": "sm_90a"},
     {"op": "attention", "arch": "sm_89"},
-    {"op": "attention_backward", "arch": "sm_90a", "gradients": "dq"},
-    {"op": "attention_backward", "arch": "sm_90a", "gradients": "dkdv"},
+    *(
+        {"op": "attention_backward", "arch": arch, "gradients": gradients}
+        for arch in ("sm_90a", "sm_89")
+        for gradients in ("dq", "dkdv")
+    ),
 )
 
 

@@ -40,7 +40,13 @@ def test_the_digest_follows_includes_and_tells_headers_apart() -> None:
 def forgetful() -> Iterator[None]:
     """Lets the toolchain be looked for again, in the test and after it."""
 
-    known = (toolchain.nvrtc, toolchain.include_folders, toolchain.headers_digest, toolchain.cuobjdump)
+    known = (
+        toolchain.nvrtc,
+        toolchain.include_folders,
+        toolchain.headers_digest,
+        toolchain.cuobjdump,
+        toolchain.nvdisasm,
+    )
     for each in known:
         each.cache_clear()
     yield

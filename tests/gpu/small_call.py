@@ -35,6 +35,7 @@ from codegen.plans.row_chunks import row_cutting
 from codegen.spec import (
     AttentionBackwardSpec,
     AttentionSpec,
+    BlockMaskSpec,
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
@@ -43,6 +44,7 @@ from codegen.spec import (
 )
 from runtime import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.verify.aux_tensors import draw_aux
 
 LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles
@@ -86,6 +88,10 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         size = spec.block.rows
         factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
         return factors + ([_bsr(size, size, 6, 5, draw, device)] if spec.output == "bsr" else []), {}
+    if isinstance(spec, BlockMaskSpec):
+        sizes = {"batch": 2, "heads": HEADS, "q_len": LENGTH - 7, "kv_len": LENGTH - 3}
+        aux = draw_aux(spec.aux_tensors, sizes, torch.Generator().manual_seed(0), torch.device("cpu"))
+        return [*sizes.values()], {"aux": {name: tensor.to(device) for name, tensor in aux.items()}}
     if isinstance(spec, SelectTopkSpec):
         # Rows of fewer chunks than a warp has lanes, and blocks that do not divide the lengths.
         q, k = draw(1, 2 * HEADS, LENGTH - 7, 72), draw(1, HEADS, LENGTH - 3, 72)

@@ -5,7 +5,6 @@ pytest -n 0 tests/gpu/test_attention_gradients_mma_sync.py
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -16,37 +15,52 @@ torch = pytest.importorskip("torch")
 
 from gpu.test_attention_gradients import (  # noqa: E402
     test_a_loss_may_depend_on_the_log_sum_exp,
+    test_a_loss_of_the_log_sum_exp_with_sinks,
+    test_block_masks_and_documents_have_gradients,
     test_compile_takes_a_training_step_whole,
     test_fifty_runs_beside_a_busy_stream_have_the_same_bits,
     test_gradients_that_no_kernel_can_read_are_copied,
     test_graphs_of_both_passes_read_the_lists_of_each_replay,
     test_grouped_heads,
     test_head_sizes_that_are_filled_up,
+    test_head_sizes_with_grouped_heads_and_odd_lengths,
+    test_keys_behind_the_last_one_have_no_weight_beside_logits_far_below_zero,
     test_lengths,
     test_lengths_of_lists,
+    test_options,
+    test_options_with_other_patterns,
     test_patterns,
     test_strided_operands,
+    test_what_is_behind_the_length_has_no_effect,
 )
+from gpu.test_expressions import test_gradients as test_masks_that_are_expressions  # noqa: E402
 
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.library import NamedSpec  # noqa: E402
-from codegen.select.backward import HEAD_DIMS  # noqa: E402
 from runtime import load_kernel  # noqa: E402
 from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
 from runtime.ops import attention_gradients  # noqa: E402
 
 __all__ = [
     "test_a_loss_may_depend_on_the_log_sum_exp",
+    "test_a_loss_of_the_log_sum_exp_with_sinks",
+    "test_block_masks_and_documents_have_gradients",
     "test_compile_takes_a_training_step_whole",
     "test_fifty_runs_beside_a_busy_stream_have_the_same_bits",
     "test_gradients_that_no_kernel_can_read_are_copied",
     "test_graphs_of_both_passes_read_the_lists_of_each_replay",
     "test_grouped_heads",
     "test_head_sizes_that_are_filled_up",
+    "test_head_sizes_with_grouped_heads_and_odd_lengths",
+    "test_keys_behind_the_last_one_have_no_weight_beside_logits_far_below_zero",
     "test_lengths",
     "test_lengths_of_lists",
+    "test_masks_that_are_expressions",
+    "test_options",
+    "test_options_with_other_patterns",
     "test_patterns",
     "test_strided_operands",
+    "test_what_is_behind_the_length_has_no_effect",
 ]
 ARCH = "sm_89"
 OLDER = torch.cuda.is_available() and torch.cuda.get_device_capability() < ARCHS[ARCH].compute_capability
@@ -61,18 +75,9 @@ def loaded(named: NamedSpec, device: torch.device) -> AttentionBackwardKernel:
     return kernel
 
 
-def is_refused(request: pytest.FixtureRequest) -> bool:
-    """Return whether there is no kernel of it: tests/codegen/test_attention_backward_mma_sync.py has the errors."""
-    given = getattr(request.node, "callspec", None)
-    wide = given is not None and given.params.get("head_dim", 0) > HEAD_DIMS["mma"][-1]
-    return wide or (given is not None and bool({"bits", "all"} & set(re.split("[- ]", given.id))))
-
-
 @pytest.fixture(autouse=True)
-def taken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have the backward pass take the kernels of sm_89, and see that it did."""
-    if is_refused(request):
-        pytest.skip(f"{ARCH} has no gradient of it, and says so")
     torch.manual_seed(0)
     torch._dynamo.reset()
     asked: list[NamedSpec] = []

@@ -25,6 +25,8 @@ inline unsigned short rounded(float x) {
 }
 inline unsigned pack(float low, float high) { return static_cast<unsigned>(rounded(high)) << 16 | rounded(low); }
 inline float ex2(float x) { return std::exp2(x); }
+inline float rcp(float x) { return 1.0f / x; }
+inline unsigned load_word(const unsigned* from) { return *from; }
 
 inline void run_copy(const Copy& copy) {
   if (copy.to % 16 || copy.to + 16 > memory_bytes) fail("cp.async: address in shared memory");

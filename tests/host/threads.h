@@ -24,6 +24,10 @@ struct uint4 {
 struct float2 {
   float x, y;
 };
+struct int2 {
+  int x, y;
+};
+inline int2 make_int2(int x, int y) { return {x, y}; }
 struct Number {
   int x;
 };
@@ -134,8 +138,8 @@ T shuffled(T value, int lane) {
   return taken;
 }
 template <typename T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return shuffled(value, lane % 32);
+T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  return shuffled(value, current % 32 / width * width + lane % width);
 }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lanes) {
@@ -155,6 +159,10 @@ inline unsigned __match_any_sync(unsigned, int value) {
     }
   });
   return same;
+}
+// The upper word of `high` and `low` side by side, shifted to the left by at most 32 bits.
+inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned bits) {
+  return (static_cast<std::uint64_t>(high) << 32 | low) << min(bits, 32u) >> 32;
 }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -1,0 +1,181 @@
+"""Plan of the block lists of a mask: intervals over blocks, then pairs where these do not tell, then lists of bits."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, WARP
+from codegen.expressions.ranges import Looked, Ranges, bytes_of, list_sizes, ranges_of
+from codegen.flags import BlockMaskFlags, LookedFlags, RangesFlags
+from codegen.plan import (
+    Constant,
+    Epilogue,
+    Param,
+    Plan,
+    Prologue,
+    Registers,
+    SharedLayout,
+    check_budget,
+    i32,
+    pointer,
+    require,
+)
+from codegen.plans.attention_expressions import LINE, aux_params, expression_registers, expressions_flags
+from codegen.problem import BlockMaskShape, LaunchArgs
+from codegen.spec import BlockMaskSpec
+
+WIDTHS = (128, 256)
+OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
+WORD = 4  # bytes
+SCRATCH_UNIT = 16  # bytes: each part of the scratch memory begins at a multiple
+
+
+def plan(spec: BlockMaskSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, block, mask = ARCHS[spec.arch], spec.pattern.fixed_block, spec.pattern.expression
+    kind = spec.pattern.kind
+    require(kind == "block_lists", "pattern.kind", f"is {kind}; lists are made for block_lists")
+    require(mask is not None, "pattern.mask", "is no expression; block lists are made of one (docs/expressions.md)")
+    width = spec.tile.n
+    require(width in WIDTHS, "tile.n", f"is {width}; allowed: {', '.join(map(str, WIDTHS))}")
+    require(spec.stages == 1, "stages", f"is {spec.stages}; nothing is buffered: 1")
+    assert block is not None and mask is not None
+
+    shared = SharedLayout()
+    shared.add("Undecided", WORD * width // WARP, "bits of key blocks that intervals cannot tell")
+    limit = arch.registers_for(width, 1)
+    kept = min(expression_registers(spec), limit - OVERHEAD_REGISTERS)  # a mask that takes more spills
+    registers = Registers(accumulators=kept, overhead=OVERHEAD_REGISTERS, limit=limit)
+    check_budget(spec, shared.size, registers)
+    found = ranges_of(mask)
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="block_mask/block_mask.cu.j2",
+        threads=width,
+        ctas_per_sm=1,
+        persistent=False,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=(*_lists(), *_ranges(found), *_sizes(), *aux_params(spec)),
+        tensor_maps={},
+        constants=(
+            Constant("kBlockQ", block.q, "queries of a block"),
+            Constant("kBlockKv", block.kv, "keys of a block"),
+            Constant("kThreads", width, "threads of a block"),
+            Constant("kWarps", width // WARP, "warps of a block"),
+        ),
+        flags=_flags(spec, found),
+        grid_summary=f"one thread block for a query block and {width} key blocks",
+        summary=(
+            ("tile", f"{block.q} x {block.kv}: one query block, {width} key blocks, a thread each"),
+            ("schedule", f"{spec.schedule}: intervals over blocks, then the pairs of those that they do not tell"),
+        ),
+        flops=0,
+        bytes=_bytes(found),
+        arguments=_arguments,
+        prologue=Prologue(f"{stem}_ranges", width) if found.rows or found.columns else None,
+        epilogue=Epilogue(f"{stem}_lists", width),
+    )
+
+
+def _lists() -> tuple[Param, ...]:
+    rows, words = "(batch, heads, query_blocks)", "(batch, heads, query_blocks, words)"
+    return (
+        pointer("kv_num_blocks", "int", f"{rows}: how many blocks are partial", writes=True),
+        pointer("kv_indices", "int", "(batch, heads, query_blocks, key_blocks): partial blocks", writes=True),
+        pointer("full_kv_num_blocks", "int", f"{rows}: how many are full", writes=True),
+        pointer("full_kv_indices", "int", "(batch, heads, query_blocks, key_blocks): full blocks", writes=True),
+        pointer("partial_blocks", "uint32", f"{words}: bits of partial blocks", writes=True),
+        pointer("full_blocks", "uint32", f"{words}: bits of full blocks", writes=True),
+    )
+
+
+def _ranges(found: Ranges) -> tuple[Param, ...]:
+    rows = (pointer("row_ranges", "RowRanges", "(batch, heads, query_blocks)", writes=True),)
+    columns = (pointer("column_ranges", "ColumnRanges", "(batch, heads, key_blocks)", writes=True),)
+    return (*(rows if found.rows else ()), *(columns if found.columns else ()))
+
+
+def _sizes() -> tuple[Param, ...]:
+    return (
+        i32("list_heads", "heads that have lists: 1, one for all"),
+        i32("q_len", "queries of a head"),
+        i32("kv_len", "keys of a head"),
+        i32("query_blocks", "query blocks of a head"),
+        i32("key_blocks", "key blocks of a head"),
+        i32("parts", "thread blocks of a query block"),
+        i32("words", "words of the bits of a query block"),
+        i32("rows", "query blocks of all lists"),
+        i32("blocks", "query blocks and key blocks of all lists"),
+    )
+
+
+def _bytes(found: Ranges) -> int:
+    return 2 * WORD + bytes_of(found.columns)
+
+
+def _flags(spec: BlockMaskSpec, found: Ranges) -> BlockMaskFlags:
+    rows, columns, fixed = (
+        tuple(_looked(each, side, index) for each in looked)
+        for looked, side, index in (
+            (found.rows, "row", ", int query"),
+            (found.columns, "column", ", int key"),
+            (found.fixed, "fixed", ""),
+        )
+    )
+    return BlockMaskFlags(
+        expressions=expressions_flags(spec),
+        mask_ranges=RangesFlags(rows, columns, (*rows, *columns, *fixed), found.statements, found.result),
+        row_parameter=", const RowRanges& rows" if rows else "",
+        column_parameter=", const ColumnRanges& columns" if columns else "",
+        row_argument=", p.row_ranges[row]" if rows else "",
+        column_argument=", p.column_ranges[list * p.key_blocks + key_block]" if columns else "",
+    )
+
+
+def _looked(each: Looked, side: str, index: str) -> LookedFlags:
+    made = each.printed
+    return LookedFlags(
+        name=each.name,
+        ctype=each.ctype,
+        over={"Range": "range_over", "FloatRange": "float_range_over", "Truth": "truth_over"}[each.ctype],
+        function=f"{side}_{each.name}",
+        index=index,
+        value=each.value,
+        text=each.text if len(each.text) <= LINE else f"{each.text[: LINE - 4]} ...",
+        parts=(*made.column, *made.row, *made.pair),
+        result=made.result,
+    )
+
+
+def _arguments(plan: Plan, shape: BlockMaskShape, slots: int) -> LaunchArgs:
+    """Work out a launch."""
+    del slots
+    assert isinstance(plan.spec, BlockMaskSpec)
+    block, mask, warps = plan.spec.pattern.fixed_block, plan.spec.pattern.expression, plan.threads // WARP
+    assert block is not None and mask is not None
+    batches, heads = list_sizes(mask, shape.batch, shape.heads)
+    query_blocks, key_blocks = -(-shape.q_len // block.q), -(-shape.kv_len // block.kv)
+    rows, columns = batches * heads * query_blocks, batches * heads * key_blocks
+    words, parts = -(-key_blocks // WARP), -(-key_blocks // plan.threads)
+    found = ranges_of(mask)
+    scratch = {"partial_blocks": WORD * rows * words, "full_blocks": WORD * rows * words}
+    scratch |= {"row_ranges": bytes_of(found.rows) * rows} if found.rows else {}
+    scratch |= {"column_ranges": bytes_of(found.columns) * columns} if found.columns else {}
+    return LaunchArgs(
+        {
+            "list_heads": heads,
+            "q_len": shape.q_len,
+            "kv_len": shape.kv_len,
+            "query_blocks": query_blocks,
+            "key_blocks": key_blocks,
+            "parts": parts,
+            "words": words,
+            "rows": rows,
+            "blocks": rows + columns,
+        },
+        rows * parts,
+        prologue_grid=-(-(rows + columns) // warps),
+        scratch={name: -(-size // SCRATCH_UNIT) * SCRATCH_UNIT for name, size in scratch.items()},
+        epilogue_grid=-(-rows // warps),
+    )

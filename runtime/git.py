@@ -1,0 +1,84 @@
+"""What git has of a commit: files as they were, and whether the tree is that of a commit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from codegen.errors import MOST_OF_PLACE, CodegenError
+from codegen.files import MOST_BYTES
+from codegen.wording import one_line, shown
+from runtime.errors import ToolchainError
+
+INSTALL = "apt-get install git"
+
+
+def commit_of(revision: str, folder: Path) -> str:
+    """Return the hash of a commit, by any name that git knows.
+
+    Raises:
+        CodegenError: if it is none, or the folder is in no repository.
+        ToolchainError: without git.
+    """
+    try:
+        return git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
+    except GitError as error:
+        if error.told:
+            raise
+        raise CodegenError(f"{shown(revision)} is no commit of {one_line(str(folder), MOST_OF_PLACE)}") from None
+
+
+def file_of(commit: str, path: str, folder: Path) -> str:
+    """Return what a file of a commit holds.
+
+    Args:
+        commit: its hash.
+        path: the file, from the root of the repository.
+        folder: a folder in it.
+
+    Raises:
+        CodegenError: if there is none, or it is too large.
+    """
+    name = f"{commit}:{path}"
+    if int(git(folder, "cat-file", "-s", name)) > MOST_BYTES:
+        raise CodegenError(f"{one_line(path)} of {commit[:12]} is too large: at most {MOST_BYTES >> 20} MiB is read")
+    return git(folder, "cat-file", "blob", name)
+
+
+def files_of(commit: str, below: str, folder: Path) -> list[str]:
+    """Return the files of a commit in a folder of the repository, from its root."""
+    return git(folder, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, f"{below}/").split("\0")[:-1]
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Return the files of a repository that are not as its last commit has them, new ones too."""
+    told = git(folder, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=normal")
+    return [line[3:] for line in told.split("\0") if line]
+
+
+class GitError(CodegenError):
+    """Git refuses.
+
+    Attributes:
+        told: what it says, in one line.
+    """
+
+    def __init__(self, told: str) -> None:
+        self.told = one_line(told.strip())
+        super().__init__(f"git: {self.told}")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Return what git prints.
+
+    Raises:
+        GitError: if it fails.
+        ToolchainError: if it is not there.
+    """
+    try:
+        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=False)
+    except OSError as error:
+        raise ToolchainError(f"git cannot be started ({error.strerror}): {INSTALL}") from None
+    if result.returncode != 0:
+        raise GitError(result.stderr.decode(errors="replace"))
+    return result.stdout.decode(errors="surrogateescape")

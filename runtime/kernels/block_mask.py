@@ -1,0 +1,160 @@
+"""Calls of kernels that make block lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.problem import BlockMaskShape
+from codegen.spec import BlockMaskSpec
+from codegen.wording import shown
+from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered
+from runtime.driver.enqueue import enqueue
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.workspace import Memory
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import MAX_EXTENT, Signatures, call_key
+from runtime.kernels.aux_tensors import AuxArguments
+
+MOST_BLOCKS = 2**30
+"""Query blocks and key blocks of all lists: kernels count them in 32 bits."""
+MOST_THREAD_BLOCKS = 2**31 - 1
+
+
+class BlockMaskLists(NamedTuple):
+    """What the lists are, in the order in which attention takes them.
+
+    Attributes:
+        kv_num_blocks: int32 (batch or 1, heads or 1, query blocks), how many key blocks are partial.
+        kv_indices: int32 (..., key blocks), partial ones, ascending, then -1.
+        full_kv_num_blocks: as ``kv_num_blocks``, of full blocks.
+        full_kv_indices: as ``kv_indices``, full blocks.
+    """
+
+    kv_num_blocks: torch.Tensor
+    kv_indices: torch.Tensor
+    full_kv_num_blocks: torch.Tensor
+    full_kv_indices: torch.Tensor
+
+
+class BlockMaskKernel:
+    """Makes the block lists of a mask.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        assert isinstance(compiled.plan.spec, BlockMaskSpec)
+        self.spec: BlockMaskSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._aux = AuxArguments(self.spec, compiled.plan)
+        self._signatures = Signatures()
+
+    def __repr__(self) -> str:
+        return f"<block_mask kernel {self.compiled.named.stem}(batch, heads, q_len, kv_len) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        batch: int,
+        heads: int,
+        q_len: int,
+        kv_len: int,
+        *,
+        aux: Mapping[str, torch.Tensor] | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> BlockMaskLists:
+        """Make the lists; nothing waits for the GPU.
+
+        Args:
+            batch: batches of the attention that they are for.
+            heads: its query heads.
+            q_len: queries of a head.
+            kv_len: keys of a head.
+            aux: the tensors of the mask, by name, on one CUDA device, of the types and sizes (...) that the spec says.
+            device: that device; by default the tensors', without tensors torch's current one.
+
+        Returns:
+            The lists. They are of one batch, or head, for all where the mask does not ask which it is.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        tensors = self._aux.in_order(aux)
+        where = device_of(device, tensors)
+        shape = checked_shape(batch, heads, q_len, kv_len)
+        with entered(where.index):
+            return self._run(shape, tensors, where)
+
+    def _run(self, shape: BlockMaskShape, tensors: tuple[torch.Tensor, ...], device: torch.device) -> BlockMaskLists:
+        """Launch in the context of the device, which is current."""
+        key = (shape, device, call_key(*tensors))
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
+        if signature is None:
+            signature = self._signatures.keep(key, self._check(shape, tensors, device))
+        sizes, memory = signature.extra
+        make = allocator(device)
+        counts, lists = contiguous(sizes[:3]), contiguous(sizes)
+        made = BlockMaskLists(*(make(*each, torch.int32) for each in (counts, lists, counts, lists)))
+        addresses = {name: tensor.data_ptr() for name, tensor in made._asdict().items()}
+        self._aux.add_addresses(addresses, tensors)
+        enqueue(self._loaded, signature, addresses, device, memory)
+        return made
+
+    def _check(self, shape: BlockMaskShape, tensors: tuple[Any, ...], device: torch.device) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        self._aux.check_lengths({"q_len": shape.q_len, "kv_len": shape.kv_len})
+        sizes = {"batch": shape.batch, "heads": shape.heads, "q_len": shape.q_len, "kv_len": shape.kv_len}
+        told = self._aux.check_sizes(sizes, device, tensors)
+        args = self.compiled.plan.problem(shape)
+        numbers = args.numbers
+        if numbers["blocks"] > MOST_BLOCKS or args.tiles > MOST_THREAD_BLOCKS:
+            raise ArgumentError("batch", f"is {shape.batch}: with {shape} there are more blocks than are counted")
+        heads = numbers["list_heads"]
+        lists = (numbers["rows"] // heads // numbers["query_blocks"], heads, numbers["query_blocks"])
+        return self._loaded.signature(
+            device.index,
+            args.tiles,
+            {**numbers, **told},
+            {},
+            extra=((*lists, numbers["key_blocks"]), Memory.of(args)),
+            prologue_grid=args.prologue_grid,
+            epilogue_grid=args.epilogue_grid,
+        )
+
+
+def device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:
+    """Return the device of a call: with a number.
+
+    Raises:
+        ArgumentError: for what is no CUDA device.
+    """
+    given = device if device is not None else next((t.device for t in tensors if isinstance(t, torch.Tensor)), "cuda")
+    try:
+        found = torch.device(given)
+    except (RuntimeError, TypeError):
+        raise ArgumentError("device", f"is {shown(given)}, expected a CUDA device") from None
+    if found.type != "cuda":
+        argument, preposition = ("aux", "on ") if device is None else ("device", "")
+        raise ArgumentError(argument, f"is {preposition}{found}, expected a CUDA device")
+    return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def checked_shape(batch: Any, heads: Any, q_len: Any, kv_len: Any) -> BlockMaskShape:
+    """Return the sizes of a call.
+
+    Raises:
+        ArgumentError: naming the one that is none.
+    """
+    for name, size in (("batch", batch), ("heads", heads), ("q_len", q_len), ("kv_len", kv_len)):
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_EXTENT:
+            raise ArgumentError(name, f"is {shown(size)}, expected a whole number from 1 to 2^30")
+    return BlockMaskShape(batch, heads, q_len, kv_len)

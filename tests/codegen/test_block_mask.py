@@ -1,0 +1,212 @@
+"""Block lists of masks: the plan, what a call checks, and the generated source run on the host, thread by thread."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.errors import SpecError
+from codegen.library import find_spec
+from codegen.plans import plan_for
+from codegen.problem import BlockMaskShape
+from codegen.render import generate, render
+
+torch = pytest.importorskip("torch")
+
+import host_block_mask  # noqa: E402
+import known_functions  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
+from codegen.patterns.block_lists import expression_of  # noqa: E402
+from runtime import create_block_mask  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+from runtime.ops import block_mask as ops  # noqa: E402
+from runtime.patterns import BlockLists  # noqa: E402
+from runtime.verify import block_mask as verified  # noqa: E402
+
+CPU = torch.device("cpu")
+RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
+on_the_host = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
+DOCUMENTS = "doc[batch, q_idx] == doc[batch, kv_idx] and q_idx >= kv_idx"
+LISTS = {"kind": "block_lists", "block": {"q": 64, "kv": 32}}
+
+
+def fields(mask: str, **aux: str) -> dict[str, Any]:
+    return {"op": "block_mask", "arch": "sm_90a", "pattern": {**LISTS, "mask": mask, "aux": aux}}
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lets calls on the CPU run the kernel on the host."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    @lru_cache
+    def kernel(index: None, pattern: str) -> host_block_mask.HostKernel:
+        named = find_spec({"op": "block_mask", "arch": "sm_90a", "pattern": json.loads(pattern)})
+        (tmp_path / named.stem).mkdir()
+        return host_block_mask.HostKernel(named, tmp_path / named.stem)
+
+    monkeypatch.setattr(ops, "_kernel", kernel)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "device_of", lambda device, tensors: CPU)
+
+
+def check(pattern: BlockLists, batch: int, heads: int, q_len: int, kv_len: int) -> None:
+    spec, sizes = pattern.spec_pattern(), {"batch": batch, "heads": heads, "q_len": q_len, "kv_len": kv_len}
+    seen = verified.seen_pairs(expression_of(spec["mask"], spec.get("aux", {})), sizes, pattern.aux or {}, CPU)
+    lists = (pattern.kv_num_blocks, pattern.kv_indices, pattern.full_kv_num_blocks, pattern.full_kv_indices)
+    for found, right in zip(lists, verified.lists_of(seen, pattern.block), strict=True):
+        assert found is not None and torch.equal(found, right)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tile": {"n": 64}}, "tile.n: is 64; allowed: 128, 256"),
+        ({"stages": 2}, "stages: is 2"),
+        ({"dtype": "bf16"}, "dtype: is 'bf16'"),
+        ({"mma": "wmma"}, "mma: wmma is not possible here"),
+        ({"pattern": {"kind": "causal"}}, "pattern.kind: is causal; lists are made for block_lists"),
+        ({"pattern": {**LISTS, "mask": "causal"}}, "pattern.mask: is no expression"),
+        ({"pattern": {**LISTS, "mask": "q_idx < 0"}}, "pattern.mask: .*it hides every pair"),
+    ],
+)
+def test_what_it_is_not_written_for_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        plan_for(find_spec({**fields("q_idx >= kv_idx"), **changes}))
+
+
+def test_a_launch() -> None:
+    args = plan_for(find_spec("h100_block_mask")).problem(BlockMaskShape(2, 16, 131072, 131000))
+    assert args.numbers["list_heads"] == 1
+    assert (args.numbers["rows"], args.numbers["blocks"], args.numbers["words"]) == (2048, 4096, 32)
+    assert (args.tiles, args.prologue_grid, args.epilogue_grid) == (2048 * 4, 512, 256)
+    assert args.scratch == dict.fromkeys(("row_ranges", "column_ranges"), 2048 * 16) | dict.fromkeys(
+        ("partial_blocks", "full_blocks"), 2048 * 32 * 4
+    )
+
+
+def test_what_a_source_does_not_need_is_not_in_it() -> None:
+    source = render(find_spec(fields("q_idx >= kv_idx")))
+    assert "_ranges(const" not in source and "RowRanges" not in source and "float_range" not in source
+    assert plan_for(find_spec(fields("q_idx >= kv_idx"))).prologue is None
+
+
+def test_one_text_for_all_architectures() -> None:
+    texts = [render(find_spec({**fields("q_idx >= kv_idx"), "arch": arch})) for arch in ("sm_89", "sm_90a")]
+    ours, theirs = (
+        text.partition("\n\n")[2].replace(arch, "") for text, arch in zip(texts, ("sm_89", "sm_90a"), strict=True)
+    )
+    stems = [find_spec({**fields("q_idx >= kv_idx"), "arch": arch}).stem for arch in ("sm_89", "sm_90a")]
+    assert ours.replace(stems[0].replace("sm_89", ""), "") == theirs.replace(stems[1].replace("sm_90a", ""), "")
+
+
+@on_the_host
+def test_cases(tmp_path: Path) -> None:
+    kernel = host_block_mask.HostKernel(find_spec("h100_block_mask"), tmp_path)
+    for order, case in enumerate(verified.CASES):
+        if case.q_len * case.kv_len * case.batch <= 1700 * 1000:
+            kernel.host.order = order
+            outcome = verified.run_case(kernel, case, CPU)
+            assert outcome.passed, outcome
+
+
+@on_the_host
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        ("i = queries.low + warp;", "i = queries.low + warp + kWarps;"),
+        ("any_hides = __syncthreads_or(hides)", "any_hides = hides"),
+        ("list[entries + __popc(listed & lanes_before)]", "list[entries + __popc(listed) - 1]"),
+    ],
+    ids=["queries", "a vote", "a place"],
+)
+def test_what_is_missing_shows(was: str, instead: str, tmp_path: Path) -> None:
+    """A pair is hidden that one lane of one warp looks at."""
+    named = find_spec(fields("q_idx != 3 or kv_idx != 21"))
+    source = generate(named).source
+    assert source.count(was) == 1
+    kernel = host_block_mask.HostKernel(named, tmp_path, source.replace(was, instead))
+    assert not verified.run_case(kernel, verified.Case("missing", 130, 100), CPU).passed
+
+
+@on_the_host
+@pytest.mark.parametrize("name", ["of_the_head", "natten"])
+def test_functions_as_users_write_them(name: str, on_cpu: None) -> None:
+    sizes = (known_functions.BATCH, known_functions.HEADS, known_functions.LENGTH, known_functions.LENGTH)
+    check(create_block_mask(known_functions.MASKS[name], *sizes, block=(8, 16)), *sizes)
+
+
+@on_the_host
+def test_numbers_and_what_is_none(on_cpu: None) -> None:
+    time = torch.rand(2, 300).cumsum(-1)
+    time[0, 17], time[1, 200:] = torch.nan, torch.inf
+    text = "abs(time[batch, q_idx] - time[batch, kv_idx]) * 0.5 < 10.0 and time[batch, q_idx] >= time[batch, kv_idx]"
+    check(create_block_mask(text, 2, 3, 300, 300, block=(16, 16), aux={"time": time}), 2, 3, 300, 300)
+
+
+def test_an_operator_without_values() -> None:
+    """What torch.compile and torch.export see."""
+    pattern = json.dumps(
+        {
+            **LISTS,
+            "mask": DOCUMENTS.replace("doc[batch, kv", "kv_doc[batch, kv"),
+            "aux": {"doc": "int32[batch, q_len]", "kv_doc": "int32[batch, kv_len]"},
+        }
+    )
+    with FakeTensorMode():
+        doc = torch.empty(2, 1000, dtype=torch.int32, device="cuda")
+        found = torch.ops.sparse_kernel_codegen.create_block_mask(
+            [doc, doc], pattern=pattern, batch=2, heads=4, q_len=1000, kv_len=1000, device=torch.device("cuda", 0)
+        )
+    assert [tuple(each.shape) for each in found] == [(2, 1, 16), (2, 1, 16, 32)] * 2
+    assert all(each.dtype == torch.int32 and each.device == torch.device("cuda", 0) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 0}, r"batch: is 0, expected a whole number from 1 to 2\^30"),
+        ({"heads": True}, "heads: is True"),
+        ({"q_len": 1.5}, "q_len: is 1.5"),
+        ({"kv_len": 2**31}, "kv_len: is 2147483648"),
+        ({"block": 128}, "block: is 128, expected"),
+        ({"block": (128, 100)}, "pattern.block.kv: is 100; allowed"),
+        ({"mask": "causal"}, "mask: is 'causal': .*causal"),
+        ({"mask": lambda b, h, q, k: q, "aux": None}, "mask: its value is int"),
+        ({"mask": 3}, "mask: is int, expected an expression or a function"),
+        ({"aux": {}}, "mask: .*doc"),
+        ({"aux": {"doc": torch.zeros(9, 64, dtype=torch.int32)}}, r"aux\['doc_kv'\]: has shape \(9, 64\)"),
+        ({"device": "cpu"}, "device: is cpu, expected a CUDA device"),
+        ({"device": "nothing"}, "device: is 'nothing'"),
+    ],
+)
+def test_what_is_no_call(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "device" not in changes:
+        monkeypatch.setattr(ops, "device_of", lambda device, tensors: CPU)
+    given = {"batch": 1, "heads": 1, "q_len": 64, "kv_len": 64, "mask": DOCUMENTS}
+    given |= {"aux": {"doc": torch.zeros(1, 64, dtype=torch.int32)}, **changes}
+    with pytest.raises((ArgumentError, SpecError), match=message):
+        create_block_mask(
+            given.pop("mask"), given.pop("batch"), given.pop("heads"), given.pop("q_len"), given.pop("kv_len"), **given
+        )
+
+
+def test_tensors_on_the_cpu_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="aux: is on cpu, expected a CUDA device"):
+        create_block_mask(DOCUMENTS, 1, 1, 64, 64, aux={"doc": torch.zeros(1, 64, dtype=torch.int32)})
+
+
+def test_more_blocks_than_are_counted_are_refused(on_cpu: None) -> None:
+    with pytest.raises(ArgumentError, match="batch: is 1048576"):
+        create_block_mask("q_idx >= kv_idx + batch", 2**20, 1, 2**20, 2**20)

@@ -17,7 +17,6 @@ MOST_TAGS = 0.12  # of the lines of a file
 FEW_TAGS = 2  # of a file, however short it is
 # Files with more tags.
 EXCEPTIONS = {
-    "expression_tensors.cuh.j2": "a function for each aux tensor",
     "mask_expression.cuh.j2": "a statement for each part of the expression",
     "score_expression.cuh.j2": "the same",
     "score_function.cuh.j2": "the same",

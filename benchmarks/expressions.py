@@ -47,7 +47,7 @@ FLEX_OPTIONS: tuple[dict[str, int] | None, ...] = (
     None,
     *(
         {"BLOCK_M": 128, "BLOCK_N": columns, "num_warps": warps, "num_stages": stages}
-        for columns, warps, stages in ((64, 4, 3), (64, 4, 2), (64, 8, 3), (128, 8, 2))
+        for columns, warps, stages in ((64, 4, 3), (64, 8, 3), (128, 8, 2))
     ),
 )
 

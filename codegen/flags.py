@@ -851,7 +851,7 @@ class BlockMaskFlags(Flags):
         mask_ranges: the mask of a block.
         row_parameter: the parameter that is looked at of queries, in C++; empty without, as are the next three.
         column_parameter: the same of keys.
-        row_argument: where it is, in C++.
+        row_argument: the argument for it, in C++.
         column_argument: likewise.
     """
 

@@ -378,11 +378,10 @@ class BlockMaskTile(SpecModel):
 class BlockMaskSpec(SpecBase):
     """Block lists of a mask: for each query block the key blocks of which it sees some pairs, and those of which all.
 
-    FlexAttention's ``create_block_mask``. The mask is an expression.
+    FlexAttention's ``create_block_mask``. The mask is an expression. ``dtype`` changes nothing: lists are int32.
     """
 
     op: Literal["block_mask"] = Field(description="operator")
-    dtype: Literal["fp16"] = Field(default="fp16", description="not read: lists are of no type")
     pattern: AnyPattern = Field(description="block_lists, with the blocks and the mask of the lists")
     tile: BlockMaskTile = Field(description="blocks that a thread block works on at a time")
 

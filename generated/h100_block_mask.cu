@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"n":256}}
 // spec hash: 8ca3b2f4ad79785269c30718c01689aa9650c7f626e51b50ade513ba8d335aac
 // templates: attention/mask_expression.cuh.j2, attention/mask_parts/own.cuh.j2, block_mask/block_mask.cu.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, expressions/ranges.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ded1e861da424b190bfb9605c0adea30538a70ad46a8594cb6f044c8480c4983
+// seal: sha256 981c1a49517263584ee93f7c0b2884fc642305d864796389b5edbabeca8a71f5
 
 // Block lists of a mask: for each block of queries the numbers of the blocks of keys of which it sees some pairs
 // (partial) and of those of which it sees all (full), ascending, and -1 behind the last one.
@@ -15,6 +15,11 @@
 //     by intervals; where these cannot tell, all threads look at its pairs, until one is seen and one is not
 //   h100_block_mask_lists
 //     a warp for each block of queries: from bits to lists
+//
+// Symbols
+//   queries, keys  the numbers of those of a block: from the first to the last
+//   row            a block of queries, counted through all lists
+//   range          from which to which value something goes over a block; a truth value is no, yes or either
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -31,6 +36,9 @@ constexpr int kBlockQ = 128;  // queries of a block
 constexpr int kBlockKv = 128;  // keys of a block
 constexpr int kThreads = 256;  // threads of a block
 constexpr int kWarps = 8;  // warps of a block
+
+// Dynamic shared memory: 32 bytes. Byte offsets:
+constexpr int kUndecidedOffset = 0;  // 32 bytes: bits of key blocks that intervals cannot tell
 
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 
@@ -208,8 +216,9 @@ __device__ __forceinline__ Truth truth_of_pairs(const Params& p, int batch, int 
   return (any_shows ? kYes : 0) | (any_hides ? kNo : 0);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) h100_block_mask(const __grid_constant__ Params p) {
-  extern __shared__ uint32 undecided[];  // bits of blocks of keys that intervals cannot tell, a word of each warp
+extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_block_mask(const __grid_constant__ Params p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  uint32* undecided = reinterpret_cast<uint32*>(shared + kUndecidedOffset);  // a word of each warp
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = blockIdx.x / p.parts, first_block = blockIdx.x % p.parts * kThreads;
   const int list = row / p.query_blocks, batch = list / p.list_heads, head = list % p.list_heads;
@@ -219,7 +228,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) h100_block_mask(const __g
   Truth truth = kNo;
   if (key_block < p.key_blocks) {
     const Range keys = indices_of(key_block, kBlockKv, p.kv_len);
-    truth = truth_of_block(p, batch, head, queries, keys, p.row_ranges[row], p.column_ranges[list * p.key_blocks + key_block]);
+    const RowRanges& rows = p.row_ranges[row];
+    const ColumnRanges& columns = p.column_ranges[list * p.key_blocks + key_block];
+    truth = truth_of_block(p, batch, head, queries, keys, rows, columns);
   }
   const uint32 open = __ballot_sync(kAllLanes, truth == kEither);
   if (lane == 0) undecided[warp] = open;

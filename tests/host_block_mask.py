@@ -39,8 +39,7 @@ extern "C" void run(const void* params, int grid, int kernel, unsigned order) {
 
 def compiled(source: str, plan: Plan, folder: Path) -> Any:
     """Compile a generated source for the host."""
-    shared = "uint32* undecided = reinterpret_cast<uint32*>(memory);"
-    source, replaced = re.subn(r"extern __shared__ uint32 undecided\[\];", shared, source)
+    source, replaced = re.subn(r"extern __shared__ .*;", "unsigned char* shared = memory;", source)
     assert replaced == 1 and "asm" not in re.sub(r"//.*", "", source), "an instruction that tests/host does not have"
     assert plan.epilogue is not None
     before = "nullptr" if plan.prologue is None else plan.prologue.symbol

@@ -128,8 +128,8 @@ def _flags(spec: BlockMaskSpec, found: Ranges) -> BlockMaskFlags:
         mask_ranges=RangesFlags(rows, columns, (*rows, *columns, *fixed), found.statements, found.result),
         row_parameter=", const RowRanges& rows" if rows else "",
         column_parameter=", const ColumnRanges& columns" if columns else "",
-        row_argument=", p.row_ranges[row]" if rows else "",
-        column_argument=", p.column_ranges[list * p.key_blocks + key_block]" if columns else "",
+        row_argument=", rows" if rows else "",
+        column_argument=", columns" if columns else "",
     )
 
 

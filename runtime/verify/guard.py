@@ -19,6 +19,7 @@ from codegen.problem import COUNTER_BYTES
 from runtime.driver import workspace
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
+from runtime.kernels.block_mask import BlockMaskLists
 from runtime.prepare.prepared import PreparedBsr
 
 BAND = 1 << 16  # bytes: a tile of 128 rows of 256 elements
@@ -132,7 +133,7 @@ class _Call:
             _span(tensor).copy_(inside)
         if isinstance(result, AttentionResult):
             return AttentionResult(self._callers(result.out), result.lse)
-        if isinstance(result, AttentionGradients):
+        if isinstance(result, AttentionGradients | BlockMaskLists):
             return result
         if result.layout == torch.sparse_bsr:
             crow, col, values = result.crow_indices(), result.col_indices(), self._callers(result.values())
@@ -195,6 +196,8 @@ class Guarded:
         call = _Call()
 
         def given(name: str, value: Any) -> Any:
+            if isinstance(value, dict):  # aux tensors
+                return {key: given(f"{name}[{key!r}]", each) for key, each in value.items()}
             if isinstance(value, PreparedBsr) or not isinstance(value, torch.Tensor):
                 return value
             return call.copy(name, value, written=name == "out")

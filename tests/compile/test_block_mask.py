@@ -24,9 +24,9 @@ OF_PAIRS = (
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_89"])
-@pytest.mark.parametrize("mask", [ONE_SIDE, OF_PAIRS], ids=["one side", "pairs"])
-def test_a_mask_that_calls_everything(mask: str, arch: str) -> None:
-    aux = {"c": "fp32[64]", "on": "bool[64]"}
+@pytest.mark.parametrize("mask", [ONE_SIDE, OF_PAIRS, "q_idx >= kv_idx"], ids=["one side", "pairs", "causal"])
+def test_any_mask(mask: str, arch: str) -> None:
+    aux = {name: each for name, each in {"c": "fp32[64]", "on": "bool[64]"}.items() if f"{name}[" in mask}
     pattern = {"kind": "block_lists", "block": {"q": 128, "kv": 64}, "mask": mask, "aux": aux}
     compiled = compile_spec(find_spec({"op": "block_mask", "arch": arch, "pattern": pattern}))
     assert "warning" not in compiled.log

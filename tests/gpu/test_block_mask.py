@@ -5,7 +5,6 @@ pytest -n 4 tests/gpu/test_block_mask.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,10 +27,8 @@ BLOCKS = [(64, 64), (128, 128), (128, 64), (16, 32)]
 
 
 @pytest.fixture(autouse=True)
-def _on_the_gpu() -> Iterator[None]:
+def _seed() -> None:
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        yield
 
 
 def made(pattern: BlockLists) -> tuple[Any, ...]:
@@ -50,7 +47,7 @@ def check(pattern: BlockLists, batch: int, heads: int, q_len: int, kv_len: int) 
 
 
 def documents(batch: int, length: int, number: int = 5) -> Any:
-    return torch.randint(0, number, (batch, length), dtype=torch.int32).sort(-1).values
+    return torch.randint(0, number, (batch, length), dtype=torch.int32, device="cuda").sort(-1).values
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -66,7 +63,7 @@ def test_functions_as_users_write_them(name: str, block: tuple[int, int]) -> Non
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1000, 1000), (77, 900), (900, 333), (1, 500), (2048, 1), (129, 4097)])
 @pytest.mark.parametrize("sorted_documents", [True, False])
 def test_lengths(q_len: int, kv_len: int, block: tuple[int, int], sorted_documents: bool) -> None:
-    q_doc, kv_doc = (torch.randint(0, 3, (3, n), dtype=torch.int32) for n in (q_len, kv_len))
+    q_doc, kv_doc = (torch.randint(0, 3, (3, n), dtype=torch.int32, device="cuda") for n in (q_len, kv_len))
     if sorted_documents:
         q_doc, kv_doc = q_doc.sort(-1).values, kv_doc.sort(-1).values
     text = "q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx - 100"
@@ -76,16 +73,16 @@ def test_lengths(q_len: int, kv_len: int, block: tuple[int, int], sorted_documen
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_heads_and_batches(block: tuple[int, int]) -> None:
-    reach = torch.tensor([3, 100, 400, 700])
+    reach = torch.tensor([3, 100, 400, 700], device="cuda")
     text = "abs(q_idx - kv_idx) < reach[head] and kv_idx < lengths[batch]"
-    lengths = torch.tensor([700, 1, 333], dtype=torch.int32)
+    lengths = torch.tensor([700, 1, 333], dtype=torch.int32, device="cuda")
     pattern = create_block_mask(text, 3, 4, 700, 700, block=block, aux={"reach": reach, "lengths": lengths})
     assert pattern.kv_num_blocks.shape[:2] == (3, 4)
     check(pattern, 3, 4, 700, 700)
 
 
 def test_floating_point_numbers_and_what_is_none() -> None:
-    time = torch.rand(2, 900).cumsum(-1)
+    time = torch.rand(2, 900, device="cuda").cumsum(-1)
     time[0, 17] = torch.nan
     time[1, 300:] = torch.inf
     near = "abs(time[batch, q_idx] - time[batch, kv_idx]) * 0.5 < 10.0 and time[batch, q_idx] >= time[batch, kv_idx]"
@@ -93,7 +90,7 @@ def test_floating_point_numbers_and_what_is_none() -> None:
 
 
 def test_integers_that_wrap() -> None:
-    wide = torch.tensor([2**63 - 1, -(2**63), 0, 2**62]).repeat(100)[:300]
+    wide = torch.tensor([2**63 - 1, -(2**63), 0, 2**62], device="cuda").repeat(100)[:300]
     for text in ("wide[q_idx] + wide[kv_idx] > 0", "wide[q_idx] * 3 >= kv_idx", "abs(wide[q_idx]) - kv_idx >= 0"):
         check(create_block_mask(text, 1, 1, 300, 300, block=(16, 16), aux={"wide": wide}), 1, 1, 300, 300)
 
@@ -107,7 +104,7 @@ def test_windows_of_an_image() -> None:
 
 
 def test_a_mask_that_no_interval_tells() -> None:
-    table = torch.rand(300, 1000) > 0.9999
+    table = torch.rand(300, 1000, device="cuda") > 0.9999
     check(create_block_mask("table[q_idx, kv_idx]", 1, 1, 300, 1000, aux={"table": table}), 1, 1, 300, 1000)
 
 
@@ -116,7 +113,7 @@ def test_many_blocks() -> None:
     pattern = create_block_mask(DOCUMENTS, 1, 1, 40000, 40000, block=(16, 16), aux={"doc": doc})
     blocks = doc[0].view(-1, 16)
     first, last = blocks[:, 0], blocks[:, -1]
-    rows, columns = torch.arange(2500)[:, None], torch.arange(2500)[None]
+    rows, columns = torch.arange(2500, device="cuda")[:, None], torch.arange(2500, device="cuda")[None]
     every = (first[:, None] == last) & (last[:, None] == first) & (first == last) & (rows > columns)
     some = (first[:, None] <= last) & (first <= last[:, None]) & (rows >= columns)
     assert torch.equal(pattern.full_kv_num_blocks[0, 0], every.sum(-1, dtype=torch.int32))
@@ -151,7 +148,7 @@ def test_graphs_read_the_tensors_of_each_replay() -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_attention_with_the_lists(head_dim: int) -> None:
     doc = documents(2, 1000)
-    q, k, v = (torch.randn(2, 4, 1000, head_dim).to(torch.bfloat16) for _ in range(3))
+    q, k, v = (torch.randn(2, 4, 1000, head_dim, device="cuda").to(torch.bfloat16) for _ in range(3))
     pattern = create_block_mask(lambda b, h, i, j: (doc[b, i] == doc[b, j]) & (i >= j), 2, 4, 1000, 1000)
     own, aux = apart(pattern.spec_json, pattern.index_tensors())
     seen = attention_oracle.times_seen(pattern.spec_json, own, (2, 4, 1000, 1000), None, aux)

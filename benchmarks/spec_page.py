@@ -353,7 +353,8 @@ def values_on(model: Model, name: str) -> list[Any]:
     """Return the values of an option other than its default: all where the model lists them, or those shipped."""
     field = model.model_fields[name]
     first = kinds(field)[0]
-    every: Iterable[Any] = (value_of(spec, name) for spec in shipped(op_of(model)))
+    sharing = (other for other in MODELS if name in other.model_fields)
+    every: Iterable[Any] = (value_of(spec, name) for other in sharing for spec in shipped(op_of(other)))
     if first is bool:
         every = (False, True)
     elif get_origin(first) is Literal:

@@ -19,6 +19,7 @@ from codegen.plans.attention_backward_parts import (
     params,
     size_constants,
     step_meta,
+    step_places,
     walk_constants,
     walk_flags,
 )
@@ -52,7 +53,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     reason = f"is {given}; {warps} warps copy {pass_rows} rows at a time: a multiple is expected"
     require(step % pass_rows == 0, other, reason)
     regions, shared_bytes = _shared(spec, row_bytes)
-    accumulators, overhead = _accumulators(spec), OVERHEAD_REGISTERS + expression_registers(spec.forward)
+    expression = expression_registers(spec.forward, gradients=True)
+    accumulators, overhead = _accumulators(spec), OVERHEAD_REGISTERS + expression
     ctas_per_sm = max(
         1,
         min(
@@ -61,7 +63,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
             arch.warps_per_sm // warps,
         ),
     )
-    registers = Registers(accumulators, overhead, arch.registers_for(threads, ctas_per_sm))
+    registers = Registers(accumulators, overhead, arch.registers_for(threads, ctas_per_sm), expression)
     check_budget(spec, shared_bytes, registers)
     tile, step_rows = ("queries", "keys") if is_dq else ("keys", "queries")
     blocks, products = _blocks_and_products(spec)
@@ -138,8 +140,6 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(
         d in HEAD_DIMS, "head_dim", f"is {d}; allowed in a gradient on {spec.arch}: {', '.join(map(str, HEAD_DIMS))}"
     )
-    has_score = spec.score is not None
-    require(not has_score, "score", f"is an expression, of which {spec.arch} has no gradient")
     field, resident, other, step = "tile.m", spec.tile.m, "tile.n", spec.tile.n
     if spec.gradients == "dkdv":
         field, resident, other, step = other, step, field, resident
@@ -175,6 +175,8 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
         shared.add("Dout", q_bytes, "dO of the tile")
         shared.add("Ring", stages * 2 * kv_bytes, ring_holds)
     step_meta(shared, spec)
+    if spec.score is not None and spec.gradients == "dkdv":
+        step_places(shared, spec)
     return (*shared.regions, *over), shared.size
 
 

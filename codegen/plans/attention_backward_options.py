@@ -32,7 +32,7 @@ def _folder(spec: AttentionBackwardSpec) -> str:
 def _logits_piece(spec: AttentionBackwardSpec) -> str:
     """Return the piece of what becomes of scores before the mask."""
     if spec.score is not None:
-        return f"{PIECES}/logits/{'scored_dq' if spec.gradients == 'dq' else 'scored_dkdv'}.cuh.j2"
+        return f"{_folder(spec)}/logits/{'scored_dq' if spec.gradients == 'dq' else 'scored_dkdv'}.cuh.j2"
     return f"{PIECES}/logits/scaled.cuh.j2" if spec.softcap is None else f"{_folder(spec)}/logits/capped.cuh.j2"
 
 

@@ -26,6 +26,7 @@ from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments, attention, attention_backward  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
+from runtime.verify.aux_tensors import draw_aux  # noqa: E402
 
 GRADIENTS: Any = attention_backward.AttentionBackwardKernel
 
@@ -801,8 +802,8 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3}
     indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
     sink = torch.zeros(q.shape[1]) if spec.sink else None
-    out = torch.zeros_like(q)
-    found = call(q, k, v, *indices, out=out, sink=sink)
+    out, aux = torch.zeros_like(q), looked_up(spec, q)
+    found = call(q, k, v, *indices, out=out, sink=sink, aux=aux)
     assert (found if not spec.lse else found[0]) is out
     *before, (grid, _, launched) = driver.launches
     assert [parameters for *_, parameters in before] == [launched] * (call.compiled.plan.prologue is not None)
@@ -816,6 +817,7 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
         "scale_log2": pytest.approx(math.log2(math.e) / math.sqrt(spec.head_dim)),
         **{t.name: tensor.data_ptr() for t, tensor in zip(call.spec.index_tensors, indices, strict=True)},
         **({"sink": sink.data_ptr()} if sink is not None else {}),
+        **{f"aux_{name}": tensor.data_ptr() for name, tensor in aux.items()},
     }
     names = {param.name for param in call.compiled.plan.params}
     assert {name: field(call, launched, name)[0] for name in wanted if name in names} == {
@@ -824,6 +826,12 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress", "query_order"}:
         assert field(call, launched, name)[0] != 0, name
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.ctas_per_sm
+
+
+def looked_up(spec: Any, q: Any) -> dict[str, Any]:
+    """Return the tensors of a spec's expressions, for as many keys as queries."""
+    sizes = {"batch": q.shape[0], "heads": q.shape[1], "q_len": q.shape[2], "kv_len": q.shape[2]}
+    return draw_aux(spec.aux_tensors, sizes, torch.Generator(), q.device)
 
 
 LISTED = [named for named in ATTENTION if named.spec.pattern.fixed_block is not None]
@@ -843,7 +851,7 @@ def listing(call: Any) -> tuple[list[Any], dict[str, Any]]:
             tensor.fill_(2)
         else:
             tensor[..., :2] = torch.tensor([1, 0])
-    return [q, k, v], indices
+    return [q, k, v], {**indices, "aux": looked_up(spec, q)}
 
 
 @pytest.mark.parametrize("named", LISTED, ids=lambda named: named.stem)

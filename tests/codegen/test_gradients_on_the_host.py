@@ -35,10 +35,28 @@ RAGGED = Case(
 )
 ALL_OPTIONS: dict[str, Any] = {"softcap": 2.0, "kv_lengths": True}
 DOCUMENTS = {"mask": "doc[batch, q_idx] < doc[batch, kv_idx] or kv_idx % 3 == head", "aux": {"doc": "int32[1, kv_len]"}}
+SCORE = {
+    "value": "9 * tanh(score / 9) * gain[head] + table[head, q_idx - kv_idx + 3] - abs(q_idx - kv_idx) / 9 + a[kv_idx]",
+    "aux": {"gain": "fp32[heads]", "table": "bf16[heads, 7]", "a": "fp32[kv_len]"},
+}
 OF_OPTIONS: dict[str, dict[str, Any]] = {
     "bits, a step of half a word": {"gradients": "dq", "head_dim": 256, **ALL_OPTIONS, "pattern": {"mask": "bits"}},
     "bits, dV and dK apart": {"gradients": "dkdv", "head_dim": 192, **ALL_OPTIONS, "pattern": {"mask": "bits"}},
     "an expression, dQ": {"gradients": "dq", "head_dim": 64, "kv_lengths": True, "pattern": DOCUMENTS},
+    "a score, dQ": {
+        "gradients": "dq",
+        "head_dim": 64,
+        "kv_lengths": True,
+        "pattern": {"mask": "causal"},
+        "score": SCORE,
+    },
+    "a score, dK and dV": {
+        "gradients": "dkdv",
+        "head_dim": 64,
+        "kv_lengths": True,
+        "pattern": DOCUMENTS,
+        "score": SCORE,
+    },
     "an expression, dK and dV": {"gradients": "dkdv", "head_dim": 64, **ALL_OPTIONS, "pattern": DOCUMENTS},
 }
 

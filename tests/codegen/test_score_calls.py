@@ -16,7 +16,10 @@ import known_functions  # noqa: E402
 import oracle_kernel  # noqa: E402
 
 from codegen.errors import SpecError  # noqa: E402
+from codegen.library import find_spec  # noqa: E402
+from codegen.plans import plan_for  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention  # noqa: E402
+from runtime.kernels.aux_tensors import AuxArguments  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Dense, Score, SlidingWindow  # noqa: E402
 
 BATCH, HEADS, LENGTH = known_functions.BATCH, known_functions.HEADS, known_functions.LENGTH
@@ -180,3 +183,18 @@ def test_what_does_not_go_with_a_score() -> None:
         block_sparse_attention(*qkv(), Dense(), score=learned)
     with torch.no_grad():
         block_sparse_attention(*qkv(), Dense(), score=learned)
+
+
+def test_more_positions_than_expressions_count_to_are_refused() -> None:
+    fields = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}
+    for score, refuses in (({"score": {"value": "score + q_idx"}}, True), ({}, False)):
+        named: Any = find_spec({**fields, **score})
+        arguments = AuxArguments(named.spec, plan_for(named))
+        assert arguments.check(torch.empty(1, 1, 2**30, 64, device="meta"), 2**30, ()) == {}
+        for q_len, kv_len, name in ((2**30 + 1, 1, "q"), (1, 2**30 + 1, "k")):
+            q = torch.empty(1, 1, q_len, 64, device="meta")
+            if refuses:
+                with pytest.raises(ArgumentError, match=rf"{name}: has a length of 1073741825; at most 1073741824"):
+                    arguments.check(q, kv_len, ())
+            else:
+                assert arguments.check(q, kv_len, ()) == {}

@@ -392,11 +392,18 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
     for lengths in every_key(forward, length).values():
         lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
     out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
-    products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5}[spec.gradients]
+    sizes = {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}
+    aux = {
+        tensor.name: torch.zeros([sizes.get(str(dim)) or int(dim) for dim in tensor.dims], device="cuda").to(
+            AUX_DTYPES[tensor.dtype]
+        )
+        for tensor in forward.aux_tensors
+    }
+    products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5, "daux": 2}[spec.gradients]
     return Workload(
         shape=f"H{heads} S{length} d{spec.head_dim}, {spec.pattern.describe()}",
         flops=2.0 * products * heads * pairs * spec.head_dim,
-        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse),
+        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse, aux=aux),
         peers={},
         peer_flops={},
     )

@@ -128,7 +128,7 @@ def test_what_is_required_is_what_the_schema_requires() -> None:
     definitions = json_schema()["$defs"]
     for model in MODELS:
         rows = [*table_of("fields"), *table_of(f"{script.op_of(model)}-fields")]
-        fields = {names(row[0])[0]: row[2] for row in rows}
+        fields = {row[0].strip("`"): row[2] for row in rows}
         needed = {name.partition(".")[0] for name, default in fields.items() if default == "required"}
         told = {name for name in needed if fields.get(name, "required") == "required"}  # not those of an optional one
         assert told == set(definitions[model.__name__]["required"])

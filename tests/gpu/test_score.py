@@ -44,7 +44,7 @@ ATOL = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 FUNCTIONS = [name for name in known_functions.SCORES if name != "many_functions"]  # which rounds the score itself
 ALIBI = "score + slope[head] * (kv_idx - q_idx)"
 MIXED = (
-    "max(0.7 * score, bias[kv_idx]) + tanh(bias[q_idx] - score) + table[head, q_idx - kv_idx + 7] "
+    "max(0.7 * score, bias[kv_idx]) + tanh(shift[q_idx] - score) + table[head, q_idx - kv_idx + 7] "
     "- abs(q_idx - kv_idx) / 64"
 )
 
@@ -69,8 +69,8 @@ def alibi(heads: int) -> Any:
 
 
 def mixed(heads: int, q_len: int, kv_len: int) -> Any:
-    bias = torch.randn(max(q_len, kv_len) + 1, device="cuda")
-    return Score(MIXED, aux={"bias": bias, "table": torch.randn(heads, 15, device="cuda").half()})
+    aux = {"bias": torch.randn(kv_len), "shift": torch.randn(q_len), "table": torch.randn(heads, 15).half()}
+    return on_gpu(Score(MIXED, aux=aux))
 
 
 def model_of(score: Any) -> Any:

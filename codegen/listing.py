@@ -10,6 +10,7 @@ from rich.table import Table
 
 from codegen.library import NamedSpec
 from codegen.receipts import ReceiptState, ReceiptStatus
+from codegen.score import Score
 from codegen.spec import AttentionBackwardSpec, AttentionSpec, Epilogue, Spec, UnchosenSpec
 
 WIDE = 120
@@ -66,5 +67,5 @@ def what(spec: Spec) -> str:
             continue
         if isinstance(value, Epilogue):
             value = " ".join(["bias"] * value.bias + [value.activation] * (value.activation != "none"))
-        told.append(name if value is True else f"{name} {value}")
+        told.append(value.stem() if isinstance(value, Score) else name if value is True else f"{name} {value}")
     return ", ".join(told)

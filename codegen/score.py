@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from typing import Any
 
@@ -86,6 +87,10 @@ class Score(SpecModel):
     def looks_up_pairs(self) -> bool:
         """Whether an element is looked up for each pair: loads that are under way take registers."""
         return any("load_" in part.value for part in printed(self.log2).pair)
+
+    def stem(self) -> str:
+        """Return a short name, which tells an expression from others."""
+        return "score" + hashlib.sha256(f"{self.value} {self.aux}".encode()).hexdigest()[:6]
 
     @property
     def _declared(self) -> Declared:

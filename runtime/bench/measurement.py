@@ -36,6 +36,7 @@ from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.prepare.mask_bits import pack_mask_bits
+from runtime.verify.aux_tensors import draw_aux
 
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
 EVERY_KEY = "SDPA, every key"
@@ -99,9 +100,12 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     out = torch.empty_like(q)
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     lengths: dict[str, Any] = every_key(spec, length)
+    aux = aux_of(spec, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
     peers = sdpa_calls(spec, q, k, v)
     block, peer_flops = spec.pattern.fixed_block, {}
-    if not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
+    if spec.score is not None:  # of FlexAttention with scores: benchmarks/expressions.py
+        peers = {}
+    elif not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
         mask = flex_mask(spec, length, indices)
         peers = {"FlexAttention": flex_call(q, k, v, mask, score_mod=score_mod(spec), sink=sink)}
     elif not peers:  # nothing of torch's computes such lists
@@ -110,7 +114,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {pattern_words(spec, indices)}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
-        call=lambda: kernel(q, k, v, *lists, out=out, sink=sink, **lengths),
+        call=lambda: kernel(q, k, v, *lists, out=out, sink=sink, **lengths, **aux),
         peers=peers,
         peer_flops=peer_flops,
     )
@@ -131,6 +135,14 @@ def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.
         for tensor in spec.pattern.index_tensors
         if tensor.per_batch
     )
+
+
+def aux_of(spec: AttentionSpec, sizes: dict[str, int], device: torch.device) -> dict[str, Any]:
+    """Return ``aux`` of a spec with expressions: random tensors."""
+    if not spec.aux_tensors:
+        return {}
+    source = torch.Generator(device).manual_seed(0)
+    return {"aux": draw_aux(spec.aux_tensors, sizes, source, device)}
 
 
 def every_key(spec: AttentionSpec, length: int) -> dict[str, Any]:
@@ -186,7 +198,9 @@ def pairs_of_head(
 
 def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
     """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
-    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.sink or spec.pack_gqa > 1:
+    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.score is not None:
+        return {}
+    if spec.sink or spec.pack_gqa > 1:
         return {}
 
     def through(backend: SDPBackend) -> Call:
@@ -391,19 +405,13 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
             lists = (*lists, None, None, words.expand(1, 1, rows, entries, -1))
     for lengths in every_key(forward, length).values():
         lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
+    aux = aux_of(forward, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
     out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
-    sizes = {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}
-    aux = {
-        tensor.name: torch.zeros([sizes.get(str(dim)) or int(dim) for dim in tensor.dims], device="cuda").to(
-            AUX_DTYPES[tensor.dtype]
-        )
-        for tensor in forward.aux_tensors
-    }
     products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5, "daux": 2}[spec.gradients]
     return Workload(
         shape=f"H{heads} S{length} d{spec.head_dim}, {spec.pattern.describe()}",
         flops=2.0 * products * heads * pairs * spec.head_dim,
-        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse, aux=aux),
+        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse, **aux),
         peers={},
         peer_flops={},
     )

@@ -258,6 +258,16 @@ def test_a_sink_and_a_cap_are_the_peers_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_a_score_is_given_its_tensors_and_stands_alone() -> None:
+    kernel = Kernel("h100_causal_alibi")
+    load = measurement.attention_workload(kernel, 2, 128)  # type: ignore[arg-type]
+    load.call()
+    ((_, given),) = kernel.calls
+    assert load.peers == {} and {name: each.shape for name, each in given["aux"].items()} == {"slope": (2,)}
+    assert measurement.aux_of(attention_spec("causal"), {}, torch.device("cpu")) == {}
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_beside_lists_of_a_few_rows_a_peer_sees_every_key() -> None:
     kernel = Kernel("h100_topk16_gqa16_q1")
     load = measurement.attention_workload(kernel, 16, 512)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from codegen.errors import SpecError
 from codegen.explain import explained
 from codegen.library import find_spec
+from codegen.listing import what
 from codegen.parse import parse_spec
 from codegen.plans import plan_for
 from codegen.render import render
@@ -135,6 +137,10 @@ def test_a_source_has_the_text_above_the_function() -> None:
         assert "score_slope(" not in source  # which is 1
     source = render(find_spec(gradient(gradients="dkdv", score=CAP)))
     assert "//   20.0 * (0.05 * (1.0 - tanh(score / 20) * tanh(score / 20)))\n__device__" in source
+
+
+def test_a_listing_has_a_short_name() -> None:
+    assert re.fullmatch(r"causal, d 128, score[0-9a-f]{6}", what(spec())) and what(spec()) != what(spec(score=CAP))
 
 
 def test_explained() -> None:

@@ -107,13 +107,14 @@ def lists(q_len: int, kv_len: int, block: tuple[int, int], heads: int = 1, **mas
 
 
 def patterns(q_len: int, kv_len: int) -> dict[str, Any]:
-    block, doc = (128, 128), torch.randint(0, 3, (2, max(q_len, kv_len)), dtype=torch.int32, device="cuda")
+    block = (128, 128)
+    q_doc, kv_doc = (torch.randint(0, 3, (2, n), dtype=torch.int32, device="cuda") for n in (q_len, kv_len))
     columns = -(-kv_len // block[1])
     listed = torch.rand(1, 1, -(-q_len // block[0]), columns, device="cuda").argsort(-1).int()[..., : columns // 2 + 1]
     bits = lists(q_len, kv_len, block)
     words = torch.randint(-(2**31), 2**31, (*bits.kv_indices.shape, 128 * 128 // 32), device="cuda").int()
     of_bits = BlockLists(bits.kv_num_blocks, bits.kv_indices, block=block, mask="bits", mask_bits=words)
-    text = "doc[batch, q_idx] == doc[batch, kv_idx] or (q_idx + kv_idx) % 5 == 0"
+    text = "q_doc[batch, q_idx] == kv_doc[batch, kv_idx] or (q_idx + kv_idx) % 5 == 0"
     return {
         "dense": Dense(),
         "causal": Causal(),
@@ -127,7 +128,7 @@ def patterns(q_len: int, kv_len: int) -> dict[str, Any]:
         "lists": lists(q_len, kv_len, block),
         "lists_causal": lists(q_len, kv_len, block, mask="causal"),
         "lists_bits": of_bits,
-        "lists_expression": lists(q_len, kv_len, block, mask=text, aux={"doc": doc}),
+        "lists_expression": lists(q_len, kv_len, block, mask=text, aux={"q_doc": q_doc, "kv_doc": kv_doc}),
     }
 
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError, ExportError, SpecError
-from runtime.errors import ArgumentError, CacheError, CompileError, DeviceError, NoJitError, ToolchainError
+from runtime.errors import ArgumentError, CacheError, CollectiveError, CompileError, DeviceError, NoJitError, ToolchainError
 
 if TYPE_CHECKING:
     from runtime import nn, patterns
@@ -49,6 +49,7 @@ __all__ = [
     "BsrMatrix",
     "CacheError",
     "CodegenError",
+    "CollectiveError",
     "CompileError",
     "DeviceError",
     "ExportError",

@@ -1,0 +1,145 @@
+"""context_parallel_attention: one call on each rank, which has a part of the sequence."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from codegen.errors import CodegenError
+from codegen.wording import shown
+from runtime.distributed.agreement import TIMEOUT, report
+from runtime.distributed.arguments import checked_pattern, default_layout, group_from
+from runtime.distributed.layout import Layout, layout_of
+from runtime.distributed import operators  # noqa: F401 - registers them
+from runtime.distributed.placements import SEQUENCE, placed
+from runtime.distributed.plan import Plan
+from runtime.distributed.sends import SendPlan
+from runtime.errors import ArgumentError
+from runtime.kernels.attention import AttentionResult
+from runtime.ops.attention import block_sparse_attention
+from runtime.ops.attention_checks import check_operands, check_options, refuse_transformed
+from runtime.ops.modes import autocast
+from runtime.patterns import BlockLists, Pattern, TopK
+
+
+def context_parallel_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Any,
+    mesh_or_group: Any = None,
+    *,
+    layout: Layout | str | None = None,
+    send: SendPlan | None = None,
+    heads_at_once: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
+    return_lse: bool = False,
+    validate: bool = False,
+    deterministic: bool = True,
+    timeout: float = TIMEOUT,
+) -> torch.Tensor | AttentionResult:
+    """Compute ``block_sparse_attention`` over a sequence of which each rank has a part.
+
+    All ranks call it, with tensors of the same shapes. Keys and values go from rank to rank for some heads at a time,
+    while those that have arrived are computed with; each row is one softmax over the keys it sees
+    (docs/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that of any
+    parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on the host.
+
+    Args:
+        q: (batch, heads, q_len, head_dim), this rank's queries; as ``block_sparse_attention`` has them. Or a
+            ``DTensor``, as k and v then are too, sharded on the sequence or on heads, with one placement.
+        k: (batch, kv_heads, kv_len, head_dim), this rank's keys.
+        v: as k.
+        pattern: as there, of the whole sequence; lists are those of this rank's queries, in its order, and name key
+            blocks of the whole sequence. Positions in an expression, and its tensors, are of the whole sequence.
+        mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension. Of DTensors it is not needed.
+        layout: which rows are this rank's: ``"contiguous"``, ``"zigzag"`` or a ``Layout``. By default zigzag for
+            ``Causal`` and ``PrefixLM``, whose later rows see more, and contiguous for other patterns and for DTensors.
+        send: of ``plan_sends``, for lists that name few blocks of other ranks; by default everything is sent.
+        heads_at_once: heads of k that are sent together; by default as few as fill a GPU, then more and more.
+        scale: softmax scale; by default 1 / sqrt(head_dim).
+        softcap: cap of the logits.
+        sink: float32 (heads,), a logit that joins the sum of each row of its head.
+        kv_lengths: int32 (batch or 1,), keys of the whole sequence that exist; not with ``send``.
+        return_lse: whether to return the log-sum-exp too.
+        validate: also agree with the other ranks, and check the values of lists and lengths. Synchronises.
+        deterministic: whether dq has the same bits in every call; the result, dk and dv have them either way.
+        timeout: seconds that ranks wait for each other when they agree. What is sent has the group's own.
+
+    Returns:
+        The result of this rank's queries, in q's type; with ``return_lse`` an ``AttentionResult`` (out, lse), lse
+        float32 (batch, heads, q_len). Of DTensors DTensors with the placement of q.
+
+    Raises:
+        ArgumentError: naming the argument; on all ranks, where they agree on the call.
+        CollectiveError: for a rank that is late or has failed, by its number.
+        DeviceError, SpecError, ToolchainError, CompileError, CacheError: as ``block_sparse_attention``.
+    """
+    where = placed(q, k, v, mesh_or_group)
+    if where is not None:
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        options |= {"validate": validate, "deterministic": deterministic}
+        compute: Any = block_sparse_attention
+        if where.sharded == SEQUENCE:
+            compute = partial(context_parallel_attention, mesh_or_group=where.group, layout=layout or "contiguous")
+            options |= {"send": send, "heads_at_once": heads_at_once, "timeout": timeout}
+        found: torch.Tensor | AttentionResult = compute(*where.local, pattern, return_lse=return_lse, **options)
+        return where.wrapped(found)
+    refuse_transformed((q, k, v, sink, kv_lengths))
+    q, k, v = autocast(q, k, v)
+    group = group_from(mesh_or_group)
+    try:
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        layout = layout_of(default_layout(pattern) if layout is None else layout, ranks)
+        check_operands(q, k, v)
+        check_options(q, softcap, scale, sink, kv_lengths)
+        _check_choices(send, heads_at_once, timeout, kv_lengths)
+        pattern = checked_pattern(pattern, layout, rank, q, k)
+        plan = Plan(group.group_name, layout, pattern.spec_json, _caps(send, pattern), heads_at_once, float(timeout))
+    except CodegenError as error:
+        report(group, error)
+        raise
+    gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sink))
+    compute = torch.ops.sparse_kernel_codegen.context_parallel_attention
+    inputs = q, k, v, pattern.index_tensors(), sink, kv_lengths, plan.text()
+    numbers = {"scale": scale, "softcap": softcap, "deterministic": deterministic, "validate": validate}
+    out, lse = compute(*inputs, **numbers, gradients=gradients)
+    return AttentionResult(out, lse) if return_lse else out
+
+
+def _check_choices(send: Any, heads_at_once: Any, timeout: Any, kv_lengths: Any) -> None:
+    """Check what is about ranks.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if send is not None and not isinstance(send, SendPlan):
+        raise ArgumentError("send", f"is {type(send).__name__}, expected what plan_sends returns")
+    if send is not None and send.caps is not None and kv_lengths is not None:
+        raise ArgumentError(
+            "kv_lengths", "are given with send, whose buffers have keys in another order: leave out one"
+        )
+    if not isinstance(heads_at_once, int) or heads_at_once < 0:
+        raise ArgumentError("heads_at_once", f"is {shown(heads_at_once)}, expected a number of heads, or 0")
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise ArgumentError("timeout", f"is {shown(timeout)}, expected seconds")
+
+
+def _caps(send: SendPlan | None, pattern: Pattern) -> tuple[tuple[int, ...], ...] | None:
+    """Return how many blocks are sent.
+
+    Raises:
+        ArgumentError: for a plan without lists, or of other blocks.
+    """
+    if send is None:
+        return None
+    if not isinstance(pattern, TopK | BlockLists) or pattern.block[1] != send.block:
+        has = f"blocks of {pattern.block[1]} keys" if isinstance(pattern, TopK | BlockLists) else "no lists"
+        raise ArgumentError("send", f"is of lists with blocks of {send.block} keys, the pattern has {has}")
+    return send.caps

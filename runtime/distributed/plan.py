@@ -1,0 +1,81 @@
+"""A plan: everything about a call over ranks that no tensor says. It is text, as an operator of torch takes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from runtime.distributed.layout import Layout
+from runtime.distributed.lists import key_block
+from runtime.distributed.masks import asks_for_heads
+from runtime.distributed.steps import Steps, listed_steps, steps_of
+
+_TILE = 128  # query rows of most kernels' tiles
+_TILES = 264  # of a call: two for each SM of an H100, so that a call of some heads fills the chip
+_GROWTH = 1.4
+Caps = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call over ranks does.
+
+    Attributes:
+        group: name of the group.
+        layout: who has what.
+        spec_json: the pattern.
+        caps: of each rank, how many key blocks at most it sends to each; None: everything is sent.
+        heads: heads of k that are sent together; 0: few, then more.
+        timeout: seconds that ranks wait for each other.
+    """
+
+    group: str
+    layout: Layout
+    spec_json: str
+    caps: Caps | None
+    heads: int
+    timeout: float
+
+    def text(self) -> str:
+        """Return the plan as text."""
+        return json.dumps([self.group, self.layout.chunks, self.spec_json, self.caps, self.heads, self.timeout])
+
+    def facts(self) -> dict[str, Any]:
+        """Return what all ranks must have the same, in plain data."""
+        caps = None if self.caps is None else [list(sent) for sent in self.caps]
+        layout = [list(chunks) for chunks in self.layout.chunks]
+        return {"pattern": self.spec_json, "layout": layout, "send": caps, "heads_at_once": self.heads}
+
+    def steps(self, rank: int, q_len: int, kv_len: int) -> Steps:
+        """Return what a rank computes, where each has so many queries and keys."""
+        ranks = self.layout.ranks
+        if self.caps is None:
+            return steps_of(self.spec_json, self.layout, rank, ranks * q_len, ranks * kv_len)
+        return listed_steps(self.spec_json, rank, (q_len, kv_len), key_block(self.spec_json), self.caps)
+
+    def runs(self, q_shape: tuple[int, ...], kv_heads: int) -> tuple[slice, ...]:
+        """Return which heads of k are sent together. It is the same on all ranks.
+
+        Nothing is computed until the first run has arrived, so it is as short as fills the chip; each one after it
+        has half as many heads more, and arrives while the one before it is computed.
+        """
+        batch, heads, q_len, _ = q_shape
+        size = float(self.heads or max(1, _TILES * _TILE * kv_heads // max(1, batch * heads * q_len)))
+        if asks_for_heads(self.spec_json) or json.loads(self.spec_json)["kind"] == "sliding_window":
+            size = kv_heads  # a mask counts heads from the first; a window needs few keys of others
+        found, first = [], 0
+        while first < kv_heads:
+            last = min(kv_heads, first + max(1, round(size)))
+            found.append(slice(first, last))
+            first, size = last, size if self.heads else size * _GROWTH
+        return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def plan_of(text: str) -> Plan:
+    """Return the plan that a text is."""
+    group, chunks, spec_json, caps, heads, timeout = json.loads(text)
+    layout = Layout(tuple(map(tuple, chunks)))
+    return Plan(group, layout, spec_json, None if caps is None else tuple(map(tuple, caps)), heads, timeout)

@@ -43,31 +43,37 @@ def default_layout(pattern: Any) -> str:
     return "zigzag" if isinstance(pattern, Causal | PrefixLM) else "contiguous"
 
 
-def checked_pattern(pattern: Any, layout: Layout, rank: int, q: torch.Tensor, k: torch.Tensor) -> Pattern:
-    """Return the pattern of a rank's queries, of which shapes are checked.
+def as_pattern(pattern: Any, layout: Layout, rank: int, q: torch.Tensor, k: torch.Tensor) -> Pattern:
+    """Return the pattern of a rank's queries: that of a mask, and lists of what ``Strided`` shows.
 
     Raises:
         ArgumentError: naming the argument.
     """
+    if isinstance(pattern, Pattern) and not isinstance(pattern, Strided):
+        return pattern
     check_operands(q, k, k)
-    ranks = layout.ranks
-    lengths = q.shape[2] * ranks, k.shape[2] * ranks
+    lengths = q.shape[2] * layout.ranks, k.shape[2] * layout.ranks
+    if isinstance(pattern, Strided):
+        return strided_lists(pattern, layout, rank, lengths, q.device)
+    return pattern_of(pattern, q, k.new_empty((k.shape[0], k.shape[1], lengths[1], 0)))
+
+
+def check_pattern(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Check lengths and shapes of lists.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    lengths = q.shape[2] * layout.ranks, k.shape[2] * layout.ranks
     for name, length in zip(("q", "k"), lengths, strict=True):
         if length % layout.count:
-            each = layout.count // ranks
-            raise ArgumentError(name, f"has {length // ranks} rows on a rank, which {each} chunks do not divide")
-    if not isinstance(pattern, Pattern):
-        whole = k.new_empty((k.shape[0], k.shape[1], lengths[1], 0))
-        pattern = pattern_of(pattern, q, whole)
-    if isinstance(pattern, Strided):
-        pattern = strided_lists(pattern, layout, rank, lengths, q.device)
-    found: Pattern = pattern
-    block = json.loads(found.spec_json).get("block")
+            rows, each = length // layout.ranks, layout.count // layout.ranks
+            raise ArgumentError(name, f"has {rows} rows on a rank, which {each} chunks do not divide")
+    block = json.loads(pattern.spec_json).get("block")
     if isinstance(block, dict):
         _check_blocks(block, layout, lengths)
-    lists, _ = apart(found.spec_json, found.index_tensors())
-    check_lists(found.spec_json, lists, q, k)
-    return found
+    lists, _ = apart(pattern.spec_json, pattern.index_tensors())
+    check_lists(pattern.spec_json, lists, q, k)
 
 
 def _check_blocks(block: dict[str, int], layout: Layout, lengths: tuple[int, int]) -> None:

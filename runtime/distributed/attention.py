@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from codegen.errors import CodegenError
 from codegen.wording import shown
-from runtime.distributed.agreement import TIMEOUT, report
-from runtime.distributed.arguments import checked_pattern, default_layout, group_from
-from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed import operators  # noqa: F401 - registers them
+from runtime.distributed.agreement import TIMEOUT, report
+from runtime.distributed.arguments import as_pattern, check_pattern, default_layout, group_from
+from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.placements import SEQUENCE, placed
-from runtime.distributed.plan import Plan
+from runtime.distributed.plan import plan_text
 from runtime.distributed.sends import SendPlan
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
@@ -97,17 +97,20 @@ def context_parallel_attention(
     try:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         layout = layout_of(default_layout(pattern) if layout is None else layout, ranks)
-        check_operands(q, k, v)
-        check_options(q, softcap, scale, sink, kv_lengths)
+        pattern = as_pattern(pattern, layout, rank, q, k)
         _check_choices(send, heads_at_once, timeout, kv_lengths)
-        pattern = checked_pattern(pattern, layout, rank, q, k)
-        plan = Plan(group.group_name, layout, pattern.spec_json, _caps(send, pattern), heads_at_once, float(timeout))
+        if not torch.compiler.is_dynamo_compiling():  # while a graph is made, shapes may not be known: calls check them
+            check_operands(q, k, v)
+            check_options(q, softcap, scale, sink, kv_lengths)
+            check_pattern(pattern, layout, q, k)
+        caps = _caps(send, pattern)
+        plan = plan_text(group.group_name, layout.chunks, pattern.spec_json, caps, heads_at_once, timeout)
     except CodegenError as error:
         report(group, error)
         raise
     gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sink))
     compute = torch.ops.sparse_kernel_codegen.context_parallel_attention
-    inputs = q, k, v, pattern.index_tensors(), sink, kv_lengths, plan.text()
+    inputs = q, k, v, pattern.index_tensors(), sink, kv_lengths, plan
     numbers = {"scale": scale, "softcap": softcap, "deterministic": deterministic, "validate": validate}
     out, lse = compute(*inputs, **numbers, gradients=gradients)
     return AttentionResult(out, lse) if return_lse else out

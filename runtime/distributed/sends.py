@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from codegen.wording import shown
 from runtime.distributed.agreement import TIMEOUT, agree, meet, same
-from runtime.distributed.arguments import checked_pattern, group_from
+from runtime.distributed.arguments import as_pattern, check_pattern, group_from
 from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.lists import blocks_of, key_block, wanted_blocks
 from runtime.distributed.masks import has_positions
 from runtime.errors import ArgumentError
+from runtime.ops.attention_checks import check_operands
 from runtime.ops.aux_tensors import apart
 from runtime.patterns import BlockLists, Pattern, TopK
 
@@ -110,9 +111,11 @@ def plan_sends(
     layout = layout_of(layout, ranks)
     if not (isinstance(slack, int | float) and 1 <= slack < math.inf):
         raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
-    lists = checked_pattern(pattern, layout, rank, q, k)
+    check_operands(q, k, k)
+    lists = as_pattern(pattern, layout, rank, q, k)
     if not isinstance(lists, TopK | BlockLists):
         raise ArgumentError("pattern", f"is {type(lists).__name__}, expected lists; other patterns need no plan")
+    check_pattern(lists, layout, q, k)
     facts = {"pattern": lists.spec_json, "layout": [list(c) for c in layout.chunks], "k": str(tuple(k.shape))}
     same(agree(group, "plan_sends", facts, timeout))
     meet(group, k.device)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-import time
-from datetime import timedelta
 import attention_oracle
 import oracle_calls
+import oracle_kernel
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from runtime import ArgumentError, CollectiveError
 from runtime.distributed import Layout, context_parallel_attention, local_lists, plan_sends
@@ -154,7 +157,7 @@ def near(layout: Layout, heads: int = 4, batch: int = 2) -> Any:
     every = torch.cat([own.expand(batch, heads, -1, -1), (own - 1).expand(batch, heads, -1, -1), other], -1)
     every = torch.where((every == own) & (torch.arange(3) > 0), -1, every).to(torch.int32)
     every[..., 2] = torch.where(every[..., 2] == every[..., 1], -1, every[..., 2])
-    return every.contiguous()
+    return every.take_along_dim((every < 0).to(torch.int32).argsort(dim=-1, stable=True), -1).contiguous()
 
 
 @check
@@ -171,7 +174,7 @@ def lists_with_locality(here: Here) -> None:
         plan = plan_sends(q, k, local_lists(pattern, where, rank), group, layout=layout, most=1.1)
         assert plan.caps is not None and plan.caps[rank][rank] == 0
         traffic = plan.traffic(rank, 16)
-        assert 0 < traffic.needed <= traffic.moved < traffic.everything
+        assert traffic.needed <= traffic.moved < traffic.everything
         compare(group, pattern, layout, send=plan, validate=True, heads_at_once=1)
 
 
@@ -369,3 +372,50 @@ def ranks_that_stop(here: Here) -> None:
         call = lambda: context_parallel_attention(q, k, v, Dense(), group)
         refused(CollectiveError, "keys and values of heads 0 to 1 of rank 0: rank 1: late or failed", call)
     dist.barrier(here.pair)
+
+
+@check
+def dtensors(here: Here) -> None:
+    """Results are placed as q is; what attention cannot keep is refused."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    mesh = DeviceMesh.from_group(here.pair, "cpu")
+    call = context_parallel_attention
+    tensors = whole()
+    right = definition(tensors, Causal())
+    for placement in (Shard(2), Shard(1)):
+        if placement == Shard(1):
+            oracle_kernel.install(pytest.MonkeyPatch())  # a rank's heads are a call without others
+        parts = [distribute_tensor(tensor, mesh, [placement]).requires_grad_() for tensor in tensors]
+        out, lse = call(*parts, Causal(), return_lse=True)
+        assert isinstance(out, DTensor) and out.placements == lse.placements == (placement,)
+        loss(out.full_tensor(), lse.full_tensor(), weights_of(tensors[0])).backward()
+        found = {"out": out, "lse": lse, "dq": parts[0].grad, "dk": parts[1].grad, "dv": parts[2].grad}
+        for name, each in found.items():
+            close(name, each.full_tensor().detach(), right[name])
+    whole_everywhere = [distribute_tensor(tensor, mesh, [Replicate()]) for tensor in tensors]
+    refused(ArgumentError, "q: is placed (Replicate(),)", lambda: call(*whole_everywhere, Causal()))
+    by_dim = [distribute_tensor(tensor, mesh, [Shard(3)]) for tensor in tensors]
+    refused(ArgumentError, "q: is placed (Shard(dim=3),)", lambda: call(*by_dim, Causal()))
+    mixed = [parts[0], distribute_tensor(tensors[1], mesh, [Shard(2)]), parts[2]]
+    refused(ArgumentError, "k: is placed (Shard(dim=2),)", lambda: call(*mixed, Causal()))
+    refused(
+        ArgumentError, "k: is Tensor, and others are DTensors", lambda: call(parts[0], tensors[1], parts[2], Causal())
+    )
+
+
+@check
+def compiled_models(here: Here) -> None:
+    """The operators stay in one graph, with gradients."""
+    where, rank = Layout.zigzag(2), dist.get_rank(here.pair)
+    group = here.pair
+
+    def model(q: Any, k: Any, v: Any) -> Any:
+        return context_parallel_attention(q * 2, k, v, Causal(), group) + 1
+
+    tensors = [where.shard(tensor, rank).requires_grad_() for tensor in whole()]
+    expected = model(*tensors)
+    right = torch.autograd.grad(expected.float().square().sum(), tensors)
+    out = torch.compile(model, backend="aot_eager", fullgraph=True)(*tensors)
+    found = torch.autograd.grad(out.float().square().sum(), tensors)
+    assert torch.equal(out, expected) and all(map(torch.equal, found, right))

@@ -30,7 +30,7 @@ def attend(
     q: Any, k: Any, v: Any, tensors: Any, spec_json: str, *, kv_lengths: Any = None, out: Any = None, **options: Any
 ) -> AttentionResult:
     """Stand for ``attend``, in the types of kernels."""
-    assert options.pop("lse", True) and not torch.is_grad_enabled()
+    assert options.pop("lse", True) and not (torch.is_grad_enabled() and q.requires_grad)
     found, lse = attention_oracle.attention(q, k, v, seen_by(q, k, tensors, spec_json, kv_lengths), **options)
     out = torch.empty_like(q) if out is None else out
     return AttentionResult(out.copy_(found), lse)

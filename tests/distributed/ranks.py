@@ -7,6 +7,7 @@ The processes are forked once everything is imported. Kernels are those of oracl
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import sys
@@ -22,16 +23,18 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 RANKS = 4
-SECONDS = 300  # a hang is a failure
+SECONDS = 60  # a check takes a second or two; what hangs is told with its lines
 
 
 def on_rank(rank: int, folder: str, names: list[str], answers: Any) -> None:
     """Run the checks on one rank, as many of them as all ranks pass."""
     torch.set_num_threads(1)
+    faulthandler.enable()
     oracle_calls.install()
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, store=dist.FileStore(f"{folder}/store", RANKS))
     pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     for name in names:
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
             checks.CHECKS[name](checks.Here(dist.group.WORLD, pair))
         except BaseException:
@@ -54,7 +57,7 @@ def main(names: list[str]) -> dict[str, list[str]]:
         done = 0
         try:
             while done < RANKS:
-                rank, name, text = answers.get(timeout=SECONDS)
+                rank, name, text = answers.get(timeout=SECONDS + 10)
                 done += not name
                 if name:
                     found[name][rank] = text

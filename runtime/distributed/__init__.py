@@ -1,6 +1,6 @@
 """Attention over several GPUs: sequences longer than one has room or time for, by ``torch.distributed``."""
 
-from runtime.distributed.attention import context_parallel_attention
+from runtime.distributed.attention import context_parallel_attention, head_parallel_attention
 from runtime.distributed.layout import Layout
 from runtime.distributed.sends import SendPlan, Traffic, local_lists, plan_sends
 
@@ -9,6 +9,7 @@ __all__ = [
     "SendPlan",
     "Traffic",
     "context_parallel_attention",
+    "head_parallel_attention",
     "local_lists",
     "plan_sends",
 ]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.distributed.layout import Layout
+from runtime.distributed.masks import asks_for_heads
 from runtime.distributed.strided import strided_lists
 from runtime.errors import ArgumentError
 from runtime.ops.attention import pattern_of
@@ -65,15 +66,20 @@ def check_pattern(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Te
         ArgumentError: naming the argument.
     """
     lengths = q.shape[2] * layout.ranks, k.shape[2] * layout.ranks
-    for name, length in zip(("q", "k"), lengths, strict=True):
-        if length % layout.count:
-            rows, each = length // layout.ranks, layout.count // layout.ranks
-            raise ArgumentError(name, f"has {rows} rows on a rank, which {each} chunks do not divide")
+    _check_chunks(layout, lengths)
     block = json.loads(pattern.spec_json).get("block")
     if isinstance(block, dict):
         _check_blocks(block, layout, lengths)
     lists, _ = apart(pattern.spec_json, pattern.index_tensors())
     check_lists(pattern.spec_json, lists, q, k)
+
+
+def _check_chunks(layout: Layout, lengths: tuple[int, int]) -> None:
+    """Refuse sequences that chunks do not divide."""
+    for name, length in zip(("q", "k"), lengths, strict=True):
+        if length % layout.count:
+            rows, each = length // layout.ranks, layout.count // layout.ranks
+            raise ArgumentError(name, f"has {rows} rows on a rank, which {each} chunks do not divide")
 
 
 def _check_blocks(block: dict[str, int], layout: Layout, lengths: tuple[int, int]) -> None:
@@ -82,3 +88,20 @@ def _check_blocks(block: dict[str, int], layout: Layout, lengths: tuple[int, int
         if (chunk := length // layout.count) % size:
             reason = f"has chunks of {chunk} rows, which blocks of {size} do not divide"
             raise ArgumentError(name, f"{reason}: choose other lengths, blocks or another layout")
+
+
+def check_heads(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Check heads, lengths and shapes of lists where each rank computes some of the heads.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    ranks = layout.ranks
+    if k.shape[1] % ranks:
+        raise ArgumentError("k", f"has {k.shape[1]} heads, which {ranks} ranks do not divide")
+    if asks_for_heads(pattern.spec_json):
+        raise ArgumentError("pattern", "has a mask that tells heads apart, and ranks have different ones")
+    _check_chunks(layout, (q.shape[2] * ranks, k.shape[2] * ranks))
+    whole_q, whole_k = (t.new_empty((t.shape[0], t.shape[1] // ranks, t.shape[2] * ranks, 0)) for t in (q, k))
+    lists, _ = apart(pattern.spec_json, pattern.index_tensors())
+    check_lists(pattern.spec_json, lists, whole_q, whole_k)

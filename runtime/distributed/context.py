@@ -79,14 +79,24 @@ class Inputs:
         return {**told, **self.options}
 
 
-def prepare(plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True) -> None:
+def prepare(
+    what: str, plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True
+) -> None:
     """Agree with the other ranks on a call: the first one of a kind, and each one that is validated.
+
+    Args:
+        what: the function that is called.
+        plan: of the call.
+        inputs: its arguments.
+        gradients: whether they are wanted.
+        validate: whether to check the values of lists and lengths.
+        deterministic: of the call.
 
     Raises:
         ArgumentError: for what a rank has otherwise than others, and for what no rank can compute.
         CollectiveError: for a rank that is late, or has failed.
     """
-    key = (plan, inputs.kind(), gradients)
+    key = (what, plan, inputs.kind(), gradients)
     if key in _agreed and not validate:
         return
     group = group_of(plan.group)
@@ -95,23 +105,25 @@ def prepare(plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, dete
             options: dict[str, Any] = {"softcap": inputs.options["softcap"], "deterministic": deterministic}
             chosen_for(inputs.q, plan.spec_json, kv_lengths=inputs.kv_lengths is not None, **options)
         if validate:
-            _check_values(plan, inputs)
+            _check_values(what, plan, inputs)
     except CodegenError as error:
         report(group, error)
         raise
     facts = {**plan.facts(), **inputs.facts(), "gradients": gradients}
-    same(agree(group, "context_parallel_attention", facts, plan.timeout))
+    same(agree(group, what, facts, plan.timeout))
     if key not in _agreed:
         meet(group, inputs.q.device)
         _agreed.add(key)
 
 
-def _check_values(plan: Plan, inputs: Inputs) -> None:
+def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
     """Check the values of lists, lengths and sinks against the whole sequence (synchronises)."""
-    kv_len = inputs.k.shape[2] * plan.layout.ranks
+    if not isinstance(json.loads(plan.spec_json).get("block"), dict):
+        return
+    q_len, kv_len = inputs.q.shape[2], inputs.k.shape[2] * plan.layout.ranks
+    q_len = q_len if what == "context_parallel_attention" else q_len * plan.layout.ranks
     lists, _ = apart(plan.spec_json, inputs.tensors)
-    if isinstance(json.loads(plan.spec_json).get("block"), dict):
-        check_values(plan.spec_json, lists, (inputs.q.shape[2], kv_len), inputs.sink, inputs.kv_lengths)
+    check_values(plan.spec_json, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)
 
 
 class Run:
@@ -199,7 +211,7 @@ class Run:
         if not self.tensors or run == slice(0, kv_heads):
             return self.spec_json, self.tensors
         indices, aux = apart(self.spec_json, self.tensors)
-        return self.spec_json, (*(_of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
+        return self.spec_json, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
 
     def lengths(self, step: Step) -> torch.Tensor | None:
         """Return how many of a step's keys there are, where a call has lengths or the pattern a prefix."""
@@ -245,7 +257,7 @@ def _positions(table: torch.Tensor, block: int, steps: Steps, kv_len: int) -> to
     return (first[:-1, None] + torch.arange(block, dtype=torch.int32, device=table.device)).flatten()
 
 
-def _of_heads(tensor: torch.Tensor | None, run: slice, kv_heads: int) -> torch.Tensor | None:
+def of_heads(tensor: torch.Tensor | None, run: slice, kv_heads: int) -> torch.Tensor | None:
     """Return the index tensors of some heads of k."""
     if tensor is None or tensor.dim() < LIST_RANK or tensor.shape[1] == 1:
         return tensor
@@ -297,8 +309,7 @@ def unseen(steps: Steps, q_len: int) -> Iterator[Span]:
 def backward(
     plan: Plan,
     inputs: Inputs,
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    saved: tuple[torch.Tensor, torch.Tensor],
     dout: torch.Tensor,
     *,
     dlse: torch.Tensor | None,
@@ -312,6 +323,7 @@ def backward(
         CollectiveError: for a rank that is late or has failed.
     """
     run = Run(plan, inputs)
+    out, lse = saved
     dq, dk, dv = (like(tensor) for tensor in (inputs.q, inputs.k, inputs.v))
     for rows in unseen(run.mine, dq.shape[2]):
         dq[:, :, rows.start : rows.stop] = 0
@@ -343,7 +355,7 @@ def backward(
     if not run.exchange.is_needed:
         for which, total in enumerate((dk, dv)):
             add_up(total, [(start, pair[which]) for start, pair in of_own])
-    return dq, dk, dv, _of_sink(inputs.sink, out, lse, dout, dlse) if dsink else None
+    return dq, dk, dv, of_sinks(inputs.sink, out, lse, dout, dlse) if dsink else None
 
 
 def _whole(made: Sequence[tuple[int, Pair]], buffer: Pair) -> Pair:
@@ -364,7 +376,7 @@ def _whole(made: Sequence[tuple[int, Pair]], buffer: Pair) -> Pair:
     return found[0], found[1]
 
 
-def _of_sink(sink: Any, out: Any, lse: Any, dout: Any, dlse: Any) -> torch.Tensor:
+def of_sinks(sink: Any, out: Any, lse: Any, dout: Any, dlse: Any) -> torch.Tensor:
     """Return the gradient of the sinks: minus the sum over rows of exp(sink - lse) (dO O - dlse)."""
     delta = (dout.float() * out.float()).sum(-1)
     if dlse is not None:

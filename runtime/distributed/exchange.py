@@ -102,7 +102,7 @@ class Exchange:
         there = self._buffers(run)
         self.moves.follow()
         with self.moves.on():
-            own = tuple(_with_whole_rows(tensor[:, run]) for tensor in (self.k, self.v))
+            own = tuple(with_whole_rows(tensor[:, run]) for tensor in (self.k, self.v))
             for number, pieces in enumerate(self.mine.buffers):
                 for piece in pieces:
                     if piece.rank == self.rank:
@@ -115,7 +115,7 @@ class Exchange:
                 for piece in pieces
                 if piece.rank != self.rank
                 for tensor in there[number]
-                for rows in _rows(tensor, piece.target, piece.size)
+                for rows in rows_of(tensor, piece.target, piece.size)
             ]
             sends = [message for rank in self._others() for message in self._sends(rank, run, own)]
             what = f"keys and values of heads {run.start} to {run.stop - 1} of rank {self.rank}"
@@ -137,7 +137,7 @@ class Exchange:
                     tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in self._at(rank, run, own)
                 )
             for tensor in tensors:
-                yield from (Message(rank, rows) for rows in _rows(tensor, source, piece.size))
+                yield from (Message(rank, rows) for rows in rows_of(tensor, source, piece.size))
 
     def _at(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield tensors in blocks, and which of them a rank is sent, to be taken along dimension 2."""
@@ -164,7 +164,7 @@ class Exchange:
                 for piece in pieces
                 if piece.rank != self.rank
                 for tensor in grads[number]
-                for rows in _rows(tensor, piece.target, piece.size)
+                for rows in rows_of(tensor, piece.target, piece.size)
             ]
             back: dict[int, list[tuple[int, Pair]]] = {
                 rank: [(piece.source, self._room(piece, sums)) for piece in self._for(rank)] for rank in self._others()
@@ -174,7 +174,7 @@ class Exchange:
                 for rank, parts in back.items()
                 for _, pair in parts
                 for tensor in pair
-                for rows in _rows(tensor, 0, tensor.shape[2])
+                for rows in rows_of(tensor, 0, tensor.shape[2])
             ]
             what = f"gradients of heads {run.start} to {run.stop - 1} of rank {self.rank}"
             Transfer(self.group, what, sends, receives).wait()
@@ -220,13 +220,13 @@ class Exchange:
         self.returns.join()
 
 
-def _with_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
+def with_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose rows of one batch and head are contiguous: itself, or a copy."""
-    is_whole = tensor.stride(3) == 1 and tensor.stride(2) == tensor.shape[3]
+    is_whole = tensor[0, 0].is_contiguous()
     return tensor if is_whole else tensor.contiguous()
 
 
-def _rows(tensor: torch.Tensor, first: int, size: int) -> Iterator[torch.Tensor]:
+def rows_of(tensor: torch.Tensor, first: int, size: int) -> Iterator[torch.Tensor]:
     """Yield rows of each batch and head; where the tensor has whole rows they are contiguous."""
     for batch in tensor:
         for head in batch:

@@ -1,29 +1,28 @@
 """torch's operators of attention over ranks: what ``torch.compile`` and autograd see.
 
-Between the passes a call keeps what it is given, its result and its log-sum-exp; keys and values of other ranks are
-sent again for the gradients.
+Between the passes ``context_parallel_attention`` keeps what it is given, its result and its log-sum-exp; keys and
+values of other ranks are sent again for the gradients. ``head_parallel_attention`` also keeps q, k, v and the results
+of its heads, over the whole sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from runtime.distributed.context import Inputs, backward, forward, prepare
+from runtime.distributed import context, heads
+from runtime.distributed.context import Inputs, prepare
 from runtime.distributed.plan import plan_of
 from runtime.errors import ArgumentError
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
-_NAME = "context_parallel_attention"
+CONTEXT, HEADS = "context_parallel_attention", "head_parallel_attention"
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, str plan"
 _OPTIONS = "*, float? scale=None, float? softcap=None, bool deterministic=True"
-_SCHEMAS = (
-    f"{_NAME}({_INPUTS}, {_OPTIONS}, bool validate=False, bool gradients=False) -> (Tensor, Tensor)",
-    f"{_NAME}_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {_INPUTS}, {_OPTIONS}, "
-    "bool dsink=False) -> (Tensor, Tensor, Tensor, Tensor)",
-)
+_FORWARD = f"({_INPUTS}, {_OPTIONS}, bool validate=False, bool gradients=False)"
+_BACKWARD = f"(Tensor dout, Tensor? dlse, Tensor[] saved, {_INPUTS}, {_OPTIONS}, bool dsink=False)"
 Two = tuple[torch.Tensor, torch.Tensor]
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -34,66 +33,111 @@ def _inputs(arguments: Sequence[Any], options: dict[str, Any]) -> Inputs:
     return Inputs(q, k, v, tuple(tensors), sink, kv_lengths, numbers)
 
 
-def _run(*arguments: Any, validate: bool = False, gradients: bool = False, **options: Any) -> Two:
-    """Compute the operator."""
+def _context(
+    *arguments: Any, validate: bool = False, gradients: bool = False, deterministic: bool = True, **options: Any
+) -> Two:
+    """Compute context_parallel_attention."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
-    deterministic = options.get("deterministic", True)
-    prepare(plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
-    return forward(plan, inputs, validate=validate)
+    prepare(CONTEXT, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
+    return context.forward(plan, inputs, validate=validate)
 
 
-def _run_backward(*arguments: Any, dsink: bool = False, **options: Any) -> Four:
-    """Compute the gradients; those of sinks that are not asked for have no elements."""
-    dout, dlse, out, lse, *inputs = arguments
-    given = _inputs(inputs, options)
-    passed = {"dlse": dlse, "deterministic": options.get("deterministic", True), "dsink": dsink}
-    *found, of_sink = backward(plan_of(inputs[-1]), given, out, lse, dout, **passed)
-    dq, dk, dv = found
-    return dq, dk, dv, nothing(dq) if of_sink is None else of_sink
+def _heads(
+    *arguments: Any, validate: bool = False, gradients: bool = False, deterministic: bool = True, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Compute head_parallel_attention, and what its gradients want."""
+    plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
+    prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
+    out, lse, saved = heads.forward(plan, inputs)
+    return out, lse, *saved
 
 
-def _fake(q: Any, *_: Any, **__: Any) -> Two:
+def _backward_of(compute: Callable[..., Any]) -> Callable[..., Four]:
+    """Return the operator of gradients; those of sinks that are not asked for have no elements."""
+
+    def run(*arguments: Any, dsink: bool = False, deterministic: bool = True, **options: Any) -> Four:
+        dout, dlse, saved, *inputs = arguments
+        passed = {"dlse": dlse, "deterministic": deterministic, "dsink": dsink}
+        dq, dk, dv, of_sink = compute(plan_of(inputs[-1]), _inputs(inputs, options), tuple(saved), dout, **passed)
+        return dq, dk, dv, nothing(dq) if of_sink is None else of_sink
+
+    return run
+
+
+def _fake_context(q: Any, *_: Any, **__: Any) -> Two:
     return like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _fake_backward(*arguments: Any, dsink: bool = False, **_: Any) -> Four:
-    q, k, v, _tensors, sink, *_rest = arguments[4:]
-    return like(q), like(k), like(v), sink.new_empty(sink.shape) if dsink else nothing(q)
+def _fake_heads(*arguments: Any, **_: Any) -> tuple[torch.Tensor, ...]:
+    q, k, v, *_rest, text = arguments
+    ranks = plan_of(text).layout.ranks
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        batch, count, rows = tensor.shape[:3]
+        return tensor.new_empty((batch, count // ranks, rows * ranks, *tensor.shape[3:]))
+
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return out, lse, whole(q), whole(k), whole(v), whole(out), whole(lse)
+
+
+def _fake_backward_of(new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Four]:
+    def fake(*arguments: Any, dsink: bool = False, **_: Any) -> Four:
+        q, k, v, _tensors, sink, *_rest = arguments[3:]
+        return new(q), new(k), new(v), sink.new_empty(sink.shape) if dsink else nothing(q)
+
+    return fake
 
 
 def _refuse(*_: Any) -> NoReturn:
-    reason = "has no gradient of its gradient"
-    raise ArgumentError(_NAME, reason)
+    raise ArgumentError("q, k and v", "have no gradient of their gradient over ranks")
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: Any) -> None:
     """Keep what the backward pass needs."""
     q, k, v, tensors, sink, kv_lengths, plan = inputs
-    ctx.save_for_backward(q, k, v, sink, kv_lengths, *output, *tensors)
+    saved = output if len(output) == 2 else output[2:]
+    ctx.count = len(saved)
+    ctx.save_for_backward(q, k, v, sink, kv_lengths, *saved, *tensors)
     ctx.plan = plan
     ctx.options = {name: keyword_only_inputs.get(name) for name in ("scale", "softcap", "deterministic")}
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-    """Return the gradients of q, k, v and the sinks."""
-    q, k, v, sink, kv_lengths, out, lse, *tensors = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    of_sink = sink is not None and bool(needs[4])
-    dout = torch.zeros_like(out) if dout is None else dout  # other ranks take part all the same
-    inputs = q, k, v, tensors, sink, kv_lengths, ctx.plan
-    compute = torch.ops.sparse_kernel_codegen.context_parallel_attention_backward
-    dq, dk, dv, dsink = compute(dout, dlse, out, lse, *inputs, **ctx.options, dsink=of_sink)
-    return dq, dk, dv, [None] * len(tensors), dsink if of_sink else None, None, None
+def _gradients_of(name: str) -> Callable[..., tuple[Any, ...]]:
+    """Return the backward pass of an operator."""
+
+    def backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> tuple[Any, ...]:
+        q, k, v, sink, kv_lengths, *others = ctx.saved_tensors
+        saved, tensors = others[: ctx.count], others[ctx.count :]
+        of_sink = sink is not None and bool(ctx.needs_input_grad[4])
+        dout = torch.zeros_like(q) if dout is None else dout  # other ranks take part all the same
+        inputs = q, k, v, tensors, sink, kv_lengths, ctx.plan
+        compute = getattr(torch.ops.sparse_kernel_codegen, f"{name}_backward")
+        dq, dk, dv, dsink = compute(dout, dlse, saved, *inputs, **ctx.options, dsink=of_sink)
+        return dq, dk, dv, [None] * len(tensors), dsink if of_sink else None, None, None
+
+    return backward
 
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema, _implementation, _without_values in zip(
-    _SCHEMAS, (_run, _run_backward), (_fake, _fake_backward), strict=True
+
+
+def _define(name: str, schema: str, implementation: Any, fake: Any) -> None:
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty(tensor.shape)
+
+
+for _name, _results, _compute, _without_values, _module, _new in (
+    (CONTEXT, 2, _context, _fake_context, context, like),
+    (HEADS, 7, _heads, _fake_heads, heads, _contiguous),
 ):
-    _which = _schema.partition("(")[0]
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
-    _library.impl(_which, _implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{_which}", _without_values, lib=_library)  # type: ignore[arg-type]
-torch.library.register_autograd(f"{NAMESPACE}::{_NAME}", _backward, setup_context=_setup, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::{_NAME}_backward", _refuse, lib=_library)
+    _define(_name, f"{_FORWARD} -> ({', '.join(['Tensor'] * _results)})", _compute, _without_values)
+    _four = f"{_BACKWARD} -> (Tensor, Tensor, Tensor, Tensor)"
+    _define(f"{_name}_backward", _four, _backward_of(_module.backward), _fake_backward_of(_new))
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _gradients_of(_name), setup_context=_setup, lib=_library)
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}_backward", _refuse, lib=_library)

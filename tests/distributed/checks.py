@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime import ArgumentError, CollectiveError
-from runtime.distributed import Layout, context_parallel_attention, local_lists, plan_sends
+from runtime.distributed import Layout, context_parallel_attention, head_parallel_attention, local_lists, plan_sends
 from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
 
 LENGTH, BLOCK = 256, 32
@@ -72,11 +72,13 @@ def loss(out: Any, lse: Any, weights: Any) -> Any:
     return (out.float() * weights).sum() + (torch.where(lse == -torch.inf, 0.0, lse) * weights[..., 0]).sum()
 
 
-def on_ranks(tensors: list[Any], pattern: Any, group: Any, where: Layout, **options: Any) -> dict[str, Any]:
+def on_ranks(
+    tensors: list[Any], pattern: Any, group: Any, where: Layout, *, by: Any = context_parallel_attention, **options: Any
+) -> dict[str, Any]:
     """Return what this rank computes, by name."""
     rank = dist.get_rank(group)
     leaves = [where.shard(tensor, rank).requires_grad_() for tensor in tensors]
-    out, lse = context_parallel_attention(*leaves, pattern, group, return_lse=True, **options)
+    out, lse = by(*leaves, pattern, group, return_lse=True, **options)
     loss(out, lse, where.shard(weights_of(tensors[0]), rank)).backward()
     found = {"out": out.detach(), "lse": lse.detach()}
     return found | {f"d{name}": leaf.grad for name, leaf in zip("qkv", leaves, strict=True)}
@@ -174,7 +176,7 @@ def lists_with_locality(here: Here) -> None:
         plan = plan_sends(q, k, local_lists(pattern, where, rank), group, layout=layout, most=1.1)
         assert plan.caps is not None and plan.caps[rank][rank] == 0
         traffic = plan.traffic(rank, 16)
-        assert traffic.needed <= traffic.moved < traffic.everything
+        assert traffic.needed <= traffic.moved <= traffic.everything
         compare(group, pattern, layout, send=plan, validate=True, heads_at_once=1)
 
 
@@ -318,8 +320,9 @@ def differences(here: Here) -> None:
     refused(
         ArgumentError, "layout: is", lambda: call(q, k, v, Dense(), here.pair, layout=["zigzag", "contiguous"][rank])
     )
-    one = lambda: call(q, [k, k.half()][rank], v, Dense(), here.pair, scale=0.125)
-    refused(CollectiveError if rank == 0 else ArgumentError, ["rank 1: k: is torch.float16", "k: is"][rank], one)
+    k_here, text = [k, k.half()][rank], ["rank 1: k: is torch.float16", "k: is"][rank]
+    error = [CollectiveError, ArgumentError][rank]
+    refused(error, text, lambda: call(q, k_here, v, Dense(), here.pair, scale=0.125))
     entry = torch.full((1, 1, 4, 1), [7, 8][rank], dtype=torch.int32)
     beyond = TopK(entry, block=(BLOCK, BLOCK))
     text = ["rank 1: kv_indices", "kv_indices"][rank]
@@ -353,7 +356,10 @@ def late_ranks(here: Here) -> None:
     began = time.monotonic()
     if rank == 1:
         dist.recv(waiting, group=here.pair, group_src=0)  # comes when rank 0 has given up
-    call = lambda: context_parallel_attention(q, k, v, Dense(), group, timeout=0.3)
+
+    def call() -> Any:
+        return context_parallel_attention(q, k, v, Dense(), group, timeout=0.3)
+
     refused(CollectiveError, "agreement on context_parallel_attention: rank 1: no word within 0.3 s", call)
     if rank == 0:
         dist.send(waiting, group=here.pair, group_dst=1)
@@ -369,8 +375,8 @@ def ranks_that_stop(here: Here) -> None:
     group = [dist.new_group([0, 1], timeout=wait), dist.new_group([2, 3], timeout=wait)][dist.get_rank(here.all) // 2]
     context_parallel_attention(q, k, v, Dense(), group)
     if rank == 0:
-        call = lambda: context_parallel_attention(q, k, v, Dense(), group)
-        refused(CollectiveError, "keys and values of heads 0 to 1 of rank 0: rank 1: late or failed", call)
+        text = "keys and values of heads 0 to 1 of rank 0: rank 1: late or failed"
+        refused(CollectiveError, text, lambda: context_parallel_attention(q, k, v, Dense(), group))
     dist.barrier(here.pair)
 
 
@@ -419,3 +425,23 @@ def compiled_models(here: Here) -> None:
     out = torch.compile(model, backend="aot_eager", fullgraph=True)(*tensors)
     found = torch.autograd.grad(out.float().square().sum(), tensors)
     assert torch.equal(out, expected) and all(map(torch.equal, found, right))
+
+
+@check
+def heads(here: Here) -> None:
+    """Each rank computes some of the heads, over the whole sequence."""
+    by = {"by": head_parallel_attention, "layout": "contiguous"}
+    lengths = torch.tensor([LENGTH, 77], dtype=torch.int32)
+    four = whole(heads=8, kv_heads=4)
+    compare(here.all, Causal(), tensors=four, **by)
+    compare(here.pair, Dense(), tensors=four, by=head_parallel_attention, layout="zigzag", heads_at_once=1)
+    sink = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    compare(here.pair, SlidingWindow(40), softcap=5.0, kv_lengths=lengths, sink=sink, **by)
+    every = lists(4)
+    half = slice(2 * dist.get_rank(here.pair), 2 * dist.get_rank(here.pair) + 2)
+    pattern, local = (TopK(each, block=(BLOCK, BLOCK)) for each in (every, every[:, half].contiguous()))
+    compare(here.pair, pattern, local=local, validate=True, **by)
+    transposed = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in whole()]
+    compare(here.pair, Causal(), tensors=transposed, **by)
+    q, k, v = (Layout.contiguous(4).shard(tensor, 0) for tensor in whole())
+    refused(ArgumentError, "k: has 2 heads", lambda: head_parallel_attention(q, k, v, Dense(), here.all))

@@ -10,7 +10,7 @@ import oracle_kernel
 import torch
 
 from codegen.patterns import PATTERNS
-from runtime.distributed import context
+from runtime.distributed import context, heads
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.ops import attention_checks
@@ -49,5 +49,6 @@ def attend_backward(
 def install() -> None:
     """Put them there, for tensors on a CPU."""
     attention_checks.check_tensor = arguments.check_tensor = oracle_kernel._check_tensor
-    context.attend, context.attend_backward = attend, attend_backward  # type: ignore[assignment]
+    for module in (context, heads):
+        module.attend, module.attend_backward = attend, attend_backward  # type: ignore[assignment, attr-defined]
     context.chosen_for = lambda *_, **__: None  # type: ignore[assignment]

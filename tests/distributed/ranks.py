@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import multiprocessing
+import queue
 import sys
 import tempfile
 import traceback
@@ -23,7 +24,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 RANKS = 4
-SECONDS = 60  # a check takes a second or two; what hangs is told with its lines
+SECONDS = 30  # a check takes a second or two; what hangs is told with its lines
 
 
 def on_rank(rank: int, folder: str, names: list[str], answers: Any) -> None:
@@ -61,6 +62,8 @@ def main(names: list[str]) -> dict[str, list[str]]:
                 done += not name
                 if name:
                     found[name][rank] = text
+        except queue.Empty:  # ranks wait for one that has failed, and have been ended
+            pass
         finally:
             for process in processes:
                 process.join(5)

@@ -2,7 +2,7 @@
 
 from runtime.distributed.attention import context_parallel_attention, head_parallel_attention
 from runtime.distributed.layout import Layout
-from runtime.distributed.sends import SendPlan, Traffic, local_lists, plan_sends
+from runtime.distributed.sends import SendPlan, Traffic, keys_received, local_lists, plan_sends
 
 __all__ = [
     "Layout",
@@ -10,6 +10,7 @@ __all__ = [
     "Traffic",
     "context_parallel_attention",
     "head_parallel_attention",
+    "keys_received",
     "local_lists",
     "plan_sends",
 ]

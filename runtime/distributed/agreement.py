@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from runtime.errors import ArgumentError, CollectiveError
 TIMEOUT = 300.0
 """Seconds that ranks wait for each other, by default: one of them may be compiling kernels."""
 _FAILED = "failed"
+_PAUSE = 1e-3  # seconds
 _rounds: dict[str, int] = {}
 
 
@@ -39,7 +40,7 @@ def _next(group: dist.ProcessGroup) -> tuple[Any, str]:
     """Return the store of a group, and how the keys of its next agreement begin."""
     number = _rounds.get(group.group_name, 0)
     _rounds[group.group_name] = number + 1
-    store = distributed_c10d._get_process_group_store(group)
+    _, store = distributed_c10d._world.pg_map[group]
     return store, f"sparse_kernel_codegen/{number}"
 
 
@@ -100,6 +101,21 @@ def same(told: list[dict[str, Any]]) -> None:
         for rank, facts in enumerate(told):
             if facts.get(name) != first:
                 raise ArgumentError(name, f"is {first} on rank 0 and {facts.get(name)} on rank {rank}: pass the same")
+
+
+def finish(what: str, device: torch.device, others: tuple[int, ...], timeout: float) -> None:
+    """Wait for what the GPU has to do, and no longer than that.
+
+    Raises:
+        CollectiveError: where it is not done by then.
+    """
+    if device.type != "cuda":
+        return
+    done, deadline = torch.cuda.current_stream(device).record_event(), monotonic() + timeout
+    while not done.query():
+        if monotonic() > deadline:
+            raise CollectiveError(what, others, f"one of them is late or failed: not done within {timeout:g} s")
+        sleep(_PAUSE)
 
 
 def meet(group: dist.ProcessGroup, device: torch.device) -> None:

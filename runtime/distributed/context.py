@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from codegen.errors import CodegenError
-from runtime.distributed.agreement import agree, group_of, meet, report, same
+from runtime.distributed.agreement import agree, finish, group_of, meet, report, same
 from runtime.distributed.exchange import Exchange, Pair, Sent, add_up
 from runtime.distributed.layout import Span
 from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, relabelled, wanted_blocks
@@ -114,6 +114,17 @@ def prepare(
     if key not in _agreed:
         meet(group, inputs.q.device)
         _agreed.add(key)
+
+
+def finished(what: str, plan: Plan, inputs: Inputs) -> None:
+    """Wait until a call is done.
+
+    Raises:
+        CollectiveError: naming the other ranks, where it is not within the plan's time.
+    """
+    rank = dist.get_rank(group_of(plan.group))
+    others = tuple(other for other in range(plan.layout.ranks) if other != rank)
+    finish(what, inputs.q.device, others, plan.timeout)
 
 
 def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:

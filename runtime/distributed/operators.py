@@ -39,7 +39,10 @@ def _context(
     """Compute context_parallel_attention."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
     prepare(CONTEXT, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
-    return context.forward(plan, inputs, validate=validate)
+    found = context.forward(plan, inputs, validate=validate)
+    if validate:
+        context.finished(CONTEXT, plan, inputs)
+    return found
 
 
 def _heads(
@@ -49,6 +52,8 @@ def _heads(
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
     prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
     out, lse, saved = heads.forward(plan, inputs)
+    if validate:
+        context.finished(HEADS, plan, inputs)
     return out, lse, *saved
 
 

@@ -15,6 +15,7 @@ from runtime.distributed.arguments import as_pattern, check_pattern, group_from
 from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.lists import blocks_of, key_block, wanted_blocks
 from runtime.distributed.masks import has_positions
+from runtime.distributed.steps import steps_of
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import check_operands
 from runtime.ops.aux_tensors import apart
@@ -140,6 +141,26 @@ def plan_sends(
     plan = SendPlan(caps, total, block, pairs, blocks)
     is_most = sum(map(sum, caps)) >= most * ranks * (ranks - 1) * blocks
     return replace(plan, caps=None) if is_most else plan
+
+
+def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> int:
+    """Return how many keys of other ranks a rank is sent for each batch and head, without a ``SendPlan``.
+
+    Args:
+        pattern: of ``runtime.patterns``; of lists it is all.
+        layout: who has what.
+        rank: whose keys.
+        q_len: queries of the whole sequence.
+        kv_len: keys of the whole sequence.
+
+    Returns:
+        Keys; each is sent with its value.
+
+    Raises:
+        ArgumentError: for chunks that do not divide the lengths.
+    """
+    steps = steps_of(pattern.spec_json, layout, rank, q_len, kv_len)
+    return sum(piece.size for pieces in steps.buffers for piece in pieces if piece.rank != rank)
 
 
 def local_lists(pattern: Pattern, layout: Layout, rank: int) -> Pattern:

@@ -44,6 +44,7 @@ ROOMS: dict[str, set[str]] = {
     "integrations": {"errors", "patterns", "convert", "ops", "video"},
     "ops": {"errors", "kernels", "kernel", "patterns", "convert", "prepare"},
     "nn": {"errors", "ops", "prepare"},
+    "distributed": {"errors", "expressions", "kernels", "ops", "patterns"},
     "bench": {"errors", "prepare", "kernels", "kernel"},
     "verify": {"errors", "compile", "driver", "expressions", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},

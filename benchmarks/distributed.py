@@ -3,10 +3,12 @@
     torchrun --nproc-per-node 2 benchmarks/distributed.py --json benchmarks/results/distributed_2xh100.json
     torchrun --nproc-per-node 2 benchmarks/distributed.py --rows "topk32 random" "dense" --dtypes bf16
 
-Rows are of 16 heads of 128 elements. "alone" is what one rank computes, with all keys in its memory and nothing sent:
-both GPUs do it at once. "all-gather" gathers all keys and values first, and then does the same. "torch CP" is
-torch.distributed.tensor.experimental.context_parallel with SDPA, "FA4 all-gather" FlashAttention 4 behind the same
-all-gather. A call's time is that of the slowest rank. TFLOPS are of a GPU.
+Rows are of 16 heads of 128 elements. "ours" sends by NCCL, of lists what they name where that is little; "ours,
+symmetric" reads all from the memory of peers, "ours, shared keys" without a copy of the rank's own. "alone" is what one
+rank computes, with all keys in its memory and nothing sent: both GPUs do it at once. "all-gather" gathers all keys and
+values first, and then does the same. "torch CP" is torch.distributed.tensor.experimental.context_parallel with SDPA,
+"FA4 all-gather" FlashAttention 4 behind the same all-gather. A call's time is that of the slowest rank. TFLOPS are of a
+GPU.
 
 Bytes are what rank 0 receives in a forward pass: those that are sent, and those that its lists need.
 """
@@ -36,6 +38,7 @@ from runtime.distributed import (
     keys_received,
     local_lists,
     plan_sends,
+    shared_keys,
 )
 from runtime.distributed.plan import Plan
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow, TopK
@@ -176,15 +179,37 @@ def with_gradients(problem: Problem, tensors: list[torch.Tensor], forward: Calla
 
 
 @contextmanager
-def ours(problem: Problem) -> Iterator[Call]:
-    options: dict[str, Any] = {"layout": problem.layout}
+def ours(problem: Problem, **options: Any) -> Iterator[Call]:
+    options["layout"] = problem.layout
     function: Any = head_parallel_attention
     if not problem.row.heads:
         function = context_parallel_attention
-        options["send"] = problem.send
+        options.setdefault("send", problem.send)
     yield with_gradients(
         problem, problem.parts, lambda q, k, v: function(q, k, v, problem.pattern, problem.group, **options)
     )
+
+
+@contextmanager
+def symmetric(problem: Problem) -> Iterator[Call]:
+    if problem.row.heads or problem.row.kind == "window":
+        raise NotImplementedError("whole sequences alone")
+    with ours(problem, symmetric=True, send=None) as call:
+        yield call
+
+
+@contextmanager
+def shared(problem: Problem) -> Iterator[Call]:
+    if problem.row.heads or problem.grads or problem.layout != Layout.contiguous(problem.ranks):
+        raise NotImplementedError("forward of contiguous parts alone")
+    if problem.row.kind == "window":
+        raise NotImplementedError("whole sequences alone")
+    q, k, v = problem.parts
+    there = shared_keys(k, problem.group)
+    for target, source in zip(there, (k, v), strict=True):
+        target.copy_(source)
+    options: dict[str, Any] = {"layout": problem.layout, "symmetric": True}
+    yield lambda: context_parallel_attention(q, *there, problem.pattern, problem.group, **options)
 
 
 @contextmanager
@@ -255,6 +280,8 @@ def torch_cp(problem: Problem) -> Iterator[Call]:
 
 CALLS: dict[str, Any] = {
     "ours": ours,
+    "ours, symmetric": symmetric,
+    "ours, shared keys": shared,
     "alone": alone,
     "all-gather": all_gather,
     "FA4 all-gather": fa4_all_gather,
@@ -328,7 +355,7 @@ def measured(row: Row, dtype: str, group: Any, link: float) -> dict[str, Any]:
     problem = Problem(row, DTYPES[dtype], group)
     work, of_key = problem.flops(), 2 * HEADS * DIM * 2
     record: dict[str, Any] = {"name": row.name, "dtype": dtype, "target": row.target, "results": {}, "failed": {}}
-    plan = Plan("", problem.layout, problem.pattern.spec_json, None, 0, 1.0)
+    plan = Plan("", problem.layout, problem.pattern.spec_json, None, 0, False, 1.0)
     heads = HEADS // problem.ranks if row.heads else HEADS
     shape = (1, heads, row.length if row.heads else row.length // problem.ranks, DIM)
     received = keys_received(problem.pattern, problem.layout, problem.rank, row.length, row.length) * of_key
@@ -347,7 +374,7 @@ def measured(row: Row, dtype: str, group: Any, link: float) -> dict[str, Any]:
                 found = call()
                 if label == "alone":
                     right = found
-                elif label in ("ours", "all-gather", "FA4 all-gather") and not row.heads:
+                elif label != "torch CP" and not row.heads:
                     off = differs(label, found, right)
                     assert off < 2e-2, f"off by {off:.1e}"
                 del found
@@ -378,15 +405,12 @@ def show(record: dict[str, Any]) -> None:
     print(f"{record['name']}, {record['dtype']} (target {record['target']}):")
     for label, result in record["results"].items():
         both = f"{result['milliseconds']:9.3f} / {result['back_to_back_milliseconds']:9.3f} ms"
-        print(f"    {label:16} {both}  {result['tflops']:5.0f} / {result['back_to_back_tflops']:5.0f} TFLOPS")
+        speeds = f"{result['tflops']:5.0f} / {result['back_to_back_tflops']:5.0f} TFLOPS"
+        shares = f"{result.get('share', 0):.2f} / {result.get('back_to_back_share', 0):.2f} of alone"
+        print(f"    {label:18} {both}  {speeds}  {shares}")
     for label, why in record["failed"].items():
-        print(f"    {label:16} {why}")
-    if "share" in record:
-        print(
-            f"    share of alone: {record['share']} / {record['back_to_back_share']}, "
-            f"predicted {record['predicted_share']}; bytes {record['bytes']}",
-            flush=True,
-        )
+        print(f"    {label:18} {why}")
+    print(f"    predicted share of alone {record.get('predicted_share')}; bytes {record['bytes']}", flush=True)
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -394,7 +418,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     names = [row.name for row in ROWS]
     parser.add_argument(
-        "--rows", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}"
+        "--rows",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="NAME",
+        help=f"of {', '.join(names).replace('%', '%%')}",
     )
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="NAME", help="bf16, fp16")
     parser.add_argument("--shorter", type=int, default=1, metavar="N", help="divide lengths by this, to try things out")
@@ -409,6 +438,7 @@ def main() -> None:
         raise SystemExit("error: torch sees no GPU")
     if "RANK" not in os.environ:
         raise SystemExit("error: start it by torchrun --nproc-per-node 2")
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # not used, and not to be had everywhere
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -104,3 +104,46 @@ def runs_of(flops: float, received: float, heads: Sequence[int], returned: float
     """
     total = sum(heads)
     return [Run(flops * each / total, received * each / total, returned * each / total) for each in heads]
+
+
+HEADS, DIM, BYTES = 16, 128, 2
+NODE = 8  # GPUs that NVLink joins
+NVLINK, NETWORK = 245e9, 50e9
+"""Bytes a second into a GPU: measured between two H100s, both ways at once; of a 400 Gb/s adapter each, assumed."""
+SPEEDS = {"topk32, random lists": 681e12, "window 2K": 566e12, "causal": 621e12, "dense": 675e12}
+"""FLOPS of one H100 alone: the first is of this row (fp16), others are of shorter sequences (docs/results.md)."""
+LENGTHS = (1 << 16, 1 << 20, 1 << 24)
+RANKS = (2, 8, 64)
+
+
+def keys_of(kind: str, length: int) -> float:
+    """Return how many keys a query sees on average."""
+    keys = {"topk32, random lists": 4096, "window 2K": 2048, "causal": length / 2, "dense": length}
+    return float(keys[kind])
+
+
+def scaled(kind: str, length: int, ranks: int) -> Predicted:
+    """Predict a forward pass where everything that a pattern needs comes from other ranks at the speed of a link."""
+    flops = 4 * HEADS * DIM * length / ranks * keys_of(kind, length)
+    of_key = 2 * HEADS * DIM * BYTES
+    link = NVLINK if ranks <= NODE else NETWORK
+    if kind == "window 2K":
+        edge = min(1.0, 2048 * ranks / length)
+        runs = [Run(flops * edge, 2048 * of_key)]
+        return predict(Machine(SPEEDS[kind], link), runs, flops * (1 - edge))
+    received = length * of_key * (ranks - 1) / ranks
+    return predict(Machine(SPEEDS[kind], link), runs_of(flops, received, (1, 1, 2, 3, 4, 5)))
+
+
+def main() -> None:
+    """Print the table of docs/scale-out.md."""
+    print("| " + " | ".join(("workload", "length", *(f"{ranks} GPUs" for ranks in RANKS))) + " |")
+    print("| --- | ---: |" + " ---: |" * len(RANKS))
+    for kind in SPEEDS:
+        for length in LENGTHS:
+            cells = (f"{scaled(kind, length, ranks).efficiency:.2f}" for ranks in RANKS)
+            print(f"| {kind} | {length:,} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

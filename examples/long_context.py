@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,15 +78,16 @@ def run(options: argparse.Namespace, group: dist.ProcessGroup) -> None:
     send = None
     if options.pattern == "topk":
         pattern = make_lists(layout, rank, length, options.heads, options.local)
-        send = plan_sends(q, k, pattern, group, layout=layout)
+        send = None if options.symmetric else plan_sends(q, k, pattern, group, layout=layout)
 
-    def call() -> torch.Tensor:
-        found = context_parallel_attention(q, k, v, pattern, group, layout=layout, send=send)
+    how: dict[str, Any] = {"layout": layout, "send": send, "symmetric": options.symmetric}
+
+    def call(validate: bool = False) -> torch.Tensor:
+        found = context_parallel_attention(q, k, v, pattern, group, validate=validate, **how)
         assert isinstance(found, torch.Tensor)
         return found
 
-    out = context_parallel_attention(q, k, v, pattern, group, layout=layout, send=send, validate=True)
-    assert isinstance(out, torch.Tensor)
+    out = call(validate=True)
 
     every = [[torch.empty_like(x[:, :1]) for _ in range(ranks)] for x in (k, v)]
     for parts, mine in zip(every, (k, v), strict=True):
@@ -138,14 +140,19 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=16)
     parser.add_argument("--pattern", choices=("topk", "window", "causal"), default="topk")
     parser.add_argument("--local", type=float, default=0.9, help="share of a list around the own block")
+    parser.add_argument(
+        "--symmetric", action="store_true", help="read everything from the memory of peers, on one host"
+    )
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="bfloat16")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU")
     if "RANK" not in os.environ:
         raise SystemExit(f"error: start it by torchrun: torchrun --nproc-per-node 2 {__file__}")
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # not used, and not to be had everywhere
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
     assert dist.group.WORLD is not None
     try:
         run(options, dist.group.WORLD)

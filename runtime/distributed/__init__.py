@@ -3,6 +3,7 @@
 from runtime.distributed.attention import context_parallel_attention, head_parallel_attention
 from runtime.distributed.layout import Layout
 from runtime.distributed.sends import SendPlan, Traffic, keys_received, local_lists, plan_sends
+from runtime.distributed.symmetric import shared_keys
 
 __all__ = [
     "Layout",
@@ -13,4 +14,5 @@ __all__ = [
     "keys_received",
     "local_lists",
     "plan_sends",
+    "shared_keys",
 ]

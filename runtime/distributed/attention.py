@@ -35,6 +35,7 @@ def context_parallel_attention(
     layout: Layout | str | None = None,
     send: SendPlan | None = None,
     heads_at_once: int = 0,
+    symmetric: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
     sink: torch.Tensor | None = None,
@@ -63,6 +64,8 @@ def context_parallel_attention(
             ``Causal`` and ``PrefixLM``, whose later rows see more, and contiguous for other patterns and for DTensors.
         send: of ``plan_sends``, for lists that name few blocks of other ranks; by default everything is sent.
         heads_at_once: heads of k that are sent together; by default as few as fill a GPU, then more and more.
+        symmetric: read keys and values that everything is sent of from the memory of peers, by copy engines, on one
+            host; by default NCCL sends them. It takes memory for those of the whole sequence. The result is the same.
         scale: softmax scale; by default 1 / sqrt(head_dim).
         softcap: cap of the logits.
         sink: float32 (heads,), a logit that joins the sum of each row of its head.
@@ -84,6 +87,7 @@ def context_parallel_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
     options |= {"return_lse": return_lse, "validate": validate, "deterministic": deterministic}
     of_ranks = {"layout": layout, "send": send, "heads_at_once": heads_at_once, "timeout": timeout}
+    of_ranks["symmetric"] = symmetric
     call = partial(_call, operators.CONTEXT)
     return _placed(call, (q, k, v), pattern, mesh_or_group, options=options, of_ranks=of_ranks)
 
@@ -140,6 +144,7 @@ def head_parallel_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
     options |= {"return_lse": return_lse, "validate": validate, "deterministic": deterministic}
     of_ranks = {"layout": layout or "contiguous", "send": None, "heads_at_once": heads_at_once, "timeout": timeout}
+    of_ranks["symmetric"] = False
     call = partial(_call, operators.HEADS)
     return _placed(call, (q, k, v), pattern, mesh_or_group, options=options, of_ranks=of_ranks)
 
@@ -172,6 +177,7 @@ def _call(
     layout: Layout | str | None,
     send: SendPlan | None,
     heads_at_once: int,
+    symmetric: bool,
     timeout: float,
     sink: torch.Tensor | None,
     kv_lengths: torch.Tensor | None,
@@ -199,9 +205,8 @@ def _call(
             check_operands(q, k, v)
             check_options(q, options["softcap"], options["scale"], sink, kv_lengths)
             (check_pattern if name == operators.CONTEXT else check_heads)(pattern, layout, q, k)
-        plan = plan_text(
-            group.group_name, layout.chunks, pattern.spec_json, _caps(send, pattern), heads_at_once, timeout
-        )
+        how = _caps(send, pattern), heads_at_once, bool(symmetric), timeout
+        plan = plan_text(group.group_name, layout.chunks, pattern.spec_json, *how)
     except CodegenError as error:
         report(group, error)
         raise

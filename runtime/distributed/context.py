@@ -24,6 +24,7 @@ from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, re
 from runtime.distributed.masks import has_positions, masked
 from runtime.distributed.plan import Plan
 from runtime.distributed.steps import OWN, Step, Steps
+from runtime.distributed.symmetric import SymmetricExchange, Whole, check_not_kept, fits, whole_of
 from runtime.distributed.transfer import Message, Transfer
 from runtime.errors import ArgumentError
 from runtime.ops.attention_calls import attend
@@ -79,6 +80,12 @@ class Inputs:
         return {**told, **self.options}
 
 
+def symmetric_memory(plan: Plan, k: torch.Tensor) -> Whole:
+    """Return the memory for all keys and values of a call."""
+    batch, heads, rows, head_dim = k.shape
+    return whole_of(plan.group, (batch, heads, rows * plan.layout.ranks, head_dim), k.dtype, k.device)
+
+
 def prepare(
     what: str, plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True
 ) -> None:
@@ -113,6 +120,8 @@ def prepare(
     same(agree(group, what, facts, plan.timeout))
     if key not in _agreed:
         meet(group, inputs.q.device)
+        if plan.symmetric and gradients:
+            check_not_kept(inputs.k, symmetric_memory(plan, inputs.k))
         _agreed.add(key)
 
 
@@ -155,7 +164,19 @@ class Run:
         self.mine: Steps = every[self.rank]
         self.runs = plan.runs(tuple(q.shape), k.shape[1])
         self.spec_json, self.tensors, sent = self._localised(validate)
-        self.exchange = Exchange(self.group, self.rank, every, k, inputs.v, sent=sent)
+        given: dict[str, Any] = {
+            "group": self.group,
+            "rank": self.rank,
+            "steps": every,
+            "k": k,
+            "v": inputs.v,
+            "sent": sent,
+        }
+        if plan.symmetric and sent is None and fits(every):
+            whole = symmetric_memory(plan, k)
+            self.exchange: Exchange = SymmetricExchange(whole, plan.layout, **given)
+        else:
+            self.exchange = Exchange(**given)
 
     def _localised(self, validate: bool) -> tuple[str, Tensors, Sent | None]:
         """Return the pattern of lists over the keys of a step, its tensors, and which blocks are sent."""

@@ -30,6 +30,7 @@ class Plan:
         spec_json: the pattern.
         caps: of each rank, how many key blocks at most it sends to each; None: everything is sent.
         heads: heads of k that are sent together; 0: few, then more.
+        symmetric: whether whole sequences are read from the memory of peers.
         timeout: seconds that ranks wait for each other.
     """
 
@@ -38,13 +39,20 @@ class Plan:
     spec_json: str
     caps: Caps | None
     heads: int
+    symmetric: bool
     timeout: float
 
     def facts(self) -> dict[str, Any]:
         """Return what all ranks must have the same, in plain data."""
         caps = None if self.caps is None else [list(sent) for sent in self.caps]
         layout = [list(chunks) for chunks in self.layout.chunks]
-        return {"pattern": self.spec_json, "layout": layout, "send": caps, "heads_at_once": self.heads}
+        return {
+            "pattern": self.spec_json,
+            "layout": layout,
+            "send": caps,
+            "heads_at_once": self.heads,
+            "symmetric": self.symmetric,
+        }
 
     def steps(self, rank: int, q_len: int, kv_len: int) -> Steps:
         """Return what a rank computes, where each has so many queries and keys."""
@@ -80,6 +88,7 @@ def plan_text(*values: Any) -> str:
 @lru_cache(maxsize=256)
 def plan_of(text: str) -> Plan:
     """Return the plan that a text is."""
-    group, chunks, spec_json, caps, heads, timeout = json.loads(text)
+    group, chunks, spec_json, caps, heads, symmetric, timeout = json.loads(text)
     layout = Layout(tuple(map(tuple, chunks)))
-    return Plan(group, layout, spec_json, None if caps is None else tuple(map(tuple, caps)), heads, timeout)
+    every = None if caps is None else tuple(map(tuple, caps))
+    return Plan(group, layout, spec_json, every, heads, symmetric, timeout)

@@ -9,7 +9,14 @@ import torch
 import torch.distributed as dist
 
 from runtime import ArgumentError, CollectiveError, block_sparse_attention
-from runtime.distributed import Layout, context_parallel_attention, head_parallel_attention, local_lists, plan_sends
+from runtime.distributed import (
+    Layout,
+    context_parallel_attention,
+    head_parallel_attention,
+    local_lists,
+    plan_sends,
+    shared_keys,
+)
 from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
 
 BACKEND = "nccl"
@@ -141,6 +148,30 @@ def lists_with_locality(group: Any) -> None:
         assert plan.caps is not None
         compare(group, pattern, where, send=plan)
         compare(group, pattern, where, send=plan, validate=True, heads_at_once=1)
+
+
+@check
+def symmetric_memory(group: Any) -> None:
+    """Peers' memory is read: the result has the bits of NCCL's, also where keys are in that memory already."""
+    where, rank = Layout.contiguous(dist.get_world_size(group)), dist.get_rank(group)
+    compare(group, Dense(), symmetric=True)
+    compare(group, Causal(), "zigzag", symmetric=True, heads_at_once=1)
+    compare(group, TopK(lists()), symmetric=True)
+    compare(group, SlidingWindow(300), symmetric=True)
+    q, k, v = (where.shard(tensor, rank) for tensor in whole())
+    local = local_lists(TopK(lists()), where, rank)
+    expected = context_parallel_attention(q, k, v, local, group)
+    shared_k, shared_v = shared_keys(k, group)
+    for scale in (1.0, 2.0, 3.0):
+        shared_k.copy_(k * scale), shared_v.copy_(v)
+        found = context_parallel_attention(q, shared_k, shared_v, local, group, symmetric=True, scale=DIM**-0.5 / scale)
+        torch.testing.assert_close(found, expected, atol=1.6e-2, rtol=1.6e-2)
+    try:
+        context_parallel_attention(q.requires_grad_(), shared_k, shared_v, local, group, symmetric=True)
+    except ArgumentError as error:
+        assert "shared_keys" in str(error)
+    else:
+        raise AssertionError("gradients with shared keys")
 
 
 @check

@@ -12,6 +12,7 @@ import faulthandler
 import importlib
 import json
 import multiprocessing
+import os
 import queue
 import sys
 import tempfile
@@ -81,4 +82,5 @@ def main(name: str, ranks: int, names: list[str]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     json.dump(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]), sys.stdout)

@@ -1,0 +1,85 @@
+"""Keys and values in symmetric memory, where two ranks are one process and their memory is the CPU's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runtime.distributed.exchange import Exchange  # noqa: E402
+from runtime.distributed.layout import Layout  # noqa: E402
+from runtime.distributed.steps import Steps, steps_of  # noqa: E402
+from runtime.distributed.symmetric import SymmetricExchange, Whole, check_not_kept, fits  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+
+RANKS, LENGTH = 2, 64
+CAUSAL, DENSE = '{"kind": "causal", "align": "bottom_right"}', '{"kind": "dense"}'
+
+
+class Handle:
+    """Stands for torch's: the memory of all ranks, and what was waited for."""
+
+    def __init__(self, everywhere: list[Any]) -> None:
+        self.everywhere = everywhere
+        self.waited: list[int] = []
+
+    def get_buffer(self, rank: int, sizes: tuple[int, ...], dtype: Any) -> Any:
+        assert self.everywhere[rank].shape == sizes and self.everywhere[rank].dtype == dtype
+        return self.everywhere[rank]
+
+    def barrier(self, channel: int) -> None:
+        self.waited.append(channel)
+
+
+def exchanges(spec_json: str, layout: Layout) -> tuple[list[SymmetricExchange], Any, Any]:
+    whole_k, whole_v = torch.randn(2, 1, 4, LENGTH, 8).unbind()
+    everywhere = [torch.full((2, 1, 4, LENGTH, 8), torch.nan) for _ in range(RANKS)]
+    steps = [steps_of(spec_json, layout, rank, LENGTH, LENGTH) for rank in range(RANKS)]
+    assert fits(steps)
+    found = []
+    for rank in range(RANKS):
+        k, v = (layout.shard(whole, rank) for whole in (whole_k, whole_v))
+        given: dict[str, Any] = {"group": None, "rank": rank, "steps": steps, "k": k, "v": v, "sent": None}
+        found.append(SymmetricExchange(Whole(everywhere[rank], Handle(everywhere)), layout, **given))
+    return found, whole_k, whole_v
+
+
+@pytest.mark.parametrize("layout", [Layout.contiguous(RANKS), Layout.zigzag(RANKS)], ids=["contiguous", "zigzag"])
+@pytest.mark.parametrize("spec_json", [DENSE, CAUSAL])
+def test_each_rank_has_the_keys_that_its_steps_see(spec_json: str, layout: Layout) -> None:
+    ranks, whole_k, whole_v = exchanges(spec_json, layout)
+    for each in ranks:
+        each.fill()
+    for each in ranks:
+        runs = [slice(0, 1), slice(1, 4)]
+        came = list(each.arrivals(runs))
+        assert [run for run, _ in came] == runs and each.whole.handle.waited == [0, 1]
+        for run, ((k, v),) in came:
+            for step in each.mine.steps:
+                keys = slice(*step.keys)
+                if step.buffer == 0:
+                    assert torch.equal(k[:, :, keys], whole_k[:, run, keys])
+                    assert torch.equal(v[:, :, keys], whole_v[:, run, keys])
+
+
+def test_keys_that_are_there_are_not_copied() -> None:
+    (first, _), _, _ = exchanges(DENSE, Layout.contiguous(RANKS))
+    own = first.whole.here[:, :, :, : LENGTH // 2]
+    first.k, first.v = own[0], own[1]
+    version = first.whole.here._version
+    first.fill()
+    assert first.whole.here._version == version
+    with pytest.raises(ArgumentError, match="k: is of shared_keys"):
+        check_not_kept(first.k, first.whole)
+    check_not_kept(first.k.clone(), first.whole)
+
+
+def test_only_whole_sequences_are_read_from_peers() -> None:
+    window = json.dumps({"kind": "sliding_window", "left": 5, "right": 0})
+    every = [steps_of(window, Layout.contiguous(RANKS), rank, LENGTH, LENGTH) for rank in range(RANKS)]
+    assert not fits(every)
+    assert fits([Steps((), ())])
+    assert issubclass(SymmetricExchange, Exchange)

@@ -21,12 +21,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import environment, free_memory, reason
+from harness import can_plot, environment, free_memory, reason, save
 from scale_out_model import Machine, predict, runs_of
 
 from runtime import block_sparse_attention
@@ -115,18 +116,18 @@ class Problem:
         if kind != "topk":
             return {"dense": Dense(), "causal": Causal(), "window": SlidingWindow(WINDOW - 1)}[kind]
         blocks = self.row.length // BLOCK
-        rank_of = torch.arange(blocks, device="cuda") * self.ranks // blocks
-        order = torch.rand(HEADS, blocks, blocks, generator=made, device="cuda")
+        rank_of = torch.arange(blocks, device=made.device) * self.ranks // blocks
+        order = torch.rand(HEADS, blocks, blocks, generator=made, device=made.device)
         if self.row.local is not None:
             own = rank_of[:, None] == rank_of[None, :]
-            border = torch.arange(blocks, device="cuda") % (blocks // self.ranks) < NEAR
+            border = torch.arange(blocks, device=made.device) % (blocks // self.ranks) < NEAR
             others = ENTRIES * (1 - self.row.local)
-            few = torch.rand(HEADS, blocks, 1, generator=made, device="cuda") < others % 1
+            few = torch.rand(HEADS, blocks, 1, generator=made, device=made.device) < others % 1
             rank_in = torch.where(own, order, torch.inf).argsort(-1).argsort(-1)
             far = torch.where(own | (~border & (self.row.local > 0.9)), torch.inf, order).argsort(-1).argsort(-1)
             count = int(others) + few.int()
             order = torch.where(own, (rank_in >= ENTRIES - count).float(), (far >= count).float())
-        lists = order.argsort(-1, stable=True)[..., :ENTRIES].sort(-1).values.to(torch.int32)[None]
+        lists = order.argsort(dim=-1, stable=True)[..., :ENTRIES].sort(-1).values.to(torch.int32)[None]
         if self.row.heads:
             each = HEADS // self.ranks
             return TopK(lists[:, self.rank * each : (self.rank + 1) * each].contiguous(), block=(BLOCK, BLOCK))
@@ -388,16 +389,17 @@ def measured(row: Row, dtype: str, group: Any, link: float) -> dict[str, Any]:
         except Exception as error:
             record["failed"][label] = reason(error)
     results = record["results"]
-    if {"ours", "alone"} <= set(results):
-        base, mine = results["alone"], results["ours"]
-        record["share"] = round(base["milliseconds"] / mine["milliseconds"], 3)
-        record["back_to_back_share"] = round(base["back_to_back_milliseconds"] / mine["back_to_back_milliseconds"], 3)
+    if "alone" in results:
+        base = results["alone"]
+        for result in results.values():
+            result["share"] = round(base["milliseconds"] / result["milliseconds"], 3)
+            long = base["back_to_back_milliseconds"] / result["back_to_back_milliseconds"]
+            result["back_to_back_share"] = round(long, 3)
         runs = [run.stop - run.start for run in plan.runs(shape, heads)]
-        returned = received if row.backward else 0
-        flops = work / (base["milliseconds"] / 1e3)
-        record["predicted_share"] = round(
-            predict(Machine(flops, link), runs_of(work, received, runs, returned)).efficiency, 3
-        )
+        edge = WINDOW * problem.ranks / row.length if row.kind == "window" else 1.0
+        parts = runs_of(work * edge, received, runs, received if row.backward else 0)
+        machine = Machine(work / (base["milliseconds"] / 1e3), link)
+        record["predicted_share"] = round(predict(machine, parts, work * (1 - edge)).efficiency, 3)
     return record
 
 
@@ -411,6 +413,28 @@ def show(record: dict[str, Any]) -> None:
     for label, why in record["failed"].items():
         print(f"    {label:18} {why}")
     print(f"    predicted share of alone {record.get('predicted_share')}; bytes {record['bytes']}", flush=True)
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    """Draw the share of the speed alone of each row, of single calls and back to back, and its target."""
+    if not can_plot():
+        return
+    from matplotlib import pyplot
+
+    labels = ("ours", "ours, symmetric", "ours, shared keys", "all-gather", "FA4 all-gather", "torch CP")
+    rows = report["rows"][::-1]
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 2 + 0.7 * len(rows)), layout="constrained", sharey=True)
+    for axis, key, title in zip(axes, ("share", "back_to_back_share"), ("single calls", "back to back"), strict=True):
+        for number, label in enumerate(labels):
+            places = [place + 0.35 - 0.13 * number for place in range(len(rows))]
+            shares = [row["results"].get(label, {}).get(key, 0) for row in rows]
+            axis.barh(places, shares, height=0.12, label=label if key == "share" else None)
+        axis.plot([row["target"] for row in rows], range(len(rows)), "|", markersize=40, color="black")
+        axis.set_xlabel(f"speed of one GPU with its part of the work, {title}")
+    axes[0].set_yticks(range(len(rows)), [f"{row['name']}, {row['dtype']}" for row in rows])
+    figure.suptitle(f"{report['ranks']} x {report['device']}, driver {report['driver']}", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=3)
+    save(figure, path)
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -429,11 +453,20 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shorter", type=int, default=1, metavar="N", help="divide lengths by this, to try things out")
     parser.add_argument("--max-ctas", type=int, metavar="N", help="most thread blocks of NCCL, which take SMs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median, after each row")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier run's JSON")
     return parser.parse_args(given)
 
 
 def main() -> None:
     options = arguments()
+    if options.source:
+        report = json.loads(options.source.read_text(encoding="utf-8"))
+        for record in report["rows"]:
+            show(record)
+        if options.plot:
+            plot(report, options.plot)
+        return
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU")
     if "RANK" not in os.environ:
@@ -444,9 +477,9 @@ def main() -> None:
     nccl = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     if options.max_ctas:
         nccl.config.max_ctas = options.max_ctas
-    dist.init_process_group("nccl", device_id=device, pg_options=nccl)
+    dist.init_process_group("nccl", device_id=device, pg_options=nccl, timeout=timedelta(seconds=120))
     group = dist.group.WORLD
-    report: dict[str, Any] = {**environment(PACKAGES), "ranks": dist.get_world_size(), "rows": []}
+    report = {**environment(PACKAGES), "ranks": dist.get_world_size(), "rows": []}
     report["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     report["link_bytes_per_second"] = link_speed(group)
     for dtype in options.dtypes:
@@ -461,6 +494,8 @@ def main() -> None:
                 show(record)
                 if options.json:
                     options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.plot and dist.get_rank() == 0:
+        plot(report, options.plot)
     dist.destroy_process_group()
 
 

@@ -103,26 +103,31 @@ class Exchange:
         self.moves.follow()
         with self.moves.on():
             own = tuple(with_whole_rows(tensor[:, run]) for tensor in (self.k, self.v))
-            for number, pieces in enumerate(self.mine.buffers):
-                for piece in pieces:
-                    if piece.rank == self.rank:
-                        for tensor, target in zip(own, there[number], strict=True):
-                            target.narrow(2, piece.target, piece.size).copy_(tensor.narrow(2, piece.source, piece.size))
+            for source, pair in self._own(there):
+                for tensor, target in zip(own, pair, strict=True):
+                    target.copy_(tensor.narrow(2, source, target.shape[2]))
             copied = self.moves.mark()
-            receives = [
-                Message(piece.rank, rows)
-                for number, pieces in enumerate(self.mine.buffers)
-                for piece in pieces
-                if piece.rank != self.rank
-                for tensor in there[number]
-                for rows in rows_of(tensor, piece.target, piece.size)
-            ]
             sends = [message for rank in self._others() for message in self._sends(rank, run, own)]
             what = f"keys and values of heads {run.start} to {run.stop - 1} of rank {self.rank}"
-            return Arrival(there, Transfer(self.group, what, sends, receives), copied)
+            return Arrival(there, Transfer(self.group, what, sends, self._of_others(there)), copied)
 
     def _others(self) -> list[int]:
         return [rank for rank in range(len(self.steps)) if rank != self.rank]
+
+    def _of_others(self, buffers: Sequence[Pair]) -> Iterator[Message]:
+        """Yield the rows of buffers that are other ranks'."""
+        for pieces, pair in zip(self.mine.buffers, buffers, strict=True):
+            for piece in pieces:
+                for tensor in pair if piece.rank != self.rank else ():
+                    yield from (Message(piece.rank, rows) for rows in rows_of(tensor, piece.target, piece.size))
+
+    def _own(self, buffers: Sequence[Pair]) -> Iterator[tuple[int, Pair]]:
+        """Yield the rows of buffers that are this rank's, each with the first one's place in k and v."""
+        for pieces, (k, v) in zip(self.mine.buffers, buffers, strict=True):
+            for piece in pieces:
+                if piece.rank == self.rank:
+                    rows = piece.target, piece.size
+                    yield piece.source, (k.narrow(2, *rows), v.narrow(2, *rows))
 
     def _for(self, rank: int) -> list[Piece]:
         """Return what another rank has of this one, in its order."""
@@ -130,14 +135,12 @@ class Exchange:
 
     def _sends(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[Message]:
         for piece in self._for(rank):
-            source = piece.source
             tensors = own
             if self.sent is not None:
-                tensors = tuple(
-                    tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in self._at(rank, run, own)
-                )
+                taken = self._at(rank, run, own)
+                tensors = tuple(tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in taken)
             for tensor in tensors:
-                yield from (Message(rank, rows) for rows in rows_of(tensor, source, piece.size))
+                yield from (Message(rank, rows) for rows in rows_of(tensor, piece.source, piece.size))
 
     def _at(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield tensors in blocks, and which of them a rank is sent, to be taken along dimension 2."""
@@ -158,15 +161,7 @@ class Exchange:
         """
         self.returns.follow()
         with self.returns.on():
-            sends = [
-                Message(piece.rank, rows)
-                for number, pieces in enumerate(self.mine.buffers)
-                for piece in pieces
-                if piece.rank != self.rank
-                for tensor in grads[number]
-                for rows in rows_of(tensor, piece.target, piece.size)
-            ]
-            back: dict[int, list[tuple[int, Pair]]] = {
+            back = {
                 rank: [(piece.source, self._room(piece, sums)) for piece in self._for(rank)] for rank in self._others()
             }
             receives = [
@@ -177,35 +172,31 @@ class Exchange:
                 for rows in rows_of(tensor, 0, tensor.shape[2])
             ]
             what = f"gradients of heads {run.start} to {run.stop - 1} of rank {self.rank}"
-            Transfer(self.group, what, sends, receives).wait()
-            back[self.rank] = [*own, *self._kept(grads)]
-            for which, total in enumerate(sums):
-                parts = {rank: [(start, pair[which]) for start, pair in each] for rank, each in back.items()}
-                if self.sent is None:
-                    add_up(total, [part for rank in sorted(parts) for part in parts[rank]])
-                else:
-                    self._add_up_blocks(total, run, parts)
+            Transfer(self.group, what, self._of_others(grads), receives).wait()
+            back[self.rank] = [*own, *self._own(grads)]
+            self._add_up(run, back, sums)
             self.returns.keep(*(tensor for pair in grads for tensor in pair))
             self.returns.keep(*(tensor for _, pair in own for tensor in pair))
+
+    def _add_up(self, run: slice, back: dict[int, list[tuple[int, Pair]]], sums: Pair) -> None:
+        """Write the sums of the parts of all ranks."""
+        for which, total in enumerate(sums):
+            parts = {rank: [(start, pair[which]) for start, pair in each] for rank, each in sorted(back.items())}
+            if self.sent is None:
+                add_up(total, [part for each in parts.values() for part in each])
+            else:
+                self._add_up_blocks(total, run, parts)
 
     def _room(self, piece: Piece, sums: Pair) -> Pair:
         dk, dv = (total.new_empty((*total.shape[:2], piece.size, total.shape[3])) for total in sums)
         return dk, dv
 
-    def _kept(self, grads: Sequence[Pair]) -> Iterator[tuple[int, Pair]]:
-        """Yield the gradients of this rank's own rows in buffers."""
-        for number, pieces in enumerate(self.mine.buffers):
-            for piece in pieces:
-                if piece.rank == self.rank:
-                    dk, dv = (tensor.narrow(2, piece.target, piece.size) for tensor in grads[number])
-                    yield piece.source, (dk, dv)
-
     def _add_up_blocks(self, total: torch.Tensor, run: slice, parts: dict[int, list[tuple[int, torch.Tensor]]]) -> None:
         """Add up gradients of a rank's own keys, and of blocks that others were sent."""
         assert self.sent is not None
         found = torch.zeros(total.shape, dtype=torch.float32, device=total.device)
-        for rank in sorted(parts):
-            for start, part in parts[rank]:
+        for rank, each in parts.items():
+            for start, part in each:
                 if rank == self.rank:
                     found.narrow(2, start, part.shape[2]).add_(part)
                     continue

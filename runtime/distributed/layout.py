@@ -100,47 +100,27 @@ class Layout:
         return sum(map(len, self.chunks))
 
     def chunk_size(self, length: int) -> int:
-        """Return the rows of a chunk of a sequence of ``length``.
-
-        Raises:
-            ArgumentError: if the chunks do not divide it.
-        """
+        """Return the rows of a chunk of a sequence of ``length``, or raise ArgumentError if chunks do not divide it."""
         if length % self.count:
             raise ArgumentError("length", f"is {length}, which {self.count} chunks do not divide")
         return length // self.count
 
     def spans(self, rank: int, length: int) -> tuple[Span, ...]:
-        """Return the rows of the whole sequence that a rank has, in its order; chunks that follow each other are one.
-
-        Raises:
-            ArgumentError: if the chunks do not divide the length.
-        """
+        """Return the rows of the whole sequence that a rank has, in its order; neighbouring chunks are one."""
         size = self.chunk_size(length)
         return joined(Span(chunk * size, (chunk + 1) * size) for chunk in self.chunks[rank])
 
     def positions(self, rank: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
-        """Return the place in the whole sequence of each of a rank's rows: int64 (length / ranks,), for RoPE say.
-
-        Raises:
-            ArgumentError: if the chunks do not divide the length.
-        """
+        """Return the place in the whole sequence of each of a rank's rows: int64 (length / ranks,), for RoPE say."""
         return torch.cat([torch.arange(*span, device=device) for span in self.spans(rank, length)])
 
     def shard(self, tensor: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
-        """Return a rank's part of a tensor (batch, heads, length, head_dim), or of any with the sequence in ``dim``.
-
-        Raises:
-            ArgumentError: if the chunks do not divide its length.
-        """
+        """Return a rank's part of a tensor (batch, heads, length, head_dim), or of any with the sequence in ``dim``."""
         spans = self.spans(rank, tensor.shape[dim])
         return torch.cat([tensor.narrow(dim, span.start, span.size) for span in spans], dim)
 
     def join(self, parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
-        """Return the whole tensor of the parts (batch, heads, length / ranks, head_dim) of all ranks, in their order.
-
-        Raises:
-            ArgumentError: if the chunks do not divide its length.
-        """
+        """Return the whole tensor of all ranks' parts (batch, heads, length / ranks, head_dim), in their order."""
         length = sum(part.shape[dim] for part in parts)
         everything = torch.cat(list(parts), dim)
         places = torch.cat([self.positions(rank, length) for rank in range(self.ranks)]).argsort()

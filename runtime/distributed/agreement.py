@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any
@@ -19,7 +20,28 @@ TIMEOUT = 300.0
 """Seconds that ranks wait for each other, by default: one of them may be compiling kernels."""
 _FAILED = "failed"
 _PAUSE = 1e-3  # seconds
-_rounds: dict[str, int] = {}
+_KEYS = "sparse_kernel_codegen"
+_KEPT_ROUNDS = 8
+
+
+@dataclass
+class State:
+    """What this process knows of a group.
+
+    Attributes:
+        store: of the group. One of another group of that name is another one.
+        rounds: agreements that were made or begun.
+        agreed: calls that were agreed on.
+        memory: symmetric memory, by what it is for.
+    """
+
+    store: Any
+    rounds: int = 0
+    agreed: set[tuple[Any, ...]] = field(default_factory=set)
+    memory: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+
+_states: dict[str, State] = {}
 
 
 def group_of(name: str) -> dist.ProcessGroup:
@@ -36,12 +58,23 @@ def group_of(name: str) -> dist.ProcessGroup:
         raise ArgumentError("mesh_or_group", f"was the group {name}, which there is not (any more)") from None
 
 
+def state_of(group: dist.ProcessGroup) -> State:
+    """Return what is known of a group."""
+    _, store = distributed_c10d._world.pg_map[group]
+    found = _states.get(group.group_name)
+    if found is None or found.store is not store:
+        found = _states[group.group_name] = State(store)
+    return found
+
+
 def _next(group: dist.ProcessGroup) -> tuple[Any, str]:
     """Return the store of a group, and how the keys of its next agreement begin."""
-    number = _rounds.get(group.group_name, 0)
-    _rounds[group.group_name] = number + 1
-    _, store = distributed_c10d._world.pg_map[group]
-    return store, f"sparse_kernel_codegen/{number}"
+    state = state_of(group)
+    store, number = state.store, state.rounds
+    state.rounds += 1
+    if number >= _KEPT_ROUNDS:  # who has come to this round has read all of those
+        store.delete_key(f"{_KEYS}/{number - _KEPT_ROUNDS}/{dist.get_rank(group)}")
+    return store, f"{_KEYS}/{number}"
 
 
 def report(group: dist.ProcessGroup, error: CodegenError) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.distributed import context, heads
-from runtime.distributed.context import Inputs, prepare
+from runtime.distributed.inputs import Inputs, finished, prepare
 from runtime.distributed.plan import plan_of
 from runtime.errors import ArgumentError
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
@@ -41,7 +41,7 @@ def _context(
     prepare(CONTEXT, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
     found = context.forward(plan, inputs, validate=validate)
     if validate:
-        context.finished(CONTEXT, plan, inputs)
+        finished(CONTEXT, plan, inputs)
     return found
 
 
@@ -53,7 +53,7 @@ def _heads(
     prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
     out, lse, saved = heads.forward(plan, inputs)
     if validate:
-        context.finished(HEADS, plan, inputs)
+        finished(HEADS, plan, inputs)
     return out, lse, *saved
 
 

@@ -8,13 +8,12 @@ about, and no multicast.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.agreement import TIMEOUT, agree, group_of, meet, same
+from runtime.distributed.agreement import TIMEOUT, agree, meet, same, state_of
 from runtime.distributed.arguments import group_from
 from runtime.distributed.exchange import Exchange, Pair, rows_of
 from runtime.distributed.layout import Layout, Span
@@ -44,8 +43,7 @@ class Whole(NamedTuple):
         return found
 
 
-@lru_cache(maxsize=_KEPT)
-def whole_of(group: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Whole:
+def whole_of(group: dist.ProcessGroup, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Whole:
     """Return the memory that a group has for keys and values of a shape; all ranks ask at the same time, once.
 
     Raises:
@@ -53,9 +51,16 @@ def whole_of(group: str, shape: tuple[int, ...], dtype: torch.dtype, device: tor
     """
     from torch.distributed import _symmetric_memory as memory  # noqa: PLC0415 - few calls need it
 
+    kept = state_of(group).memory
+    if (key := (shape, dtype, device)) in kept:
+        whole: Whole = kept[key]
+        return whole
+    if len(kept) == _KEPT:
+        kept.pop(next(iter(kept)))
     try:
         here = memory.empty(2, *shape, dtype=dtype, device=device)
-        return Whole(here, memory.rendezvous(here, group_of(group).group_name))
+        kept[key] = whole = Whole(here, memory.rendezvous(here, group.group_name))
+        return whole
     except (RuntimeError, NotImplementedError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}") from None
@@ -84,7 +89,7 @@ def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT
     same(agree(group, "shared_keys", {"k": f"{tuple(k.shape)} {k.dtype}"}, timeout))
     meet(group, k.device)
     batch, heads, rows, head_dim = k.shape
-    whole = whole_of(group.group_name, (batch, heads, rows * ranks, head_dim), k.dtype, k.device).here
+    whole = whole_of(group, (batch, heads, rows * ranks, head_dim), k.dtype, k.device).here
     own = whole[:, :, :, rank * rows : (rank + 1) * rows]
     return own[0], own[1]
 

@@ -27,21 +27,40 @@ CHECKS: dict[str, Callable[[Here], None]] = {}
 
 @dataclass(frozen=True)
 class Here:
-    """The groups of a rank: all four, and two."""
+    """The groups of a rank.
+
+    Attributes:
+        all: all four.
+        pair: the first two; None on the others.
+        late: the same two, of whom one will be late.
+        short: the same two, with a time-out of two seconds.
+        alone: this one.
+    """
 
     all: Any
     pair: Any
+    late: Any
+    short: Any
+    alone: Any
 
 
 def here() -> Here:
     """Return the groups of a rank; kernels are by the definition from here on."""
     oracle_calls.install()
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    return Here(dist.group.WORLD, pairs[dist.get_rank() // 2])
+    pairs = [dist.new_group([0, 1], timeout=timedelta(seconds=wait)) for wait in (60, 60, 2)]
+    alone = dist.new_subgroups(1)[0]
+    return Here(dist.group.WORLD, *(pairs if dist.get_rank() < 2 else [None] * 3), alone)
 
 
 def check(function: Callable[[Here], None]) -> Callable[[Here], None]:
+    """Check on all ranks."""
     CHECKS[function.__name__] = function
+    return function
+
+
+def check_two(function: Callable[[Here], None]) -> Callable[[Here], None]:
+    """Check on the first two ranks; the others go on."""
+    CHECKS[function.__name__] = lambda here: function(here) if here.pair else None
     return function
 
 
@@ -93,9 +112,18 @@ def on_ranks(
 
 
 def compare(
-    group: Any, pattern: Any, layout: Any = None, *, tensors: Any = None, local: Any = None, **options: Any
+    group: Any,
+    pattern: Any,
+    layout: Any = None,
+    *,
+    tensors: Any = None,
+    local: Any = None,
+    twice: bool = False,
+    **options: Any,
 ) -> None:
-    """Hold a call on the ranks of a group against the definition; the same call gives the same bits."""
+    """Hold a call on the ranks of a group against the definition; ``twice``: the same call gives the same bits."""
+    if group is None:
+        return
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     where = layout
     if not isinstance(layout, Layout):
@@ -106,7 +134,7 @@ def compare(
     of_one = {name: value for name, value in options.items() if name in ("scale", "softcap", "sink", "kv_lengths")}
     for name, right in definition(tensors, pattern, **of_one).items():
         close(name, found[name], where.shard(right, rank))
-    again = on_ranks(tensors, local, group, where, layout=layout, **options)
+    again = on_ranks(tensors, local, group, where, layout=layout, **options) if twice else found
     assert all(torch.equal(found[name], again[name]) for name in found), "the same bits"
 
 
@@ -119,7 +147,7 @@ def close(name: str, found: Any, right: Any) -> None:
 @check
 def dense(here: Here) -> None:
     compare(here.all, Dense())
-    compare(here.pair, Dense(), "zigzag", heads_at_once=1)
+    compare(here.pair, Dense(), "zigzag", heads_at_once=1, twice=True)
 
 
 @check
@@ -145,7 +173,7 @@ def prefixes(here: Here) -> None:
     compare(here.all, PrefixLM(torch.tensor([10, 200], dtype=torch.int32)))
 
 
-@check
+@check_two
 def strides(here: Here) -> None:
     compare(here.pair, Strided(stride=3, local=1, block=64))
     compare(here.pair, Strided(stride=3, local=1, block=64, causal=False))
@@ -153,7 +181,7 @@ def strides(here: Here) -> None:
 
 @check
 def block_lists(here: Here) -> None:
-    compare(here.all, TopK(lists(), block=(BLOCK, BLOCK)))
+    compare(here.all, TopK(lists(), block=(BLOCK, BLOCK)), twice=True)
     compare(here.pair, TopK(lists(2), block=(BLOCK, BLOCK)), "zigzag", heads_at_once=1)
     compare(here.pair, TopK(lists(1, batch=1), block=(BLOCK, BLOCK)), Layout.balanced(list(range(8)), 2))
 
@@ -177,6 +205,8 @@ def lists_with_locality(here: Here) -> None:
         (here.pair, "contiguous", 2, 1),
         (here.pair, Layout.balanced([1.0, 5.0, 2.0, 2.0, 1.0, 1.0, 3.0, 1.0], 2), 1, 1),
     ):
+        if group is None:
+            continue
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         where = layout if isinstance(layout, Layout) else Layout.contiguous(ranks)
         pattern = TopK(near(where, heads, batch), block=(BLOCK, BLOCK))
@@ -185,10 +215,10 @@ def lists_with_locality(here: Here) -> None:
         assert plan.caps is not None and plan.caps[rank][rank] == 0
         traffic = plan.traffic(rank, 16)
         assert traffic.needed <= traffic.moved <= traffic.everything
-        compare(group, pattern, layout, send=plan, validate=True, heads_at_once=1)
+        compare(group, pattern, layout, send=plan, validate=True, heads_at_once=1, twice=True)
 
 
-@check
+@check_two
 def lists_that_want_all_are_not_packed(here: Here) -> None:
     q, k, _ = (Layout.contiguous(2).shard(tensor, dist.get_rank(here.pair)) for tensor in whole())
     local = local_lists(TopK(lists(entries=7), block=(BLOCK, BLOCK)), Layout.contiguous(2), dist.get_rank(here.pair))
@@ -207,7 +237,7 @@ def partial_lists(layout: Layout, mask: Any, aux: Any = None) -> BlockLists:
     return BlockLists(counts, own.contiguous(), counts, full, block=(BLOCK, BLOCK), mask=mask, aux=aux)
 
 
-@check
+@check_two
 def masks(here: Here) -> None:
     where = Layout.contiguous(2)
     rank = dist.get_rank(here.pair)
@@ -228,10 +258,10 @@ def masks(here: Here) -> None:
         mask="bits",
         mask_bits=bits.to(torch.int32),
     )
-    compare(here.all, pattern)
+    compare(here.pair, pattern, "zigzag")
 
 
-@check
+@check_two
 def block_masks(here: Here) -> None:
     """A mask of this rank's queries over all keys, as torch's context parallel has them."""
     from torch.nn.attention.flex_attention import create_block_mask
@@ -256,7 +286,7 @@ def options(here: Here) -> None:
     compare(here.pair, Dense(), tensors=half)
 
 
-@check
+@check_two
 def sinks(here: Here) -> None:
     """The gradients of sinks add up to that of the whole sequence."""
     sink = torch.tensor([0.5, -1.0, 2.0, 0.0])
@@ -285,7 +315,7 @@ def refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
         raise AssertionError(f"no {error.__name__}: {text}")
 
 
-@check
+@check_two
 def refusals(here: Here) -> None:
     """What all ranks do wrong is refused on each, before anything is sent."""
     q, k, v = (Layout.contiguous(2).shard(tensor, 0) for tensor in whole())
@@ -305,8 +335,7 @@ def refusals(here: Here) -> None:
     refused(ArgumentError, "layout: is 'ring'", lambda: call(q, k, v, Dense(), here.pair, layout="ring"))
     refused(ArgumentError, "layout: is of 3 ranks", lambda: call(q, k, v, Dense(), here.pair, layout=Layout.zigzag(3)))
     refused(ArgumentError, "mesh_or_group: is NoneType", lambda: call(q, k, v, Dense()))
-    alone = dist.new_subgroups(1)[0]
-    refused(ArgumentError, "mesh_or_group: has one rank", lambda: call(q, k, v, Dense(), alone))
+    refused(ArgumentError, "mesh_or_group: has one rank", lambda: call(q, k, v, Dense(), here.alone))
     refused(ArgumentError, "k: is torch.float16", lambda: call(q, k.half(), v, Dense(), here.pair))
     plan = plan_sends(q, k, TopK(near(Layout.contiguous(2))[:, :, :4], block=(BLOCK, BLOCK)), here.pair)
     refused(ArgumentError, "send: is of lists", lambda: call(q, k, v, Dense(), here.pair, send=plan))
@@ -314,7 +343,7 @@ def refusals(here: Here) -> None:
     refused(ArgumentError, "kv_indices", lambda: call(q, k, v, beyond, here.pair, validate=True))
 
 
-@check
+@check_two
 def differences(here: Here) -> None:
     """What ranks do not do alike is an error on all of them."""
     rank = dist.get_rank(here.pair)
@@ -339,7 +368,7 @@ def differences(here: Here) -> None:
     )
 
 
-@check
+@check_two
 def lists_beyond_a_plan(here: Here) -> None:
     rank = dist.get_rank(here.pair)
     q, k, v = (Layout.contiguous(2).shard(tensor, rank) for tensor in whole())
@@ -354,19 +383,18 @@ def lists_beyond_a_plan(here: Here) -> None:
     )
 
 
-@check
+@check_two
 def late_ranks(here: Here) -> None:
     """Whoever waits learns who is late, and so does the late one."""
     rank = dist.get_rank(here.pair)
     q, k, v = (Layout.contiguous(2).shard(tensor, rank) for tensor in whole())
-    group = [dist.new_group([0, 1]), dist.new_group([2, 3])][dist.get_rank(here.all) // 2]
     waiting = torch.zeros(1)
     began = time.monotonic()
     if rank == 1:
         dist.recv(waiting, group=here.pair, group_src=0)  # comes when rank 0 has given up
 
     def call() -> Any:
-        return context_parallel_attention(q, k, v, Dense(), group, timeout=0.3)
+        return context_parallel_attention(q, k, v, Dense(), here.late, timeout=0.3)
 
     refused(CollectiveError, "agreement on context_parallel_attention: rank 1: no word within 0.3 s", call)
     if rank == 0:
@@ -374,13 +402,12 @@ def late_ranks(here: Here) -> None:
     assert time.monotonic() - began < 60
 
 
-@check
+@check_two
 def ranks_that_stop(here: Here) -> None:
     """Data that does not come is an error with the rank and what was on its way, by the time-out of the group."""
     rank = dist.get_rank(here.pair)
     q, k, v = (Layout.contiguous(2).shard(tensor, rank) for tensor in whole())
-    wait = timedelta(seconds=2)
-    group = [dist.new_group([0, 1], timeout=wait), dist.new_group([2, 3], timeout=wait)][dist.get_rank(here.all) // 2]
+    group = here.short
     context_parallel_attention(q, k, v, Dense(), group)
     if rank == 0:
         text = "keys and values of heads 0 to 1 of rank 0: rank 1: late or failed"
@@ -388,7 +415,7 @@ def ranks_that_stop(here: Here) -> None:
     dist.barrier(here.pair)
 
 
-@check
+@check_two
 def dtensors(here: Here) -> None:
     """Results are placed as q is; what attention cannot keep is refused."""
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -418,7 +445,7 @@ def dtensors(here: Here) -> None:
     )
 
 
-@check
+@check_two
 def compiled_models(here: Here) -> None:
     """The operators stay in one graph, with gradients."""
     where, rank = Layout.zigzag(2), dist.get_rank(here.pair)
@@ -441,7 +468,11 @@ def heads(here: Here) -> None:
     by = {"by": head_parallel_attention, "layout": "contiguous"}
     lengths = torch.tensor([LENGTH, 77], dtype=torch.int32)
     four = whole(heads=8, kv_heads=4)
-    compare(here.all, Causal(), tensors=four, **by)
+    compare(here.all, Causal(), tensors=four, twice=True, **by)
+    q, k, v = (Layout.contiguous(4).shard(tensor, 0) for tensor in whole())
+    refused(ArgumentError, "k: has 2 heads", lambda: head_parallel_attention(q, k, v, Dense(), here.all))
+    if here.pair is None:
+        return
     compare(here.pair, Dense(), tensors=four, by=head_parallel_attention, layout="zigzag", heads_at_once=1)
     sink = torch.tensor([0.5, -1.0, 2.0, 0.0])
     compare(here.pair, SlidingWindow(40), softcap=5.0, kv_lengths=lengths, sink=sink, **by)
@@ -451,5 +482,3 @@ def heads(here: Here) -> None:
     compare(here.pair, pattern, local=local, validate=True, **by)
     transposed = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in whole()]
     compare(here.pair, Causal(), tensors=transposed, **by)
-    q, k, v = (Layout.contiguous(4).shard(tensor, 0) for tensor in whole())
-    refused(ArgumentError, "k: has 2 heads", lambda: head_parallel_attention(q, k, v, Dense(), here.all))

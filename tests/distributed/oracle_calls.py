@@ -10,7 +10,7 @@ import oracle_kernel
 import torch
 
 from codegen.patterns import PATTERNS
-from runtime.distributed import context, heads
+from runtime.distributed import context, heads, inputs
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.ops import attention_checks
@@ -51,4 +51,4 @@ def install() -> None:
     attention_checks.check_tensor = arguments.check_tensor = oracle_kernel._check_tensor
     for module in (context, heads):
         module.attend, module.attend_backward = attend, attend_backward  # type: ignore[assignment, attr-defined]
-    context.chosen_for = lambda *_, **__: None  # type: ignore[assignment]
+    inputs.chosen_for = lambda *_, **__: None  # type: ignore[assignment]

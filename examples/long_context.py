@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/long_context.py [--length 1000000] [--pattern topk|window|causal]
 
-With ``topk`` each block of 128 queries sees 32 key blocks: ``--local`` of them around its own, the others anywhere.
-Only key blocks that a rank's lists name are sent to it. The result of the first head is compared with that of one rank
-that has all keys, and of some queries with exact attention in float64.
+With ``topk`` each block of 128 queries sees 32 key blocks: ``--local`` of them around its own, the others of 256 blocks
+that are spread over the sequence. Only key blocks that a rank's lists name are sent to it. The result of the first head
+is compared with that of one rank that has all keys, and of some queries with exact attention in float64.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from runtime.distributed import Layout, context_parallel_attention, keys_receive
 from runtime.patterns import Causal, Pattern, SlidingWindow, TopK
 
 BLOCK, ENTRIES, WINDOW = 128, 32, 2048
+LANDMARKS = 256  # blocks, evenly spaced, that any query block may see
 SAMPLES = 16  # queries that are compared with exact attention
 LIMIT = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def make_lists(layout: Layout, rank: int, length: int, heads: int, local: float) -> TopK:
-    """Return lists of a rank's queries: blocks around the own one, and drawn ones, all of them different."""
+    """Return lists of a rank's queries: blocks around the own one, and some of the landmarks, all of them different."""
     device, blocks = torch.device("cuda"), length // BLOCK
     own = layout.positions(rank, length, device)[::BLOCK, None] // BLOCK
     near = round(ENTRIES * local)
     first = (own - near // 2).clamp(0, blocks - near)
     around = first + torch.arange(near, device=device)
-    # Far blocks: one from each of as many equal parts of what is left, so that no block is drawn twice.
-    far = ENTRIES - near
-    ends = torch.linspace(0, blocks - near, far + 1, device=device).long()
-    drawn = torch.rand(heads, len(own), far, device=device) * (ends[1:] - ends[:-1]) + ends[:-1]
-    drawn = drawn.long()
-    drawn = drawn + (drawn >= first) * near
-    lists = torch.cat([around.expand(heads, -1, -1), drawn], 2).sort(2).values
+    landmarks = torch.arange(LANDMARKS, device=device) * blocks // LANDMARKS
+    order = torch.rand(heads, len(own), LANDMARKS, device=device)
+    order[:, (landmarks >= first) & (landmarks < first + near)] = torch.inf  # they are there already
+    chosen = landmarks[order.argsort(-1)[..., : ENTRIES - near]]
+    lists = torch.cat([around.expand(heads, -1, -1), chosen], 2).sort(2).values
     return TopK(lists.to(torch.int32)[None].contiguous(), block=(BLOCK, BLOCK))
 
 

@@ -15,7 +15,7 @@ from runtime.distributed.agreement import TIMEOUT, report
 from runtime.distributed.arguments import as_pattern, check_heads, check_pattern, default_layout, group_from
 from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.placements import SEQUENCE, placed
-from runtime.distributed.plan import Caps, plan_text
+from runtime.distributed.plan import Caps, is_packed, plan_text
 from runtime.distributed.sends import SendPlan
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
@@ -200,7 +200,9 @@ def _call(
         elif not isinstance(pattern, Pattern):
             whole = [t.new_empty((*t.shape[:2], t.shape[2] * ranks, 0)) for t in (q, k)]
             pattern = pattern_of(pattern, *whole)
-        _check_choices(send, heads_at_once, timeout, kv_lengths)
+        _check_choices(send, heads_at_once, timeout)
+        if kv_lengths is not None and name == operators.CONTEXT:
+            _check_order(send, pattern, layout)
         if not torch.compiler.is_dynamo_compiling():  # while a graph is made, sizes may not be known
             check_operands(q, k, v)
             check_options(q, options["softcap"], options["scale"], sink, kv_lengths)
@@ -216,7 +218,21 @@ def _call(
     return AttentionResult(out, lse) if return_lse else out
 
 
-def _check_choices(send: Any, heads_at_once: Any, timeout: Any, kv_lengths: Any) -> None:
+def _check_order(send: SendPlan | None, pattern: Pattern, layout: Layout) -> None:
+    """Refuse lengths where keys arrive in another order than that of the sequence.
+
+    Raises:
+        ArgumentError: for a plan that sends single blocks, and lists with a layout of many chunks.
+    """
+    if send is not None and send.caps is not None:
+        raise ArgumentError(
+            "kv_lengths", "are given with send, whose buffers have keys in another order: leave out one"
+        )
+    if is_packed(pattern.spec_json, layout):
+        raise ArgumentError("kv_lengths", "are given with lists in a layout of many chunks: take zigzag or contiguous")
+
+
+def _check_choices(send: Any, heads_at_once: Any, timeout: Any) -> None:
     """Check what is about ranks.
 
     Raises:
@@ -224,9 +240,6 @@ def _check_choices(send: Any, heads_at_once: Any, timeout: Any, kv_lengths: Any)
     """
     if send is not None and not isinstance(send, SendPlan):
         raise ArgumentError("send", f"is {type(send).__name__}, expected what plan_sends returns")
-    if send is not None and send.caps is not None and kv_lengths is not None:
-        reason = "are given with send, whose buffers have keys in another order: leave out one"
-        raise ArgumentError("kv_lengths", reason)
     if not isinstance(heads_at_once, int) or heads_at_once < 0:
         raise ArgumentError("heads_at_once", f"is {shown(heads_at_once)}, expected a number of heads, or 0")
     if not isinstance(timeout, int | float) or not timeout > 0:

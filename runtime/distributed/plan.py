@@ -17,6 +17,7 @@ from runtime.distributed.steps import Steps, listed_steps, steps_of
 _TILE = 128  # query rows of most kernels' tiles
 _TILES = 264  # of a call: two for each SM of an H100, so that a call of some heads fills the chip
 _GROWTH = 1.4
+_MOST_PIECES = 2  # of a rank, as zigzag has: each is a message for each head
 Caps = tuple[tuple[int, ...], ...]
 
 
@@ -57,9 +58,19 @@ class Plan:
     def steps(self, rank: int, q_len: int, kv_len: int) -> Steps:
         """Return what a rank computes, where each has so many queries and keys."""
         ranks = self.layout.ranks
-        if self.caps is None:
+        if (caps := self.caps_of(kv_len)) is None:
             return steps_of(self.spec_json, self.layout, rank, ranks * q_len, ranks * kv_len)
-        return listed_steps(self.spec_json, rank, (q_len, kv_len), key_block(self.spec_json), self.caps)
+        return listed_steps(self.spec_json, rank, (q_len, kv_len), key_block(self.spec_json), caps)
+
+    def caps_of(self, kv_len: int) -> Caps | None:
+        """Return how many key blocks are sent, where each rank has so many keys; None: all, in their order.
+
+        Where a rank has many chunks, these are too many messages: blocks are packed, be they all that there are.
+        """
+        if self.caps is not None or not is_packed(self.spec_json, self.layout):
+            return self.caps
+        ranks, blocks = range(self.layout.ranks), kv_len // key_block(self.spec_json)
+        return tuple(tuple(0 if source == rank else blocks for rank in ranks) for source in ranks)
 
     def runs(self, q_shape: tuple[int, ...], kv_heads: int) -> tuple[slice, ...]:
         """Return which heads of k are sent together. It is the same on all ranks.
@@ -77,6 +88,13 @@ class Plan:
             found.append(slice(first, last))
             first, size = last, size if self.heads else size * _GROWTH
         return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def is_packed(spec_json: str, layout: Layout) -> bool:
+    """Return whether key blocks of lists are packed, as a rank's part of the sequence is in many pieces."""
+    pieces = max(len(layout.spans(rank, layout.count)) for rank in range(layout.ranks))
+    return pieces > _MOST_PIECES and isinstance(json.loads(spec_json).get("block"), dict)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]

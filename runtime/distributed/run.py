@@ -62,8 +62,8 @@ class Run:
         kv_len, q_len = (t.shape[2] * plan.layout.ranks for t in (inputs.k, inputs.q))
         device = inputs.q.device
         kv_at = None
-        if plan.caps is not None:
-            sent, tensors, kv_at = self._listed(plan.caps, kv_len, validate)
+        if (caps := plan.caps_of(inputs.k.shape[2])) is not None:
+            sent, tensors, kv_at = self._listed(caps, kv_len, validate)
         if has_positions(spec_json):
             kv_at = torch.arange(kv_len, dtype=torch.int32, device=device) if kv_at is None else kv_at
             q_at = plan.layout.positions(self.rank, q_len, device).to(torch.int32)

@@ -21,7 +21,7 @@ from runtime.distributed.steps import OWN, Steps
 from runtime.errors import ArgumentError
 
 _KEPT = 4  # shapes; each has a buffer for all keys and values
-_FREE, _FULL = 0, 1  # channels of barriers
+_WRITTEN, _READ = 0, 1  # channels of barriers
 
 
 class Whole(NamedTuple):
@@ -120,13 +120,13 @@ class SymmetricExchange(Exchange):
         """Yield runs of heads and their buffers, as they have arrived; all are begun at once."""
         self.moves.follow()
         with self.moves.on():
-            self.whole.handle.barrier(channel=_FREE)  # nobody reads what an earlier call left
             self.fill()
-            self.whole.handle.barrier(channel=_FULL)
+            self.whole.handle.barrier(channel=_WRITTEN)
             events = []
             for run in runs:
                 self.read(run)
                 events.append(self.moves.mark())
+            self.whole.handle.barrier(channel=_READ)  # the call ends behind it: then anybody may write again
         return self._arrived(runs, events)
 
     def _arrived(self, runs: Sequence[slice], events: Sequence[Any]) -> Iterator[tuple[slice, list[Pair]]]:

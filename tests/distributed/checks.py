@@ -17,11 +17,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime import ArgumentError, CollectiveError
-from runtime.distributed import Layout, context_parallel_attention, head_parallel_attention, local_lists, plan_sends
+from runtime.distributed import (
+    Layout,
+    SendPlan,
+    context_parallel_attention,
+    head_parallel_attention,
+    local_lists,
+    plan_sends,
+)
 from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
 
 LENGTH, BLOCK = 256, 32
 BACKEND = "gloo"
+SEND = SendPlan(((0, 1), (1, 0)), ((0, 1), (1, 0)), block=BLOCK, pairs=4, blocks=4)
 CHECKS: dict[str, Callable[[Here], None]] = {}
 
 
@@ -334,6 +342,12 @@ def refusals(here: Here) -> None:
     )
     refused(ArgumentError, "layout: is 'ring'", lambda: call(q, k, v, Dense(), here.pair, layout="ring"))
     refused(ArgumentError, "layout: is of 3 ranks", lambda: call(q, k, v, Dense(), here.pair, layout=Layout.zigzag(3)))
+    lengths = torch.tensor([9], dtype=torch.int32)
+    fine, few = Layout(((0, 2, 4, 6), (1, 3, 5, 7))), TopK(lists()[:, :, :4].contiguous(), block=(BLOCK, BLOCK))
+    for wrong in ({"layout": fine}, {"send": SEND}):
+        refused(
+            ArgumentError, "kv_lengths: are", lambda w=wrong: call(q, k, v, few, here.pair, kv_lengths=lengths, **w)
+        )
     refused(ArgumentError, "mesh_or_group: is NoneType", lambda: call(q, k, v, Dense()))
     refused(ArgumentError, "mesh_or_group: has one rank", lambda: call(q, k, v, Dense(), here.alone))
     refused(ArgumentError, "k: is torch.float16", lambda: call(q, k.half(), v, Dense(), here.pair))

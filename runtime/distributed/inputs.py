@@ -12,7 +12,7 @@ import torch.distributed as dist
 from codegen.errors import CodegenError
 from runtime.distributed.agreement import agree, finish, group_of, meet, report, same, state_of
 from runtime.distributed.plan import Plan
-from runtime.distributed.symmetric import Whole, check_not_kept, whole_of
+from runtime.distributed.symmetric import check_not_kept, keys_of
 from runtime.ops.attention_checks import check_values
 from runtime.ops.attention_gradients import chosen_for
 from runtime.ops.aux_tensors import apart
@@ -60,12 +60,6 @@ class Inputs:
         return {**told, **self.options}
 
 
-def symmetric_memory(plan: Plan, k: torch.Tensor) -> Whole:
-    """Return the memory for all keys and values of a call."""
-    batch, heads, rows, head_dim = k.shape
-    return whole_of(group_of(plan.group), (batch, heads, rows * plan.layout.ranks, head_dim), k.dtype, k.device)
-
-
 def prepare(
     what: str, plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True
 ) -> None:
@@ -102,7 +96,7 @@ def prepare(
     if key not in agreed:
         meet(group, inputs.q.device)
         if plan.symmetric and gradients:
-            check_not_kept(inputs.k, symmetric_memory(plan, inputs.k))
+            check_not_kept(inputs.k, keys_of(group, inputs.k))
         agreed.add(key)
 
 

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from runtime.distributed.agreement import agree, group_of, report
 from runtime.distributed.exchange import Exchange, Pair, Sent
-from runtime.distributed.inputs import Inputs, symmetric_memory
+from runtime.distributed.inputs import Inputs
 from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, relabelled, wanted_blocks
 from runtime.distributed.masks import has_positions, masked
 from runtime.distributed.plan import Plan
 from runtime.distributed.steps import OWN, Step, Steps
-from runtime.distributed.symmetric import SymmetricExchange, fits
+from runtime.distributed.symmetric import SymmetricExchange, fits, keys_of
 from runtime.distributed.transfer import Message, Transfer
 from runtime.errors import ArgumentError
 from runtime.ops.attention_choice import LIST_RANK
@@ -50,7 +50,7 @@ class Run:
             "sent": sent,
         }
         if plan.symmetric and sent is None and fits(every):
-            whole = symmetric_memory(plan, k)
+            whole = keys_of(self.group, k)
             self.exchange: Exchange = SymmetricExchange(whole, plan.layout, **given)
         else:
             self.exchange = Exchange(**given)

@@ -20,15 +20,18 @@ from runtime.distributed.layout import Layout, Span
 from runtime.distributed.steps import OWN, Steps
 from runtime.errors import ArgumentError
 
-_KEPT = 4  # shapes; each has a buffer for all keys and values
-_WRITTEN, _READ = 0, 1  # channels of barriers
+_KEPT = 4  # tensors; each is for all keys and values, or all gradients of others
+_WRITTEN, _READ, _FREE, _PUSHED = range(4)  # channels of barriers
+KEYS, GRADIENTS = "keys", "gradients"
+"""What the memory is for: (2, batch, kv_heads, kv_len, head_dim), of which a rank writes its own part for all to read;
+and (ranks, 2, batch, kv_heads, rows of a rank, head_dim), of which rank r writes the r-th part on the others."""
 
 
-class Whole(NamedTuple):
-    """Keys and values of a whole sequence on each rank, of which a rank writes its own part.
+class Symmetric(NamedTuple):
+    """A tensor on each rank that peers address.
 
     Attributes:
-        here: (2, batch, kv_heads, kv_len, head_dim) on this rank.
+        here: on this rank.
         handle: of torch's symmetric memory.
     """
 
@@ -43,8 +46,14 @@ class Whole(NamedTuple):
         return found
 
 
-def whole_of(group: dist.ProcessGroup, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Whole:
-    """Return the memory that a group has for keys and values of a shape; all ranks ask at the same time, once.
+def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like: torch.Tensor) -> Symmetric:
+    """Return the memory that a group has for something; all ranks ask at the same time, once.
+
+    Args:
+        group: the ranks.
+        what: KEYS or GRADIENTS.
+        shape: of it.
+        like: a tensor of its type and device.
 
     Raises:
         ArgumentError: where there is no such memory: without GPUs, and between hosts.
@@ -52,18 +61,28 @@ def whole_of(group: dist.ProcessGroup, shape: tuple[int, ...], dtype: torch.dtyp
     from torch.distributed import _symmetric_memory as memory  # noqa: PLC0415 - few calls need it
 
     kept = state_of(group).memory
-    if (key := (shape, dtype, device)) in kept:
-        whole: Whole = kept[key]
-        return whole
+    if (key := (what, shape, like.dtype, like.device)) in kept:
+        found: Symmetric = kept[key]
+        return found
     if len(kept) == _KEPT:
         kept.pop(next(iter(kept)))
     try:
-        here = memory.empty(2, *shape, dtype=dtype, device=device)
-        kept[key] = whole = Whole(here, memory.rendezvous(here, group.group_name))
-        return whole
+        here = memory.empty(*shape, dtype=like.dtype, device=like.device)
+        kept[key] = found = Symmetric(here, memory.rendezvous(here, group.group_name))
+        return found
     except (RuntimeError, NotImplementedError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}") from None
+
+
+def keys_of(group: dist.ProcessGroup, k: torch.Tensor) -> Symmetric:
+    """Return the memory for keys and values of the sequence of which a rank has k.
+
+    Raises:
+        ArgumentError: where there is none.
+    """
+    batch, heads, rows, head_dim = k.shape
+    return memory_of(group, KEYS, (2, batch, heads, rows * group.size(), head_dim), k)
 
 
 def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,13 +104,11 @@ def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT
         CollectiveError: for a rank that is late or has failed.
     """
     group = group_from(mesh_or_group)
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    rank = dist.get_rank(group)
     same(agree(group, "shared_keys", {"k": f"{tuple(k.shape)} {k.dtype}"}, timeout))
     meet(group, k.device)
-    batch, heads, rows, head_dim = k.shape
-    whole = whole_of(group, (batch, heads, rows * ranks, head_dim), k.dtype, k.device).here
-    own = whole[:, :, :, rank * rows : (rank + 1) * rows]
-    return own[0], own[1]
+    own_k, own_v = keys_of(group, k).here.narrow(3, rank * k.shape[2], k.shape[2])
+    return own_k, own_v
 
 
 def fits(every: Sequence[Steps]) -> bool:
@@ -103,15 +120,15 @@ def fits(every: Sequence[Steps]) -> bool:
 
 
 class SymmetricExchange(Exchange):
-    """Reads keys and values of others where they lie; gradients go back as in any exchange.
+    """Reads keys and values of others where they lie, and writes gradients where those are whose they are.
 
     Args:
-        whole: the memory.
+        whole: memory for keys.
         layout: who has what.
         exchange: the arguments of ``Exchange``, by name.
     """
 
-    def __init__(self, whole: Whole, layout: Layout, **exchange: Any) -> None:
+    def __init__(self, whole: Symmetric, layout: Layout, **exchange: Any) -> None:
         super().__init__(**exchange)
         self.whole = whole
         self.spans: tuple[Span, ...] = layout.spans(self.rank, whole.here.shape[3])
@@ -156,8 +173,49 @@ class SymmetricExchange(Exchange):
                 for theirs, ours in zip(*rows, strict=True):
                     ours.copy_(theirs)  # contiguous: a copy engine does it
 
+    def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
+        """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
 
-def check_not_kept(k: torch.Tensor, whole: Whole) -> None:
+        Args:
+            run: heads of k.
+            grads: of the buffers.
+            own: gradients of this rank's keys from steps over them: the first row, and the rows.
+            sums: dk and dv of these heads, which are written.
+        """
+        inbox = memory_of(self.group, GRADIENTS, (len(self.steps), 2, *self.k.shape), self.k)
+        self.returns.follow()
+        with self.returns.on():
+            if run.start == 0:
+                inbox.handle.barrier(channel=_FREE)  # everybody has added up what an earlier call left
+            self.push(inbox, run, grads)
+            inbox.handle.barrier(channel=_PUSHED)
+            self.collect(inbox, run, [*own, *self._own(grads)], sums)
+            self.returns.keep(*(tensor for pair in grads for tensor in pair))
+            self.returns.keep(*(tensor for _, pair in own for tensor in pair))
+
+    def push(self, inbox: Symmetric, run: slice, grads: Sequence[Pair]) -> None:
+        """Write gradients of other ranks' keys on those ranks."""
+        for pieces, pair in zip(self.mine.buffers, grads, strict=True):
+            for piece in pieces:
+                if piece.rank != self.rank:
+                    for target, source in zip(inbox.at(piece.rank)[self.rank], pair, strict=True):
+                        there = rows_of(target[:, run], piece.source, piece.size)
+                        for theirs, ours in zip(there, rows_of(source, piece.target, piece.size), strict=True):
+                            theirs.copy_(ours)
+
+    def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
+        """Add up what others have written here, and what this rank has itself."""
+        back: dict[int, list[tuple[int, Pair]]] = {self.rank: own}
+        for rank in self._others():
+            k, v = inbox.here[rank, :, :, run]
+            back[rank] = [
+                (piece.source, (k.narrow(2, piece.source, piece.size), v.narrow(2, piece.source, piece.size)))
+                for piece in self._for(rank)
+            ]
+        self._add_up(run, back, sums)
+
+
+def check_not_kept(k: torch.Tensor, whole: Symmetric) -> None:
     """Refuse keys whose memory later calls write to, where a backward pass would read them.
 
     Raises:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from runtime.distributed.exchange import Exchange  # noqa: E402
 from runtime.distributed.layout import Layout  # noqa: E402
 from runtime.distributed.steps import Steps, steps_of  # noqa: E402
-from runtime.distributed.symmetric import SymmetricExchange, Whole, check_not_kept, fits  # noqa: E402
+from runtime.distributed.symmetric import Symmetric, SymmetricExchange, check_not_kept, fits  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 
 RANKS, LENGTH = 2, 64
@@ -43,7 +43,7 @@ def exchanges(spec_json: str, layout: Layout) -> tuple[list[SymmetricExchange], 
     for rank in range(RANKS):
         k, v = (layout.shard(whole, rank) for whole in (whole_k, whole_v))
         given: dict[str, Any] = {"group": None, "rank": rank, "steps": steps, "k": k, "v": v, "sent": None}
-        found.append(SymmetricExchange(Whole(everywhere[rank], Handle(everywhere)), layout, **given))
+        found.append(SymmetricExchange(Symmetric(everywhere[rank], Handle(everywhere)), layout, **given))
     return found, whole_k, whole_v
 
 
@@ -83,3 +83,28 @@ def test_only_whole_sequences_are_read_from_peers() -> None:
     assert not fits(every)
     assert fits([Steps((), ())])
     assert issubclass(SymmetricExchange, Exchange)
+
+
+def test_gradients_are_written_where_the_keys_are() -> None:
+    layout = Layout.zigzag(RANKS)
+    ranks, whole_k, _ = exchanges(CAUSAL, layout)
+    half = LENGTH // RANKS
+    everywhere = [torch.full((RANKS, 2, 1, 4, half, 8), torch.nan) for _ in range(RANKS)]
+    inboxes = [Symmetric(everywhere[rank], Handle(everywhere)) for rank in range(RANKS)]
+    run = slice(1, 3)
+    # Of each key the gradients are those of the whole sequence, times one more than the rank that has computed them.
+    grads = [
+        [(whole_k[:, run, : each.mine.rows(0)] * (rank + 1),) * 2] if each.mine.buffers else []
+        for rank, each in enumerate(ranks)
+    ]
+    for rank, each in enumerate(ranks):
+        each.push(inboxes[rank], run, grads[rank])
+    for rank, each in enumerate(ranks):
+        sums = tuple(torch.empty(1, 2, half, 8) for _ in range(2))
+        each.collect(inboxes[rank], run, list(each._own(grads[rank])), sums)
+        right = torch.zeros(1, 2, LENGTH, 8)
+        for other, computed in enumerate(ranks):
+            end = computed.mine.rows(0) if computed.mine.buffers else 0
+            right[:, :, :end] += whole_k[:, run, :end] * (other + 1)
+        for found in sums:
+            torch.testing.assert_close(found, layout.shard(right, rank))

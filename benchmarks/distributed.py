@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -351,8 +351,8 @@ def differs(label: str, found: Any, right: Any) -> float:
     return float((outputs(found)[0].float() - outputs(right)[0].float()).abs().max() / outputs(right)[0].abs().max())
 
 
-def measured(row: Row, dtype: str, group: Any, link: float) -> dict[str, Any]:
-    """Time a row."""
+def measured(row: Row, dtype: str, group: Any, link: float, labels: Sequence[str]) -> dict[str, Any]:
+    """Time a row: some calls beside the one alone."""
     problem = Problem(row, DTYPES[dtype], group)
     work, of_key = problem.flops(), 2 * HEADS * DIM * 2
     record: dict[str, Any] = {"name": row.name, "dtype": dtype, "target": row.target, "results": {}, "failed": {}}
@@ -369,7 +369,7 @@ def measured(row: Row, dtype: str, group: Any, link: float) -> dict[str, Any]:
         received = traffic.moved
         record["bytes"] = traffic._asdict()
     right = None
-    for label in ("alone", *(name for name in CALLS if name != "alone")):
+    for label in ("alone", *(name for name in labels if name != "alone")):
         try:
             with CALLS[label](problem) as call:
                 found = call()
@@ -400,6 +400,8 @@ def measured(row: Row, dtype: str, group: Any, link: float) -> dict[str, Any]:
         parts = runs_of(work * edge, received, runs, received if row.backward else 0)
         machine = Machine(work / (base["milliseconds"] / 1e3), link)
         record["predicted_share"] = round(predict(machine, parts, work * (1 - edge)).efficiency, 3)
+        stopped = predict(machine._replace(slowed=0.0), parts, work * (1 - edge)).efficiency
+        record["predicted_share_without_overlap"] = round(stopped, 3)
     return record
 
 
@@ -412,7 +414,8 @@ def show(record: dict[str, Any]) -> None:
         print(f"    {label:18} {both}  {speeds}  {shares}")
     for label, why in record["failed"].items():
         print(f"    {label:18} {why}")
-    print(f"    predicted share of alone {record.get('predicted_share')}; bytes {record['bytes']}", flush=True)
+    free, stopped = (record.get(f"predicted_share{name}") for name in ("", "_without_overlap"))
+    print(f"    predicted share of alone {free}, without overlap {stopped}; bytes {record['bytes']}", flush=True)
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
@@ -450,6 +453,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         help=f"of {', '.join(names).replace('%', '%%')}",
     )
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), metavar="NAME", help="bf16, fp16")
+    parser.add_argument(
+        "--calls", nargs="+", choices=CALLS, default=list(CALLS), metavar="NAME", help=f"of {', '.join(CALLS)}"
+    )
     parser.add_argument("--shorter", type=int, default=1, metavar="N", help="divide lengths by this, to try things out")
     parser.add_argument("--max-ctas", type=int, metavar="N", help="most thread blocks of NCCL, which take SMs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median, after each row")
@@ -488,7 +494,7 @@ def main() -> None:
                 continue
             free_memory()
             shorter = replace(row, length=row.length // options.shorter)
-            record = measured(shorter, dtype, group, report["link_bytes_per_second"])
+            record = measured(shorter, dtype, group, report["link_bytes_per_second"], options.calls)
             report["rows"].append(record)
             if dist.get_rank() == 0:
                 show(record)

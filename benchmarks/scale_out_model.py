@@ -20,7 +20,8 @@ class Machine(NamedTuple):
         flops: a second, of the kernel alone on its part of the work.
         link: bytes a second that a rank receives while it sends as many.
         latency: seconds of a message, however short.
-        slowed: share of its speed that a kernel keeps while data moves (NCCL takes SMs, copies take bandwidth).
+        slowed: share of its speed that a kernel keeps while data moves: 1 with copy engines; with NCCL, which takes
+            SMs, 0 where each thread block of a kernel has its share of the work and waits for its SM.
     """
 
     flops: float
@@ -83,7 +84,7 @@ def predict(machine: Machine, runs: Sequence[Run], own_flops: float = 0.0) -> Pr
         start = max(done, arrived[place])
         busy = max(0.0, link - start)  # data that is on its way while this run is computed
         took = run.flops / machine.flops
-        slow = took / machine.slowed
+        slow = took / machine.slowed if machine.slowed else float("inf")
         done = start + (slow if slow <= busy else took + busy * (1 - machine.slowed))
         if place + AHEAD < len(runs):
             link = max(link, done) + sent[place + AHEAD]
@@ -113,7 +114,8 @@ NVLINK, NETWORK = 245e9, 50e9
 SPEEDS = {"topk32, random lists": 681e12, "window 2K": 566e12, "causal": 621e12, "dense": 675e12}
 """FLOPS of one H100 alone: the first is of this row (fp16), others are of shorter sequences (docs/results.md)."""
 LENGTHS = (1 << 16, 1 << 20, 1 << 24)
-RANKS = (2, 8, 64)
+COLUMNS = ((2, 1.0), (2, 0.0), (8, 1.0), (64, 1.0))
+"""GPUs, and what a kernel keeps of its speed while data moves."""
 
 
 def keys_of(kind: str, length: int) -> float:
@@ -122,7 +124,7 @@ def keys_of(kind: str, length: int) -> float:
     return float(keys[kind])
 
 
-def scaled(kind: str, length: int, ranks: int) -> Predicted:
+def scaled(kind: str, length: int, ranks: int, slowed: float = 1.0) -> Predicted:
     """Predict a forward pass where everything that a pattern needs comes from other ranks at the speed of a link."""
     flops = 4 * HEADS * DIM * length / ranks * keys_of(kind, length)
     of_key = 2 * HEADS * DIM * BYTES
@@ -130,18 +132,19 @@ def scaled(kind: str, length: int, ranks: int) -> Predicted:
     if kind == "window 2K":
         edge = min(1.0, 2048 * ranks / length)
         runs = [Run(flops * edge, 2048 * of_key)]
-        return predict(Machine(SPEEDS[kind], link), runs, flops * (1 - edge))
+        return predict(Machine(SPEEDS[kind], link, slowed=slowed), runs, flops * (1 - edge))
     received = length * of_key * (ranks - 1) / ranks
-    return predict(Machine(SPEEDS[kind], link), runs_of(flops, received, (1, 1, 2, 3, 4, 5)))
+    return predict(Machine(SPEEDS[kind], link, slowed=slowed), runs_of(flops, received, (1, 1, 2, 3, 4, 5)))
 
 
 def main() -> None:
     """Print the table of docs/scale-out.md."""
-    print("| " + " | ".join(("workload", "length", *(f"{ranks} GPUs" for ranks in RANKS))) + " |")
-    print("| --- | ---: |" + " ---: |" * len(RANKS))
+    heads = (f"{ranks} GPUs{'' if slowed else ', no overlap'}" for ranks, slowed in COLUMNS)
+    print("| " + " | ".join(("workload", "length", *heads)) + " |")
+    print("| --- | ---: |" + " ---: |" * len(COLUMNS))
     for kind in SPEEDS:
         for length in LENGTHS:
-            cells = (f"{scaled(kind, length, ranks).efficiency:.2f}" for ranks in RANKS)
+            cells = (f"{scaled(kind, length, ranks, slowed).efficiency:.2f}" for ranks, slowed in COLUMNS)
             print(f"| {kind} | {length:,} | {' | '.join(cells)} |")
 
 

@@ -193,9 +193,9 @@ def ours(problem: Problem, **options: Any) -> Iterator[Call]:
 
 @contextmanager
 def symmetric(problem: Problem) -> Iterator[Call]:
-    if problem.row.heads or problem.row.kind == "window":
+    if problem.row.kind == "window":
         raise NotImplementedError("whole sequences alone")
-    with ours(problem, symmetric=True, send=None) as call:
+    with ours(problem, symmetric=True, **({} if problem.row.heads else {"send": None})) as call:
         yield call
 
 

@@ -101,6 +101,7 @@ def head_parallel_attention(
     *,
     layout: Layout | str | None = None,
     heads_at_once: int = 0,
+    symmetric: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
     sink: torch.Tensor | None = None,
@@ -124,6 +125,8 @@ def head_parallel_attention(
         mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension. Of DTensors it is not needed.
         layout: which rows are this rank's, by default contiguous: the work is the same for every layout.
         heads_at_once: heads of k of each rank that are sent together; by default as few as fill a GPU, then more.
+        symmetric: read heads and results from the memory of peers, by copy engines, on one host; by default NCCL sends
+            them. It takes memory for as much as is sent. The result is the same.
         scale: softmax scale; by default 1 / sqrt(head_dim).
         softcap: cap of the logits.
         sink: float32 (heads,), of all heads; its gradient is of this rank's heads, and 0 for others.
@@ -144,7 +147,7 @@ def head_parallel_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
     options |= {"return_lse": return_lse, "validate": validate, "deterministic": deterministic}
     of_ranks = {"layout": layout or "contiguous", "send": None, "heads_at_once": heads_at_once, "timeout": timeout}
-    of_ranks["symmetric"] = False
+    of_ranks["symmetric"] = symmetric
     call = partial(_call, operators.HEADS)
     return _placed(call, (q, k, v), pattern, mesh_or_group, options=options, of_ranks=of_ranks)
 

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from runtime.distributed.agreement import group_of
 from runtime.distributed.context import of_sinks
-from runtime.distributed.exchange import AHEAD
+from runtime.distributed.exchange import AHEAD, with_whole_rows
 from runtime.distributed.inputs import Inputs
 from runtime.distributed.plan import Plan
 from runtime.distributed.run import of_heads
-from runtime.distributed.shuffle import Parted, Shuffle
+from runtime.distributed.shuffle import Parted, Shuffle, SymmetricShuffle
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_gradients import attend_backward
 from runtime.ops.aux_tensors import apart
@@ -38,18 +38,21 @@ class HeadRun:
         self.ranks, self.rank = plan.layout.ranks, dist.get_rank(group)
         self.kv_heads = inputs.k.shape[1] // self.ranks
         self.group = inputs.q.shape[1] // inputs.k.shape[1]
-        self.shuffle = Shuffle(group, plan.layout, self.kv_heads, inputs.q.device)
+        kind = SymmetricShuffle if plan.symmetric else Shuffle
+        self.shuffle = kind(group, plan.layout, self.kv_heads, inputs.q.device)
         batch, heads, q_len, head_dim = inputs.q.shape
         shape = batch, heads // self.ranks, q_len * self.ranks, head_dim
         self.runs = plan.runs(shape, self.kv_heads)
 
-    def whole(self, local: torch.Tensor) -> torch.Tensor:
-        """Return a new tensor of this rank's heads over the whole sequence."""
+    def whole(self, local: torch.Tensor, *, result: bool = False) -> torch.Tensor:
+        """Return a tensor for this rank's heads over the whole sequence; a result is sent back."""
         batch, heads, rows = local.shape[:3]
-        return local.new_empty((batch, heads // self.ranks, rows * self.ranks, *local.shape[3:]))
+        shape = batch, heads // self.ranks, rows * self.ranks, *local.shape[3:]
+        return self.shuffle.room(shape, local) if result else local.new_empty(shape)
 
     def arrivals(self, tensors: Sequence[Parted]) -> Iterator[tuple[slice, slice]]:
         """Yield heads of k and of q that have arrived; those after them are on their way."""
+        tensors = [each._replace(local=with_whole_rows(each.local)) for each in tensors]
         ahead = [self.shuffle.gather(run, tensors) for run in self.runs[:AHEAD]]
         for place, run in enumerate(self.runs):
             transfer, copied = ahead.pop(0)
@@ -74,8 +77,8 @@ class HeadRun:
         return slice(self.rank * each, (self.rank + 1) * each)
 
 
-def forward(plan: Plan, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, Saved]:
-    """Return the result and the log-sum-exp of a rank's queries, and what the gradients want.
+def forward(plan: Plan, inputs: Inputs, *, gradients: bool) -> tuple[torch.Tensor, torch.Tensor, Saved]:
+    """Return the result and the log-sum-exp of a rank's queries, and what the gradients want, if they are wanted.
 
     Raises:
         ArgumentError: for what no kernel computes.
@@ -85,7 +88,7 @@ def forward(plan: Plan, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, Sav
     q, k, v = (run.whole(tensor) for tensor in (inputs.q, inputs.k, inputs.v))
     out = inputs.q.new_empty(inputs.q.shape)
     lse = out.new_empty(out.shape[:3], dtype=torch.float32)
-    whole_out, whole_lse, sink = run.whole(out), run.whole(lse), run.sink()
+    whole_out, whole_lse, sink = run.whole(out, result=True), run.whole(lse, result=True), run.sink()
     given = Parted(inputs.q, q, run.group), Parted(inputs.k, k, 1), Parted(inputs.v, v, 1)
     for heads, of_q in run.arrivals(given):
         options = {
@@ -101,6 +104,9 @@ def forward(plan: Plan, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, Sav
         whole_lse[:, of_q] = found.lse
         run.shuffle.give_back(heads, (Parted(out, whole_out, run.group), Parted(lse, whole_lse, run.group)))
     run.shuffle.finish()
+    if plan.symmetric:  # later calls write to that memory
+        keep = torch.clone if gradients else torch.empty_like
+        whole_out, whole_lse = keep(whole_out), keep(whole_lse)
     return out, lse, (q, k, v, whole_out, whole_lse)
 
 
@@ -123,7 +129,8 @@ def backward(
     run = HeadRun(plan, inputs)
     q, k, v, out, lse = saved
     dq, dk, dv = (tensor.new_empty(tensor.shape) for tensor in (inputs.q, inputs.k, inputs.v))
-    of_q, of_k, of_v, whole_dout = (torch.empty_like(tensor) for tensor in (q, k, v, out))
+    of_q, of_k, of_v = (run.whole(tensor, result=True) for tensor in (dq, dk, dv))
+    whole_dout = torch.empty_like(out)
     given = [Parted(dout, whole_dout, run.group)]
     whole_dlse = None
     if dlse is not None:

@@ -51,7 +51,7 @@ def _heads(
     """Compute head_parallel_attention, and what its gradients want."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
     prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
-    out, lse, saved = heads.forward(plan, inputs)
+    out, lse, saved = heads.forward(plan, inputs, gradients=gradients)
     if validate:
         finished(HEADS, plan, inputs)
     return out, lse, *saved

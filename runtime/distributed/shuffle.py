@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.exchange import MOVES, RETURNS, rows_of, with_whole_rows
+from runtime.distributed.exchange import MOVES, RETURNS, rows_of
 from runtime.distributed.layout import Layout
+from runtime.distributed.symmetric import FREE, PUSHED, READ, WRITTEN, Symmetric, memory_of
 from runtime.distributed.transfer import Lane, Message, Transfer
 
 
@@ -42,19 +43,26 @@ class Shuffle:
         self.rank = dist.get_rank(group)
         self.moves, self.returns = Lane(device, MOVES), Lane(device, RETURNS)
 
+    def room(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """Return a new tensor for results of this rank's heads; ``give_back`` has those tensors in the same order."""
+        return like.new_empty(shape)
+
     def gather(self, run: slice, tensors: Sequence[Parted]) -> tuple[Transfer, torch.cuda.Event | None]:
         """Begin to fill some heads of ``whole``, behind what the current stream has to do until here.
+
+        Args:
+            run: heads of k; the first ones first.
+            tensors: those that are filled, the same ones in each run; rows of ``local`` are contiguous.
 
         Returns:
             What comes from others, and an event behind what this rank has itself.
         """
         self.moves.follow()
         with self.moves.on():
-            tensors = [each._replace(local=with_whole_rows(each.local)) for each in tensors]
             for local, whole in self._both(self.rank, run, tensors):
                 whole.copy_(local)
             copied = self.moves.mark()
-            others = [rank for rank in range(self.layout.ranks) if rank != self.rank]
+            others = self._others()
             sends = [Message(rank, row) for rank in others for row in self._of_others(rank, run, tensors)]
             receives = [Message(rank, row) for rank in others for row in self._of_mine(rank, run, tensors)]
             what = f"heads {run.start} to {run.stop - 1} of each rank, to rank {self.rank}"
@@ -64,7 +72,7 @@ class Shuffle:
         """Send some heads of ``whole`` to those whose part of the sequence they are; ``local`` is written."""
         self.returns.follow()
         with self.returns.on():
-            others = [rank for rank in range(self.layout.ranks) if rank != self.rank]
+            others = self._others()
             sends = [Message(rank, row) for rank in others for row in self._of_mine(rank, run, tensors)]
             receives = [Message(rank, row) for rank in others for row in self._of_others(rank, run, tensors)]
             what = f"results of heads {run.start} to {run.stop - 1} of rank {self.rank}"
@@ -73,6 +81,11 @@ class Shuffle:
                 local.copy_(whole)
             transfer.wait()
             self.returns.keep(*(each.whole for each in tensors))
+
+    def _others(self) -> list[int]:
+        """Return the other ranks, beginning behind this one: each rank begins with a peer of its own."""
+        ranks = self.layout.ranks
+        return [(self.rank + step) % ranks for step in range(1, ranks)]
 
     def finish(self) -> None:
         """Make the current stream wait for all that is on its way."""
@@ -112,3 +125,75 @@ class Shuffle:
         for span in self.layout.spans(rank, length):
             yield first, span.start, span.size
             first += span.size
+
+
+class SymmetricShuffle(Shuffle):
+    """Moves heads by copy engines, which read them where they lie: in symmetric memory."""
+
+    def __init__(self, group: dist.ProcessGroup, layout: Layout, kv_heads: int, device: torch.device) -> None:
+        super().__init__(group, layout, kv_heads, device)
+        self.staged: list[Symmetric] = []
+        self.rooms: list[Symmetric] = []
+
+    def room(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """Return memory for results that peers read; later calls write to it."""
+        self.rooms.append(memory_of(self.group, f"results {len(self.rooms)}", shape, like))
+        return self.rooms[-1].here
+
+    def gather(self, run: slice, tensors: Sequence[Parted]) -> tuple[Transfer, torch.cuda.Event | None]:
+        """Begin to fill some heads of ``whole``; with the first ones, show all of ``local`` to peers."""
+        self.moves.follow()
+        with self.moves.on():
+            if run.start == 0:
+                self.show(tensors)
+                self.staged[0].handle.barrier(channel=WRITTEN)
+            self.read(run, tensors)
+            if run.stop == self.kv_heads:
+                self.staged[0].handle.barrier(channel=READ)
+            return Transfer(self.group, "", (), ()), self.moves.mark()
+
+    def show(self, tensors: Sequence[Parted]) -> None:
+        """Copy ``local`` to where peers read it."""
+        self.staged = [
+            memory_of(self.group, f"heads {number}", tuple(each.local.shape), each.local)
+            for number, each in enumerate(tensors)
+        ]
+        for each, staged in zip(tensors, self.staged, strict=True):
+            staged.here.copy_(each.local)
+
+    def read(self, run: slice, tensors: Sequence[Parted]) -> None:
+        """Copy all ranks' rows of this rank's heads."""
+        for local, whole in self._both(self.rank, run, tensors):
+            whole.copy_(local)
+        for rank in self._others():
+            for each, staged in zip(tensors, self.staged, strict=True):
+                theirs = staged.at(rank)[:, self._heads(self.rank, run, each.group)]
+                mine = each.whole[:, run.start * each.group : run.stop * each.group]
+                for first, start, size in self._rows(rank, each.whole.shape[2]):
+                    _copy(mine, start, theirs, first, size)
+
+    def give_back(self, run: slice, tensors: Sequence[Parted]) -> None:
+        """Wait until all have computed some heads, and copy this rank's rows of them to ``local``."""
+        self.returns.follow()
+        with self.returns.on():
+            self.rooms[0].handle.barrier(channel=PUSHED)
+            self.fetch(run, tensors)
+            if run.stop == self.kv_heads:
+                self.rooms[0].handle.barrier(channel=FREE)
+
+    def fetch(self, run: slice, tensors: Sequence[Parted]) -> None:
+        """Copy this rank's rows of all ranks' heads."""
+        for local, whole in self._both(self.rank, run, tensors):
+            local.copy_(whole)
+        for rank in self._others():
+            for each, room in zip(tensors, self.rooms, strict=True):
+                theirs = room.at(rank)[:, run.start * each.group : run.stop * each.group]
+                mine = each.local[:, self._heads(rank, run, each.group)]
+                for first, start, size in self._rows(self.rank, each.whole.shape[2]):
+                    _copy(mine, first, theirs, start, size)
+
+
+def _copy(target: torch.Tensor, first: int, source: torch.Tensor, start: int, size: int) -> None:
+    """Copy rows of each batch and head: contiguous, so that copy engines do it."""
+    for ours, theirs in zip(rows_of(target, first, size), rows_of(source, start, size), strict=True):
+        ours.copy_(theirs)

@@ -20,8 +20,9 @@ from runtime.distributed.layout import Layout, Span
 from runtime.distributed.steps import OWN, Steps
 from runtime.errors import ArgumentError
 
-_KEPT = 4  # tensors; each is for all keys and values, or all gradients of others
-_WRITTEN, _READ, _FREE, _PUSHED = range(4)  # channels of barriers
+_KEPT = 16  # tensors of a group
+WRITTEN, READ, FREE, PUSHED = range(4)
+"""Channels of barriers."""
 KEYS, GRADIENTS = "keys", "gradients"
 """What the memory is for: (2, batch, kv_heads, kv_len, head_dim), of which a rank writes its own part for all to read;
 and (ranks, 2, batch, kv_heads, rows of a rank, head_dim), of which rank r writes the r-th part on the others."""
@@ -51,7 +52,7 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
 
     Args:
         group: the ranks.
-        what: KEYS or GRADIENTS.
+        what: KEYS, GRADIENTS or another word.
         shape: of it.
         like: a tensor of its type and device.
 
@@ -138,12 +139,12 @@ class SymmetricExchange(Exchange):
         self.moves.follow()
         with self.moves.on():
             self.fill()
-            self.whole.handle.barrier(channel=_WRITTEN)
+            self.whole.handle.barrier(channel=WRITTEN)
             events = []
             for run in runs:
                 self.read(run)
                 events.append(self.moves.mark())
-            self.whole.handle.barrier(channel=_READ)  # the call ends behind it: then anybody may write again
+            self.whole.handle.barrier(channel=READ)  # the call ends behind it: then anybody may write again
         return self._arrived(runs, events)
 
     def _arrived(self, runs: Sequence[slice], events: Sequence[Any]) -> Iterator[tuple[slice, list[Pair]]]:
@@ -186,9 +187,9 @@ class SymmetricExchange(Exchange):
         self.returns.follow()
         with self.returns.on():
             if run.start == 0:
-                inbox.handle.barrier(channel=_FREE)  # everybody has added up what an earlier call left
+                inbox.handle.barrier(channel=FREE)  # everybody has added up what an earlier call left
             self.push(inbox, run, grads)
-            inbox.handle.barrier(channel=_PUSHED)
+            inbox.handle.barrier(channel=PUSHED)
             self.collect(inbox, run, [*own, *self._own(grads)], sums)
             self.returns.keep(*(tensor for pair in grads for tensor in pair))
             self.returns.keep(*(tensor for _, pair in own for tensor in pair))

@@ -208,6 +208,8 @@ def heads(group: Any) -> None:
     by = head_parallel_attention
     compare(group, Causal(), tensors=tensors, by=by)
     compare(group, Dense(), tensors=tensors, by=by, heads_at_once=1)
+    compare(group, Causal(), tensors=tensors, by=by, symmetric=True, heads_at_once=1)
+    compare(group, Dense(), "zigzag", tensors=tensors, by=by, symmetric=True)
     every = lists(4 * ranks)
     local = TopK(every[:, 4 * rank : 4 * rank + 4].contiguous())
     compare(group, TopK(every), tensors=tensors, local=local, by=by)

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from runtime.distributed import shuffle  # noqa: E402
 from runtime.distributed.exchange import Exchange  # noqa: E402
 from runtime.distributed.layout import Layout  # noqa: E402
 from runtime.distributed.steps import Steps, steps_of  # noqa: E402
@@ -108,3 +109,40 @@ def test_gradients_are_written_where_the_keys_are() -> None:
             right[:, :, :end] += whole_k[:, run, :end] * (other + 1)
         for found in sums:
             torch.testing.assert_close(found, layout.shard(right, rank))
+
+
+@pytest.mark.parametrize("layout", [Layout.contiguous(RANKS), Layout.zigzag(RANKS)], ids=["contiguous", "zigzag"])
+def test_heads_go_where_they_are_computed_and_back(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: dict[tuple[str, tuple[int, ...]], list[Any]] = {}
+
+    def memory_of(group: int, what: str, shape: tuple[int, ...], like: Any) -> Symmetric:
+        everywhere = memory.setdefault((what, shape), [like.new_full(shape, torch.nan) for _ in range(RANKS)])
+        return Symmetric(everywhere[group], Handle(everywhere))
+
+    monkeypatch.setattr(shuffle, "memory_of", memory_of)
+    monkeypatch.setattr(shuffle.dist, "get_rank", lambda group: group)
+    q, k = torch.randn(1, 8, LENGTH, 8), torch.randn(1, 4, LENGTH, 8)
+    half, runs = LENGTH // RANKS, [slice(0, 1), slice(1, 2)]
+    ranks, given = [], []
+    for rank in range(RANKS):
+        each: Any = shuffle.SymmetricShuffle(rank, layout, 2, torch.device("cpu"))  # type: ignore[arg-type]
+        parts = [
+            shuffle.Parted(layout.shard(x, rank), x.new_empty(1, x.shape[1] // RANKS, LENGTH, 8), group)
+            for x, group in ((q, 2), (k, 1))
+        ]
+        each.show(parts)
+        ranks.append(each)
+        given.append(parts)
+    for rank, each in enumerate(ranks):
+        for run in runs:
+            each.read(run, given[rank])
+        for x, part in zip((q, k), given[rank], strict=True):
+            heads = part.whole.shape[1]
+            assert torch.equal(part.whole, x[:, rank * heads : (rank + 1) * heads])
+        assert torch.equal(each.room(tuple(given[rank][0].whole.shape), q).fill_(0), torch.zeros(1, 4, LENGTH, 8))
+        each.rooms[0].here.copy_(given[rank][0].whole)
+    for rank, each in enumerate(ranks):
+        found = torch.empty(1, 8, half, 8)
+        for run in runs:
+            each.give_back(run, [shuffle.Parted(found, each.rooms[0].here, 2)])
+        assert torch.equal(found, layout.shard(q, rank))

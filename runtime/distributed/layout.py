@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -112,7 +113,7 @@ class Layout:
 
     def positions(self, rank: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
         """Return the place in the whole sequence of each of a rank's rows: int64 (length / ranks,), for RoPE say."""
-        return torch.cat([torch.arange(*span, device=device) for span in self.spans(rank, length)])
+        return positions_of(self, rank, length, device).clone()
 
     def shard(self, tensor: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
         """Return a rank's part of a tensor (batch, heads, length, head_dim), or of any with the sequence in ``dim``."""
@@ -125,6 +126,12 @@ class Layout:
         everything = torch.cat(list(parts), dim)
         places = torch.cat([self.positions(rank, length) for rank in range(self.ranks)]).argsort()
         return everything.index_select(dim, places.to(everything.device))
+
+
+@lru_cache(maxsize=256)
+def positions_of(layout: Layout, rank: int, length: int, device: torch.device | str | None) -> torch.Tensor:
+    """Return what ``Layout.positions`` does, made once: int64 (length / ranks,), not to be written to."""
+    return torch.cat([torch.arange(*span, device=device) for span in layout.spans(rank, length)])
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:

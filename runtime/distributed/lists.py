@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.distributed.layout import Layout
+from runtime.distributed.layout import Layout, positions_of
 from runtime.ops.block_sizes import Tensors
 
 _LISTS = {"topk": ((None, 0),), "block_lists": ((0, 1), (2, 3))}
@@ -80,7 +80,7 @@ def _listed(lists: torch.Tensor, counts: torch.Tensor | None, blocks: int) -> to
 
 def blocks_of(layout: Layout, rank: int, length: int, block: int, device: torch.device) -> torch.Tensor:
     """Return the numbers, in the whole sequence, of a rank's blocks: int64 (blocks of a rank,)."""
-    return layout.positions(rank, length, device)[::block] // block
+    return positions_of(layout, rank, length, device)[::block] // block
 
 
 def chosen(wanted: torch.Tensor, cap: int) -> torch.Tensor:

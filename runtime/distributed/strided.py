@@ -44,18 +44,18 @@ def _lists(
     own = layout.positions(rank, lengths[0], device)[::block, None] // block + shift
     key = torch.arange(lengths[1] // block, device=device)
     seen = ((own - key).abs() <= local) | (key % stride == 0)
+    widest = min(len(key), (1 if causal else 2) * local + 1 + -(-len(key) // stride))
     if not causal:
-        return TopK(_listed(seen)[1], block=(block, block))
-    counts, full = _listed(seen & (key < own))
+        return TopK(_listed(seen, widest)[1], block=(block, block))
+    counts, full = _listed(seen & (key < own), widest)
     diagonal = own.to(torch.int32)[None, None]
     partial = ((diagonal >= 0) & (diagonal < len(key))).to(torch.int32)[..., 0]
     return BlockLists(partial.contiguous(), diagonal.contiguous(), counts, full, block=(block, block), mask="causal")
 
 
-def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return counts and lists (1, 1, query blocks, entries) of which blocks are seen; -1 fills lists up."""
+def _listed(seen: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return counts and lists (1, 1, query blocks, width) of which blocks are seen; -1 fills lists up."""
     counts = seen.sum(1)
-    width = max(1, int(counts.max()))
     order = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
     lists = torch.where(torch.arange(width, device=seen.device) < counts[:, None], order, -1)
     return counts.to(torch.int32)[None, None], lists.to(torch.int32)[None, None].contiguous()

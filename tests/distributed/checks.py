@@ -465,8 +465,14 @@ def compiled_models(here: Here) -> None:
     where, rank = Layout.zigzag(2), dist.get_rank(here.pair)
     group = here.pair
 
+    lists_here = local_lists(TopK(near(where, 1, 1), block=(BLOCK, BLOCK)), where, rank)
+
+    plan = plan_sends(*(where.shard(tensor, rank) for tensor in whole()[:2]), lists_here, group, layout=where, most=1.1)
+
     def model(q: Any, k: Any, v: Any) -> Any:
-        return context_parallel_attention(q * 2, k, v, Causal(), group) + 1
+        out = context_parallel_attention(q * 2, k, v, Causal(), group) + 1
+        out = context_parallel_attention(out, k, v, lists_here, group, layout=where, send=plan)
+        return head_parallel_attention(out, k, v, SlidingWindow(9), group, layout="zigzag")
 
     tensors = [where.shard(tensor, rank).requires_grad_() for tensor in whole()]
     expected = model(*tensors)

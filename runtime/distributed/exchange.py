@@ -102,7 +102,7 @@ class Exchange:
         there = self._buffers(run)
         self.moves.follow()
         with self.moves.on():
-            own = tuple(with_whole_rows(tensor[:, run]) for tensor in (self.k, self.v))
+            own = self.k[:, run], self.v[:, run]
             for source, pair in self._own(there):
                 for tensor, target in zip(own, pair, strict=True):
                     target.copy_(tensor.narrow(2, source, target.shape[2]))
@@ -135,12 +135,12 @@ class Exchange:
 
     def _sends(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[Message]:
         for piece in self._for(rank):
-            tensors = own
+            tensors: Sequence[torch.Tensor] = own
             if self.sent is not None:
                 taken = self._at(rank, run, own)
                 tensors = tuple(tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in taken)
             for tensor in tensors:
-                yield from (Message(rank, rows) for rows in rows_of(tensor, piece.source, piece.size))
+                yield from (Message(rank, rows.contiguous()) for rows in rows_of(tensor, piece.source, piece.size))
 
     def _at(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield tensors in blocks, and which of them a rank is sent, to be taken along dimension 2."""
@@ -209,12 +209,6 @@ class Exchange:
     def finish(self) -> None:
         """Make the current stream wait for all gradients."""
         self.returns.join()
-
-
-def with_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose rows of one batch and head are contiguous: itself, or a copy."""
-    is_whole = tensor[0, 0].is_contiguous()
-    return tensor if is_whole else tensor.contiguous()
 
 
 def rows_of(tensor: torch.Tensor, first: int, size: int) -> Iterator[torch.Tensor]:

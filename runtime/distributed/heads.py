@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from runtime.distributed.agreement import group_of
 from runtime.distributed.context import of_sinks
-from runtime.distributed.exchange import AHEAD, with_whole_rows
+from runtime.distributed.exchange import AHEAD
 from runtime.distributed.inputs import Inputs
 from runtime.distributed.plan import Plan
 from runtime.distributed.run import of_heads
-from runtime.distributed.shuffle import Parted, Shuffle, SymmetricShuffle
+from runtime.distributed.shuffle import Parted, Shuffle, SymmetricShuffle, with_whole_rows
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_gradients import attend_backward
 from runtime.ops.aux_tensors import apart

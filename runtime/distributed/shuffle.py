@@ -193,6 +193,12 @@ class SymmetricShuffle(Shuffle):
                     _copy(mine, first, theirs, start, size)
 
 
+def with_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose rows of one batch and head are contiguous: itself, or a copy."""
+    is_whole = tensor[0, 0].is_contiguous()
+    return tensor if is_whole else tensor.contiguous()
+
+
 def _copy(target: torch.Tensor, first: int, source: torch.Tensor, start: int, size: int) -> None:
     """Copy rows of each batch and head: contiguous, so that copy engines do it."""
     for ours, theirs in zip(rows_of(target, first, size), rows_of(source, start, size), strict=True):

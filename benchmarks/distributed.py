@@ -10,7 +10,7 @@ values first, and then does the same. "torch CP" is torch.distributed.tensor.exp
 "FA4 all-gather" FlashAttention 4 behind the same all-gather. A call's time is that of the slowest rank. TFLOPS are of a
 GPU.
 
-Bytes are what rank 0 receives in a forward pass: those that are sent, and those that its lists need.
+Bytes are what the rank that receives most does in a forward pass: those that are sent, and those that lists need.
 """
 
 from __future__ import annotations
@@ -359,13 +359,14 @@ def measured(row: Row, dtype: str, group: Any, link: float, labels: Sequence[str
     plan = Plan("", problem.layout, problem.pattern.spec_json, None, 0, False, 1.0)
     heads = HEADS // problem.ranks if row.heads else HEADS
     shape = (1, heads, row.length if row.heads else row.length // problem.ranks, DIM)
-    received = keys_received(problem.pattern, problem.layout, problem.rank, row.length, row.length) * of_key
+    every, lengths = range(problem.ranks), (row.length, row.length)
+    received = max(keys_received(problem.pattern, problem.layout, rank, *lengths) for rank in every) * of_key
     record["bytes"] = {"moved": received, "needed": received}
     if row.heads:  # three quarters of four tensors, over two ranks half of them
         received = 2 * of_key * row.length // problem.ranks * (problem.ranks - 1) // problem.ranks
         record["bytes"] = {"moved": received, "needed": received}
     elif problem.send is not None:
-        traffic = problem.send.traffic(problem.rank, DIM)
+        traffic = max((problem.send.traffic(rank, DIM) for rank in every), key=lambda each: each.moved)
         received = traffic.moved
         record["bytes"] = traffic._asdict()
     right = None

@@ -12,6 +12,7 @@ import attention_oracle
 import oracle_calls
 import oracle_kernel
 import pytest
+import symmetric_files
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,7 +25,9 @@ from runtime.distributed import (
     head_parallel_attention,
     local_lists,
     plan_sends,
+    shared_keys,
 )
+from runtime.distributed.agreement import state_of
 from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
 
 LENGTH, BLOCK = 256, 32
@@ -55,6 +58,7 @@ class Here:
 def here() -> Here:
     """Return the groups of a rank; kernels are by the definition from here on."""
     oracle_calls.install()
+    symmetric_files.install()
     pairs = [dist.new_group([0, 1], timeout=timedelta(seconds=wait)) for wait in (60, 60, 2)]
     alone = dist.new_subgroups(1)[0]
     return Here(dist.group.WORLD, *(pairs if dist.get_rank() < 2 else [None] * 3), alone)
@@ -502,3 +506,34 @@ def heads(here: Here) -> None:
     compare(here.pair, pattern, local=local, validate=True, **by)
     transposed = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in whole()]
     compare(here.pair, Causal(), tensors=transposed, **by)
+
+
+@check
+def symmetric_memory(here: Here) -> None:
+    """Peers read keys and write gradients where they lie."""
+    compare(here.all, Dense(), symmetric=True, heads_at_once=1, twice=True)
+    compare(here.all, Causal(), symmetric=True, twice=True)
+    compare(here.pair, Causal(), "contiguous", symmetric=True)
+    compare(here.pair, TopK(lists(), block=(BLOCK, BLOCK)), "zigzag", symmetric=True, heads_at_once=1)
+    compare(here.pair, SlidingWindow(40), symmetric=True)
+    assert {what for what, *_ in state_of(here.all).memory} == {"keys", "gradients"}
+    by: dict[str, Any] = {"by": head_parallel_attention, "symmetric": True}
+    compare(here.all, Causal(), "zigzag", tensors=whole(heads=8, kv_heads=4), twice=True, **by)
+    compare(here.pair, Dense(), "contiguous", tensors=whole(heads=8, kv_heads=4), heads_at_once=1, **by)
+
+
+@check_two
+def keys_in_shared_memory(here: Here) -> None:
+    where, rank = Layout.contiguous(2), dist.get_rank(here.pair)
+    q, k, v = (where.shard(tensor, rank) for tensor in whole())
+    shared_k, shared_v = shared_keys(k, here.pair)
+    for scale in (1, 2, 3):
+        shared_k.copy_(k * scale)
+        shared_v.copy_(v * scale)
+        found = context_parallel_attention(q, shared_k, shared_v, Dense(), here.pair, symmetric=True)
+        assert torch.equal(found, context_parallel_attention(q, k * scale, v * scale, Dense(), here.pair))
+    q.requires_grad_()
+    call = context_parallel_attention
+    refused(
+        ArgumentError, "k: is of shared_keys", lambda: call(q, shared_k, shared_v, Dense(), here.pair, symmetric=True)
+    )

@@ -13,7 +13,9 @@ from codegen.errors import CodegenError
 from runtime.distributed.agreement import agree, finish, group_of, meet, report, same, state_of
 from runtime.distributed.plan import Plan
 from runtime.distributed.symmetric import check_not_kept, keys_of
-from runtime.ops.attention_checks import check_values
+from runtime.kernels.arguments import check_sink_values
+from runtime.kernels.index_values import check_index_values
+from runtime.ops.attention_checks import KV_LENGTHS, check_values
 from runtime.ops.attention_gradients import chosen_for
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
@@ -114,6 +116,10 @@ def finished(what: str, plan: Plan, inputs: Inputs) -> None:
 def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
     """Check the values of lists, lengths and sinks against the whole sequence (synchronises)."""
     if not isinstance(json.loads(plan.spec_json).get("block"), dict):
+        lengths, most = inputs.kv_lengths, inputs.k.shape[2] * plan.layout.ranks + 1
+        if lengths is not None:
+            check_index_values([KV_LENGTHS], {KV_LENGTHS.name: lengths}, {KV_LENGTHS.name: most})
+        check_sink_values(inputs.sink)
         return
     q_len, kv_len = inputs.q.shape[2], inputs.k.shape[2] * plan.layout.ranks
     q_len = q_len if what == "context_parallel_attention" else q_len * plan.layout.ranks

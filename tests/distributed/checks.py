@@ -352,6 +352,8 @@ def refusals(here: Here) -> None:
         refused(
             ArgumentError, "kv_lengths: are", lambda w=wrong: call(q, k, v, few, here.pair, kv_lengths=lengths, **w)
         )
+    many = torch.tensor([LENGTH + 1], dtype=torch.int32)
+    refused(ArgumentError, "kv_lengths", lambda: call(q, k, v, Dense(), here.pair, kv_lengths=many, validate=True))
     refused(ArgumentError, "mesh_or_group: is NoneType", lambda: call(q, k, v, Dense()))
     refused(ArgumentError, "mesh_or_group: has one rank", lambda: call(q, k, v, Dense(), here.alone))
     refused(ArgumentError, "k: is torch.float16", lambda: call(q, k.half(), v, Dense(), here.pair))

@@ -6,7 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError, ExportError, SpecError
-from runtime.errors import ArgumentError, CacheError, CompileError, DeviceError, NoJitError, ToolchainError
+from runtime.errors import (
+    ArgumentError,
+    CacheError,
+    CollectiveError,
+    CompileError,
+    DeviceError,
+    NoJitError,
+    ToolchainError,
+)
 
 if TYPE_CHECKING:
     from runtime import nn, patterns
@@ -51,6 +59,7 @@ __all__ = [
     "BsrMatrix",
     "CacheError",
     "CodegenError",
+    "CollectiveError",
     "CompileError",
     "DeviceError",
     "ExportError",

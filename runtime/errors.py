@@ -63,6 +63,25 @@ class DeviceError(CodegenError):
     """There is no GPU, or not the one a kernel was made for."""
 
 
+class CollectiveError(CodegenError):
+    """A rank is late or failed, and what all ranks do together cannot go on.
+
+    Attributes:
+        collective: what they were doing.
+        ranks: those that it was not done with, numbered as in the group.
+        reason: what is known of why.
+    """
+
+    def __init__(self, collective: str, ranks: tuple[int, ...], reason: str) -> None:
+        self.collective, self.ranks, self.reason = collective, ranks, reason
+        which = f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
+        super().__init__(one_line(f"{collective}: {which}: {reason}", MOST_OF_MESSAGE))
+
+    def __reduce__(self) -> tuple[type[CollectiveError], tuple[str, tuple[int, ...], str]]:
+        """Return how to make it anew, in another process."""
+        return type(self), (self.collective, self.ranks, self.reason)
+
+
 class ArgumentError(CodegenError, ValueError):
     """A kernel was called with something that it cannot take; nothing was launched.
 

@@ -45,6 +45,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"errors", "expressions", "kernels", "kernel", "patterns", "convert", "prepare"},
     "nn": {"errors", "ops", "prepare"},
     "bench": {"errors", "expressions", "prepare", "kernels", "kernel"},
+    "distributed": {"errors", "expressions", "kernels", "ops", "patterns"},
     "verify": {"errors", "compile", "driver", "expressions", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "export": {"errors", "compile", "verify"},

@@ -1,0 +1,245 @@
+"""Keys and values that ranks give each other, some heads at a time, and the gradients that come back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.steps import Piece, Steps
+from runtime.distributed.transfer import Lane, Message, Transfer
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""K and V, or their gradients."""
+MOVES, RETURNS = 0, 1  # lanes
+AHEAD = 3
+"""Runs of heads that are on their way, or in use, at once."""
+
+
+class Sent(NamedTuple):
+    """Which of a rank's blocks go to each other rank.
+
+    Attributes:
+        block: keys of a block.
+        blocks: by rank: int64 (batch or 1, heads or 1, cap).
+    """
+
+    block: int
+    blocks: dict[int, torch.Tensor]
+
+
+class Arrival(NamedTuple):
+    """Buffers on their way.
+
+    Attributes:
+        buffers: of the steps, in their order.
+        transfer: what comes from others.
+        copied: an event behind what this rank has itself.
+    """
+
+    buffers: list[Pair]
+    transfer: Transfer
+    copied: torch.cuda.Event | None
+
+
+class Exchange:
+    """Moves keys and values of one call.
+
+    Args:
+        group: the ranks.
+        rank: this one.
+        steps: of all ranks.
+        k, v: those of this rank.
+        sent: which blocks go to whom; None: what the steps of others say.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        steps: Sequence[Steps],
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        sent: Sent | None,
+    ) -> None:
+        self.group, self.rank, self.steps, self.sent = group, rank, steps, sent
+        self.mine, self.k, self.v = steps[rank], k, v
+        self.moves, self.returns = Lane(k.device, MOVES), Lane(k.device, RETURNS)
+        self.is_needed = any(each.buffers for each in steps)
+
+    def arrivals(self, runs: Sequence[slice]) -> Iterator[tuple[slice, list[Pair]]]:
+        """Yield runs of heads and their buffers, as they have arrived; the first ones are begun at once.
+
+        Whoever takes one from this enqueues all that reads the buffers before the next one is taken.
+        """
+        return self._as_they_come(runs, [self._begin(run) for run in runs[:AHEAD]])
+
+    def _as_they_come(self, runs: Sequence[slice], ahead: list[Arrival]) -> Iterator[tuple[slice, list[Pair]]]:
+        for place, run in enumerate(runs):
+            arrival = ahead.pop(0)
+            arrival.transfer.wait()
+            self.moves.join(arrival.copied)
+            yield run, arrival.buffers
+            del arrival  # its memory may be used again, behind what was enqueued meanwhile
+            if place + AHEAD < len(runs):
+                ahead.append(self._begin(runs[place + AHEAD]))
+        self.moves.join()
+
+    def _buffers(self, run: slice) -> list[Pair]:
+        shape = (self.k.shape[0], run.stop - run.start)
+        sizes = [self.mine.rows(number) for number in range(len(self.mine.buffers))]
+        return [
+            (self.k.new_empty((*shape, size, self.k.shape[3])), self.v.new_empty((*shape, size, self.v.shape[3])))
+            for size in sizes
+        ]
+
+    def _begin(self, run: slice) -> Arrival:
+        """Begin to fill buffers, behind what the current stream has to do until here."""
+        there = self._buffers(run)
+        self.moves.follow()
+        with self.moves.on():
+            own = self.k[:, run], self.v[:, run]
+            for source, pair in self._own(there):
+                for tensor, target in zip(own, pair, strict=True):
+                    target.copy_(tensor.narrow(2, source, target.shape[2]))
+            copied = self.moves.mark()
+            sends = [message for rank in self._others() for message in self._sends(rank, run, own)]
+            what = f"keys and values of heads {run.start} to {run.stop - 1} of rank {self.rank}"
+            return Arrival(there, Transfer(self.group, what, sends, self._of_others(there)), copied)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(len(self.steps)) if rank != self.rank]
+
+    def _of_others(self, buffers: Sequence[Pair]) -> Iterator[Message]:
+        """Yield the rows of buffers that are other ranks'."""
+        for pieces, pair in zip(self.mine.buffers, buffers, strict=True):
+            for piece in pieces:
+                for tensor in pair if piece.rank != self.rank else ():
+                    yield from (Message(piece.rank, rows) for rows in rows_of(tensor, piece.target, piece.size))
+
+    def _own(self, buffers: Sequence[Pair]) -> Iterator[tuple[int, Pair]]:
+        """Yield the rows of buffers that are this rank's, each with the first one's place in k and v."""
+        for pieces, (k, v) in zip(self.mine.buffers, buffers, strict=True):
+            for piece in pieces:
+                if piece.rank == self.rank:
+                    rows = piece.target, piece.size
+                    yield piece.source, (k.narrow(2, *rows), v.narrow(2, *rows))
+
+    def _for(self, rank: int) -> list[Piece]:
+        """Return what another rank has of this one, in its order."""
+        return [piece for pieces in self.steps[rank].buffers for piece in pieces if piece.rank == self.rank]
+
+    def _sends(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[Message]:
+        for piece in self._for(rank):
+            tensors: Sequence[torch.Tensor] = own
+            if self.sent is not None:
+                taken = self._at(rank, run, own)
+                tensors = tuple(tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in taken)
+            for tensor in tensors:
+                yield from (Message(rank, rows.contiguous()) for rows in rows_of(tensor, piece.source, piece.size))
+
+    def _at(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield tensors in blocks, and which of them a rank is sent, to be taken along dimension 2."""
+        assert self.sent is not None
+        blocks = self.sent.blocks[rank]
+        index = (blocks if blocks.shape[1] == 1 else blocks[:, run])[..., None, None]
+        for tensor in own:
+            yield tensor.unflatten(2, (-1, self.sent.block)), index
+
+    def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
+        """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
+
+        Args:
+            run: heads of k.
+            grads: of the buffers.
+            own: gradients of this rank's keys from steps over them: the first row, and the rows.
+            sums: dk and dv of these heads, which are written.
+        """
+        self.returns.follow()
+        with self.returns.on():
+            back = {
+                rank: [(piece.source, self._room(piece, sums)) for piece in self._for(rank)] for rank in self._others()
+            }
+            receives = [
+                Message(rank, rows)
+                for rank, parts in back.items()
+                for _, pair in parts
+                for tensor in pair
+                for rows in rows_of(tensor, 0, tensor.shape[2])
+            ]
+            what = f"gradients of heads {run.start} to {run.stop - 1} of rank {self.rank}"
+            Transfer(self.group, what, self._of_others(grads), receives).wait()
+            back[self.rank] = [*own, *self._own(grads)]
+            self._add_up(run, back, sums)
+            self.returns.keep(*(tensor for pair in grads for tensor in pair))
+            self.returns.keep(*(tensor for _, pair in own for tensor in pair))
+
+    def _add_up(self, run: slice, back: dict[int, list[tuple[int, Pair]]], sums: Pair) -> None:
+        """Write the sums of the parts of all ranks."""
+        for which, total in enumerate(sums):
+            parts = {rank: [(start, pair[which]) for start, pair in each] for rank, each in sorted(back.items())}
+            if self.sent is None:
+                add_up(total, [part for each in parts.values() for part in each])
+            else:
+                self._add_up_blocks(total, run, parts)
+
+    def _room(self, piece: Piece, sums: Pair) -> Pair:
+        dk, dv = (total.new_empty((*total.shape[:2], piece.size, total.shape[3])) for total in sums)
+        return dk, dv
+
+    def _add_up_blocks(self, total: torch.Tensor, run: slice, parts: dict[int, list[tuple[int, torch.Tensor]]]) -> None:
+        """Add up gradients of a rank's own keys, and of blocks that others were sent."""
+        assert self.sent is not None
+        found = torch.zeros(total.shape, dtype=torch.float32, device=total.device)
+        for rank, each in parts.items():
+            for start, part in each:
+                if rank == self.rank:
+                    found.narrow(2, start, part.shape[2]).add_(part)
+                    continue
+                ((blocks, index),) = self._at(rank, run, (found,))
+                index = index.expand(*found.shape[:2], -1, *blocks.shape[3:])
+                more = part.unflatten(2, (-1, self.sent.block))
+                blocks.scatter_(2, index, blocks.gather(2, index) + more)  # no number twice: one order of sums
+        total.copy_(found)
+
+    def finish(self) -> None:
+        """Make the current stream wait for all gradients."""
+        self.returns.join()
+
+
+def rows_of(tensor: torch.Tensor, first: int, size: int) -> Iterator[torch.Tensor]:
+    """Yield rows of each batch and head; where the tensor has whole rows they are contiguous."""
+    for batch in tensor:
+        for head in batch:
+            yield head[first : first + size]
+
+
+def add_up(total: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
+    """Write sums of parts, in their order and in float32: of each row those that have it; 0 where none has.
+
+    Args:
+        total: (batch, heads, rows, head_dim).
+        parts: the first row of each, and the rows (batch, heads, some, head_dim).
+    """
+    ends = {0, total.shape[2], *(end for start, part in parts for end in (start, start + part.shape[2]))}
+    cuts = sorted(ends)
+    for first, last in itertools.pairwise(cuts):
+        rows = total[:, :, first:last]
+        over = [
+            part[:, :, first - start : last - start]
+            for start, part in parts
+            if start <= first and last <= start + part.shape[2]
+        ]
+        if len(over) == 2:
+            torch.add(*over, out=rows)  # torch adds two of half precision in float32, and rounds once
+        elif over:
+            found = over[0].float() if len(over) > 1 else over[0]
+            for part in over[1:]:
+                found += part
+            rows.copy_(found)
+        else:
+            rows.zero_()

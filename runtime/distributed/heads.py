@@ -1,0 +1,162 @@
+"""Attention over ranks that share a sequence, each of which computes some of the heads: both passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.agreement import group_of
+from runtime.distributed.context import of_sinks
+from runtime.distributed.exchange import AHEAD
+from runtime.distributed.inputs import Inputs
+from runtime.distributed.plan import Plan
+from runtime.distributed.run import of_heads
+from runtime.distributed.shuffle import Parted, Shuffle, SymmetricShuffle, with_whole_rows
+from runtime.ops.attention_calls import attend
+from runtime.ops.attention_gradients import attend_backward
+from runtime.ops.aux_tensors import apart
+from runtime.ops.block_sizes import Tensors
+
+Saved = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""q, k, v, result and log-sum-exp of this rank's heads over the whole sequence."""
+
+
+class HeadRun:
+    """One call on one rank.
+
+    Args:
+        plan: of the call.
+        inputs: its arguments.
+    """
+
+    def __init__(self, plan: Plan, inputs: Inputs) -> None:
+        self.plan, self.inputs = plan, inputs
+        group = group_of(plan.group)
+        self.ranks, self.rank = plan.layout.ranks, dist.get_rank(group)
+        self.kv_heads = inputs.k.shape[1] // self.ranks
+        self.group = inputs.q.shape[1] // inputs.k.shape[1]
+        kind = SymmetricShuffle if plan.symmetric else Shuffle
+        self.shuffle = kind(group, plan.layout, self.kv_heads, inputs.q.device)
+        batch, heads, q_len, head_dim = inputs.q.shape
+        shape = batch, heads // self.ranks, q_len * self.ranks, head_dim
+        self.runs = plan.runs(shape, self.kv_heads)
+
+    def whole(self, local: torch.Tensor, *, result: bool = False) -> torch.Tensor:
+        """Return a tensor for this rank's heads over the whole sequence; a result is sent back."""
+        batch, heads, rows = local.shape[:3]
+        shape = batch, heads // self.ranks, rows * self.ranks, *local.shape[3:]
+        return self.shuffle.room(shape, local) if result else local.new_empty(shape)
+
+    def arrivals(self, tensors: Sequence[Parted]) -> Iterator[tuple[slice, slice]]:
+        """Yield heads of k and of q that have arrived; those after them are on their way."""
+        tensors = [each._replace(local=with_whole_rows(each.local)) for each in tensors]
+        ahead = [self.shuffle.gather(run, tensors) for run in self.runs[:AHEAD]]
+        for place, run in enumerate(self.runs):
+            transfer, copied = ahead.pop(0)
+            transfer.wait()
+            self.shuffle.moves.join(copied)
+            yield run, slice(run.start * self.group, run.stop * self.group)
+            if place + AHEAD < len(self.runs):
+                ahead.append(self.shuffle.gather(self.runs[place + AHEAD], tensors))
+
+    def lists(self, run: slice) -> Tensors:
+        """Return the index tensors of some heads of k."""
+        indices, aux = apart(self.plan.spec_json, self.inputs.tensors)
+        return (*(of_heads(tensor, run, self.kv_heads) for tensor in indices), *aux.values())
+
+    def sink(self) -> torch.Tensor | None:
+        """Return the sinks of this rank's heads."""
+        return None if self.inputs.sink is None else self.inputs.sink[self.own()]
+
+    def own(self) -> slice:
+        """Return this rank's heads of q, among all."""
+        each = self.kv_heads * self.group
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+
+def forward(plan: Plan, inputs: Inputs, *, gradients: bool) -> tuple[torch.Tensor, torch.Tensor, Saved]:
+    """Return the result and the log-sum-exp of a rank's queries, and what the gradients want, if they are wanted.
+
+    Raises:
+        ArgumentError: for what no kernel computes.
+        CollectiveError: for a rank that is late or has failed.
+    """
+    run = HeadRun(plan, inputs)
+    q, k, v = (run.whole(tensor) for tensor in (inputs.q, inputs.k, inputs.v))
+    out = inputs.q.new_empty(inputs.q.shape)
+    lse = out.new_empty(out.shape[:3], dtype=torch.float32)
+    whole_out, whole_lse, sink = run.whole(out, result=True), run.whole(lse, result=True), run.sink()
+    given = Parted(inputs.q, q, run.group), Parted(inputs.k, k, 1), Parted(inputs.v, v, 1)
+    for heads, of_q in run.arrivals(given):
+        options = {
+            **inputs.options,
+            "lse": True,
+            "kv_lengths": inputs.kv_lengths,
+            "sink": None if sink is None else sink[of_q],
+        }
+        found = attend(
+            q[:, of_q], k[:, heads], v[:, heads], run.lists(heads), plan.spec_json, out=whole_out[:, of_q], **options
+        )
+        assert found.lse is not None
+        whole_lse[:, of_q] = found.lse
+        run.shuffle.give_back(heads, (Parted(out, whole_out, run.group), Parted(lse, whole_lse, run.group)))
+    run.shuffle.finish()
+    if plan.symmetric:  # later calls write to that memory
+        keep = torch.clone if gradients else torch.empty_like
+        whole_out, whole_lse = keep(whole_out), keep(whole_lse)
+    return out, lse, (q, k, v, whole_out, whole_lse)
+
+
+def backward(
+    plan: Plan,
+    inputs: Inputs,
+    saved: Saved,
+    dout: torch.Tensor,
+    *,
+    dlse: torch.Tensor | None,
+    deterministic: bool,
+    dsink: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the gradients of a rank's q, k, v and sinks; that of the sinks is of its own heads, 0 for others.
+
+    Raises:
+        ArgumentError, SpecError: for what has no gradient.
+        CollectiveError: for a rank that is late or has failed.
+    """
+    run = HeadRun(plan, inputs)
+    q, k, v, out, lse = saved
+    dq, dk, dv = (tensor.new_empty(tensor.shape) for tensor in (inputs.q, inputs.k, inputs.v))
+    of_q, of_k, of_v = (run.whole(tensor, result=True) for tensor in (dq, dk, dv))
+    whole_dout = torch.empty_like(out)
+    given = [Parted(dout, whole_dout, run.group)]
+    whole_dlse = None
+    if dlse is not None:
+        whole_dlse = torch.empty_like(lse)
+        given.append(Parted(dlse, whole_dlse, run.group))
+    for heads, queries in run.arrivals(given):
+        passed: dict[str, Any] = {
+            "out": out[:, queries],
+            "dout": whole_dout[:, queries],
+            "lse": lse[:, queries].contiguous(),
+            "dlse": None if whole_dlse is None else whole_dlse[:, queries].contiguous(),
+            "kv_lengths": inputs.kv_lengths,
+            "deterministic": deterministic,
+        }
+        lists = run.lists(heads)
+        found = attend_backward(
+            q[:, queries], k[:, heads], v[:, heads], lists, plan.spec_json, **passed, **inputs.options
+        )
+        for target, which, part in ((of_q, queries, found.dq), (of_k, heads, found.dk), (of_v, heads, found.dv)):
+            assert part is not None
+            target[:, which] = part
+        run.shuffle.give_back(heads, (Parted(dq, of_q, run.group), Parted(dk, of_k, 1), Parted(dv, of_v, 1)))
+    run.shuffle.finish()
+    if not dsink:
+        return dq, dk, dv, None
+    assert inputs.sink is not None
+    of_sink = torch.zeros_like(inputs.sink)
+    of_sink[run.own()] = of_sinks(run.sink(), out, lse, whole_dout, whole_dlse)
+    return dq, dk, dv, of_sink

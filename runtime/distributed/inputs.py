@@ -1,0 +1,127 @@
+"""What a call over ranks is given, and how ranks agree on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from codegen.errors import CodegenError
+from runtime.distributed.agreement import agree, finish, group_of, meet, report, same, state_of
+from runtime.distributed.plan import Plan
+from runtime.distributed.symmetric import check_not_kept, keys_of
+from runtime.kernels.arguments import check_sink_values
+from runtime.kernels.index_values import check_index_values
+from runtime.ops.attention_checks import KV_LENGTHS, check_values
+from runtime.ops.attention_gradients import chosen_for
+from runtime.ops.aux_tensors import apart
+from runtime.ops.block_sizes import Tensors
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a call is given.
+
+    Attributes:
+        q, k, v: of this rank.
+        tensors: of the pattern.
+        sink, kv_lengths: of the call.
+        options: ``scale`` and ``softcap``.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    tensors: Tensors
+    sink: torch.Tensor | None
+    kv_lengths: torch.Tensor | None
+    options: dict[str, Any]
+
+    def kind(self) -> tuple[Any, ...]:
+        """Return what tells calls apart that have to be agreed on."""
+        every = self.q, self.k, self.v, self.sink, self.kv_lengths
+        shapes = tuple(None if t is None else (t.shape, t.dtype) for t in every)
+        lists = tuple(None if t is None else (t.shape[:2], t.dtype) for t in self.tensors)
+        return (self.q.device, shapes, lists, *self.options.values())
+
+    def facts(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks, in plain data."""
+        named: dict[str, Any] = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "sink": self.sink,
+            "kv_lengths": self.kv_lengths,
+        }
+        told = {name: None if t is None else f"{tuple(t.shape)} {t.dtype}" for name, t in named.items()}
+        for place, t in enumerate(self.tensors):  # lists of ranks may be of other widths
+            told[f"tensor {place} of the pattern"] = None if t is None else f"{tuple(t.shape[:2])} ... {t.dtype}"
+        return {**told, **self.options}
+
+
+def prepare(
+    what: str, plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True
+) -> None:
+    """Agree with the other ranks on a call: the first one of a kind, and each one that is validated.
+
+    Args:
+        what: the function that is called.
+        plan: of the call.
+        inputs: its arguments.
+        gradients: whether they are wanted.
+        validate: whether to check the values of lists and lengths.
+        deterministic: of the call.
+
+    Raises:
+        ArgumentError: for what a rank has otherwise than others, and for what no rank can compute.
+        CollectiveError: for a rank that is late, or has failed.
+    """
+    group = group_of(plan.group)
+    agreed = state_of(group).agreed
+    key = (what, plan, inputs.kind(), gradients)
+    if key in agreed and not validate:
+        return
+    try:
+        if gradients:
+            options: dict[str, Any] = {"softcap": inputs.options["softcap"], "deterministic": deterministic}
+            chosen_for(inputs.q, plan.spec_json, kv_lengths=inputs.kv_lengths is not None, **options)
+        if validate:
+            _check_values(what, plan, inputs)
+    except CodegenError as error:
+        report(group, error)
+        raise
+    facts = {**plan.facts(), **inputs.facts(), "gradients": gradients}
+    same(agree(group, what, facts, plan.timeout))
+    if key not in agreed:
+        meet(group, inputs.q.device)
+        if plan.symmetric and gradients:
+            check_not_kept(inputs.k, keys_of(group, inputs.k))
+        agreed.add(key)
+
+
+def finished(what: str, plan: Plan, inputs: Inputs) -> None:
+    """Wait until a call is done.
+
+    Raises:
+        CollectiveError: naming the other ranks, where it is not within the plan's time.
+    """
+    rank = dist.get_rank(group_of(plan.group))
+    others = tuple(other for other in range(plan.layout.ranks) if other != rank)
+    finish(what, inputs.q.device, others, plan.timeout)
+
+
+def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
+    """Check the values of lists, lengths and sinks against the whole sequence (synchronises)."""
+    if not isinstance(json.loads(plan.spec_json).get("block"), dict):
+        lengths, most = inputs.kv_lengths, inputs.k.shape[2] * plan.layout.ranks + 1
+        if lengths is not None:
+            check_index_values([KV_LENGTHS], {KV_LENGTHS.name: lengths}, {KV_LENGTHS.name: most})
+        check_sink_values(inputs.sink)
+        return
+    q_len, kv_len = inputs.q.shape[2], inputs.k.shape[2] * plan.layout.ranks
+    q_len = q_len if what == "context_parallel_attention" else q_len * plan.layout.ranks
+    lists, _ = apart(plan.spec_json, inputs.tensors)
+    check_values(plan.spec_json, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)

@@ -1,0 +1,173 @@
+"""Which part of a sequence each rank has: whole chunks of equal length, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from codegen.wording import shown
+from runtime.errors import ArgumentError
+
+NAMED_LAYOUTS = ("contiguous", "zigzag")
+
+
+class Span(NamedTuple):
+    """Rows from ``start`` to before ``stop``."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many rows."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which chunks of a sequence each rank has, of as many equal chunks as all have together.
+
+    A rank's tensors hold its chunks in the order in which they are named here. Queries and keys have one layout.
+
+    Attributes:
+        chunks: of each rank, the numbers of its chunks; each chunk is at one rank, and all ranks have as many.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        try:
+            chunks = tuple(tuple(int(chunk) for chunk in of_rank) for of_rank in self.chunks)
+        except (TypeError, ValueError):
+            raise ArgumentError("layout", f"is {shown(self.chunks)}, expected the chunks of each rank") from None
+        named = sorted(chunk for of_rank in chunks for chunk in of_rank)
+        equal = len({len(of_rank) for of_rank in chunks}) == 1
+        if not named or not equal or named != list(range(len(named))):
+            reason = "expected each chunk from 0 on once, and as many for each rank"
+            raise ArgumentError("layout", f"has the chunks {shown(self.chunks)}, {reason}")
+        object.__setattr__(self, "chunks", chunks)
+
+    @staticmethod
+    def contiguous(ranks: int) -> Layout:
+        """Return the layout in which rank r has the r-th of ``ranks`` equal parts."""
+        return Layout(tuple((rank,) for rank in range(ranks)))
+
+    @staticmethod
+    def zigzag(ranks: int) -> Layout:
+        """Return the layout in which rank r has chunks r and 2 ranks - 1 - r: causal work is the same on each."""
+        return Layout(tuple((rank, 2 * ranks - 1 - rank) for rank in range(ranks)))
+
+    @staticmethod
+    def balanced(work: torch.Tensor | Sequence[float], ranks: int) -> Layout:
+        """Return a layout in which all ranks have about the same work, and as many chunks.
+
+        The chunk with the most work is given first, to the rank that has the least. It is the same on each rank that is
+        given the same ``work``.
+
+        Args:
+            work: of each chunk: (chunks,), or the lengths of lists (batch, heads, chunks), which are added up.
+            ranks: how many there are; they divide the chunks.
+
+        Returns:
+            The layout; each rank's chunks ascend.
+
+        Raises:
+            ArgumentError: for chunks that do not divide.
+        """
+        given = work.reshape(-1, work.shape[-1]).double().sum(0).tolist() if isinstance(work, torch.Tensor) else work
+        each = [float(value) for value in given]
+        if ranks < 1 or not each or len(each) % ranks:
+            raise ArgumentError("work", f"is of {len(each)} chunks, which {ranks} ranks do not divide")
+        room, loads = len(each) // ranks, [0.0] * ranks
+        found: list[list[int]] = [[] for _ in range(ranks)]
+        for chunk in sorted(range(len(each)), key=lambda chunk: (-each[chunk], chunk)):
+            rank = min((r for r in range(ranks) if len(found[r]) < room), key=lambda r: (loads[r], r))
+            found[rank].append(chunk)
+            loads[rank] += each[chunk]
+        return Layout(tuple(tuple(sorted(chunks)) for chunks in found))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.chunks)
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return sum(map(len, self.chunks))
+
+    def chunk_size(self, length: int) -> int:
+        """Return the rows of a chunk of a sequence of ``length``, or raise ArgumentError if chunks do not divide it."""
+        if length % self.count:
+            raise ArgumentError("length", f"is {length}, which {self.count} chunks do not divide")
+        return length // self.count
+
+    def spans(self, rank: int, length: int) -> tuple[Span, ...]:
+        """Return the rows of the whole sequence that a rank has, in its order; neighbouring chunks are one."""
+        size = self.chunk_size(length)
+        return joined(Span(chunk * size, (chunk + 1) * size) for chunk in self.chunks[rank])
+
+    def positions(self, rank: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
+        """Return the place in the whole sequence of each of a rank's rows: int64 (length / ranks,), for RoPE say."""
+        return positions_of(self, rank, length, device).clone()
+
+    def shard(self, tensor: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
+        """Return a rank's part of a tensor (batch, heads, length, head_dim), or of any with the sequence in ``dim``."""
+        spans = self.spans(rank, tensor.shape[dim])
+        return torch.cat([tensor.narrow(dim, span.start, span.size) for span in spans], dim)
+
+    def join(self, parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
+        """Return the whole tensor of all ranks' parts (batch, heads, length / ranks, head_dim), in their order."""
+        length = sum(part.shape[dim] for part in parts)
+        everything = torch.cat(list(parts), dim)
+        places = torch.cat([self.positions(rank, length) for rank in range(self.ranks)]).argsort()
+        return everything.index_select(dim, places.to(everything.device))
+
+
+@lru_cache(maxsize=256)
+def positions_of(layout: Layout, rank: int, length: int, device: torch.device | str | None) -> torch.Tensor:
+    """Return what ``Layout.positions`` does, made once: int64 (length / ranks,), not to be written to."""
+    return torch.cat([torch.arange(*span, device=device) for span in layout.spans(rank, length)])
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return spans in their order, those that follow each other as one; empty ones are left out."""
+    found: list[Span] = []
+    for span in spans:
+        if found and found[-1].stop == span.start and span.size > 0:
+            found[-1] = Span(found[-1].start, span.stop)
+        elif span.size > 0:
+            found.append(span)
+    return tuple(found)
+
+
+def union(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the rows of any of the spans, ascending."""
+    found: list[Span] = []
+    for span in sorted(span for span in spans if span.size > 0):
+        if found and span.start <= found[-1].stop:
+            found[-1] = Span(found[-1].start, max(found[-1].stop, span.stop))
+        else:
+            found.append(span)
+    return tuple(found)
+
+
+def layout_of(layout: Layout | str, ranks: int) -> Layout:
+    """Return a layout, or that of a name.
+
+    Raises:
+        ArgumentError: for an unknown name, and for a layout of another number of ranks.
+    """
+    if isinstance(layout, str) and layout in NAMED_LAYOUTS:
+        found: Layout = getattr(Layout, layout)(ranks)
+        return found
+    if not isinstance(layout, Layout):
+        names = ", ".join(map(repr, NAMED_LAYOUTS))
+        raise ArgumentError("layout", f"is {shown(layout)}, expected {names} or a Layout")
+    if layout.ranks != ranks:
+        raise ArgumentError("layout", f"is of {layout.ranks} ranks, the group has {ranks}")
+    return layout

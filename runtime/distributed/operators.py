@@ -1,0 +1,148 @@
+"""torch's operators of attention over ranks: what ``torch.compile`` and autograd see.
+
+Between the passes ``context_parallel_attention`` keeps what it is given, its result and its log-sum-exp; keys and
+values of other ranks are sent again for the gradients. ``head_parallel_attention`` also keeps q, k, v and the results
+of its heads, over the whole sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from runtime.distributed import context, heads
+from runtime.distributed.inputs import Inputs, finished, prepare
+from runtime.distributed.plan import plan_of
+from runtime.errors import ArgumentError
+from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+
+CONTEXT, HEADS = "context_parallel_attention", "head_parallel_attention"
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, str plan"
+_OPTIONS = "*, float? scale=None, float? softcap=None, bool deterministic=True"
+_FORWARD = f"({_INPUTS}, {_OPTIONS}, bool validate=False, bool gradients=False)"
+_BACKWARD = f"(Tensor dout, Tensor? dlse, Tensor[] saved, {_INPUTS}, {_OPTIONS}, bool dsink=False)"
+Two = tuple[torch.Tensor, torch.Tensor]
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _inputs(arguments: Sequence[Any], options: dict[str, Any]) -> Inputs:
+    q, k, v, tensors, sink, kv_lengths, _plan = arguments
+    numbers = {name: options.get(name) for name in ("scale", "softcap")}
+    return Inputs(q, k, v, tuple(tensors), sink, kv_lengths, numbers)
+
+
+def _context(
+    *arguments: Any, validate: bool = False, gradients: bool = False, deterministic: bool = True, **options: Any
+) -> Two:
+    """Compute context_parallel_attention."""
+    plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
+    prepare(CONTEXT, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
+    found = context.forward(plan, inputs, validate=validate)
+    if validate:
+        finished(CONTEXT, plan, inputs)
+    return found
+
+
+def _heads(
+    *arguments: Any, validate: bool = False, gradients: bool = False, deterministic: bool = True, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Compute head_parallel_attention, and what its gradients want."""
+    plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
+    prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
+    out, lse, saved = heads.forward(plan, inputs, gradients=gradients)
+    if validate:
+        finished(HEADS, plan, inputs)
+    return out, lse, *saved
+
+
+def _backward_of(compute: Callable[..., Any]) -> Callable[..., Four]:
+    """Return the operator of gradients; those of sinks that are not asked for have no elements."""
+
+    def run(*arguments: Any, dsink: bool = False, deterministic: bool = True, **options: Any) -> Four:
+        dout, dlse, saved, *inputs = arguments
+        passed = {"dlse": dlse, "deterministic": deterministic, "dsink": dsink}
+        dq, dk, dv, of_sink = compute(plan_of(inputs[-1]), _inputs(inputs, options), tuple(saved), dout, **passed)
+        return dq, dk, dv, nothing(dq) if of_sink is None else of_sink
+
+    return run
+
+
+def _fake_context(q: Any, *_: Any, **__: Any) -> Two:
+    return like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _fake_heads(*arguments: Any, **_: Any) -> tuple[torch.Tensor, ...]:
+    q, k, v, *_rest, text = arguments
+    ranks = plan_of(text).layout.ranks
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        batch, count, rows = tensor.shape[:3]
+        return tensor.new_empty((batch, count // ranks, rows * ranks, *tensor.shape[3:]))
+
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return out, lse, whole(q), whole(k), whole(v), whole(out), whole(lse)
+
+
+def _fake_backward_of(new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Four]:
+    def fake(*arguments: Any, dsink: bool = False, **_: Any) -> Four:
+        q, k, v, _tensors, sink, *_rest = arguments[3:]
+        return new(q), new(k), new(v), sink.new_empty(sink.shape) if dsink else nothing(q)
+
+    return fake
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise ArgumentError("q, k and v", "have no gradient of their gradient over ranks")
+
+
+def _setup(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    """Keep what the backward pass needs."""
+    q, k, v, tensors, sink, kv_lengths, plan = inputs
+    saved = output if len(output) == 2 else output[2:]
+    ctx.count = len(saved)
+    ctx.save_for_backward(q, k, v, sink, kv_lengths, *saved, *tensors)
+    ctx.plan = plan
+    ctx.options = {name: keyword_only_inputs.get(name) for name in ("scale", "softcap", "deterministic")}
+    ctx.set_materialize_grads(False)
+
+
+def _gradients_of(name: str) -> Callable[..., tuple[Any, ...]]:
+    """Return the backward pass of an operator."""
+
+    def backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> tuple[Any, ...]:
+        q, k, v, sink, kv_lengths, *others = ctx.saved_tensors
+        saved, tensors = others[: ctx.count], others[ctx.count :]
+        of_sink = sink is not None and bool(ctx.needs_input_grad[4])
+        dout = torch.zeros_like(q) if dout is None else dout  # other ranks take part all the same
+        inputs = q, k, v, tensors, sink, kv_lengths, ctx.plan
+        compute = getattr(torch.ops.sparse_kernel_codegen, f"{name}_backward")
+        dq, dk, dv, dsink = compute(dout, dlse, saved, *inputs, **ctx.options, dsink=of_sink)
+        return dq, dk, dv, [None] * len(tensors), dsink if of_sink else None, None, None
+
+    return backward
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def _define(name: str, schema: str, implementation: Any, fake: Any) -> None:
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty(tensor.shape)
+
+
+for _name, _results, _compute, _without_values, _module, _new in (
+    (CONTEXT, 2, _context, _fake_context, context, like),
+    (HEADS, 7, _heads, _fake_heads, heads, _contiguous),
+):
+    _define(_name, f"{_FORWARD} -> ({', '.join(['Tensor'] * _results)})", _compute, _without_values)
+    _four = f"{_BACKWARD} -> (Tensor, Tensor, Tensor, Tensor)"
+    _define(f"{_name}_backward", _four, _backward_of(_module.backward), _fake_backward_of(_new))
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _gradients_of(_name), setup_context=_setup, lib=_library)
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}_backward", _refuse, lib=_library)

@@ -1,0 +1,97 @@
+"""DTensors: which dimension of q, k and v is sharded, over which ranks, and results with the same placement."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.errors import ArgumentError
+from runtime.kernels.attention import AttentionResult
+
+BATCH, HEADS, SEQUENCE = 0, 1, 2
+"""Dimensions of q, k and v that may be sharded."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where DTensors are.
+
+    Attributes:
+        local: this rank's q, k and v.
+        sharded: SEQUENCE, if it is, else HEADS.
+        group: the ranks that share the sequence; None: there are none.
+        mesh: of the DTensors.
+        placements: of q.
+    """
+
+    local: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    sharded: int
+    group: dist.ProcessGroup | None
+    mesh: Any
+    placements: tuple[Any, ...]
+
+    def wrapped(self, found: torch.Tensor | AttentionResult) -> torch.Tensor | AttentionResult:
+        """Return a result as q is: a DTensor with its placements."""
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes long, and has been imported
+
+        def of(tensor: torch.Tensor) -> torch.Tensor:
+            return DTensor.from_local(tensor, self.mesh, self.placements, run_check=False)
+
+        if isinstance(found, AttentionResult):
+            assert found.lse is not None
+            return AttentionResult(of(found.out), of(found.lse))
+        return of(found)
+
+
+def placed(q: Any, k: Any, v: Any, mesh_or_group: Any) -> Placed | None:
+    """Return where DTensors are; None if there is none among q, k and v.
+
+    Raises:
+        ArgumentError: for DTensors beside tensors, and for placements that attention cannot keep.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:
+        return None
+    every: dict[str, Any] = {"q": q, "k": k, "v": v}
+    are = [isinstance(tensor, module.DTensor) for tensor in every.values()]
+    if not any(are):
+        return None
+    for name, tensor in every.items():
+        if not isinstance(tensor, module.DTensor):
+            raise ArgumentError(name, f"is {type(tensor).__name__}, and others are DTensors: pass one kind")
+        if (tensor.device_mesh, tensor.placements) != (q.device_mesh, q.placements):
+            raise ArgumentError(name, f"is placed {tensor.placements}, q is placed {q.placements}: pass one placement")
+        _check(name, tensor)
+    dims = [placement.dim if placement.is_shard() else None for placement in q.placements]
+    mesh, group = q.device_mesh, None
+    if SEQUENCE in dims:
+        group = mesh.get_group(dims.index(SEQUENCE))
+    if mesh_or_group is not None and mesh_or_group not in (mesh, group):
+        raise ArgumentError("mesh_or_group", "is another one than that of the DTensors: leave it out")
+    local = q.to_local(), k.to_local(), v.to_local()
+    return Placed(local, HEADS if group is None else SEQUENCE, group, mesh, q.placements)
+
+
+def _check(name: str, tensor: Any) -> None:
+    """Refuse placements other than shards of batch, heads and sequence, each once, that divide, and replicas."""
+    seen = []
+    for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+        is_known = placement.is_replicate() or (placement.is_shard() and placement.dim in (BATCH, HEADS, SEQUENCE))
+        if not is_known or (placement.is_shard() and placement.dim in seen):
+            allowed = (
+                "Shard(2), the sequence, or Shard(1), heads; Shard(0) and Replicate() on other dimensions of a mesh"
+            )
+            raise ArgumentError(name, f"is placed {tensor.placements}, expected {allowed}")
+        if placement.is_shard():
+            seen.append(placement.dim)
+            if tensor.shape[placement.dim] % size:
+                length = tensor.shape[placement.dim]
+                raise ArgumentError(
+                    name, f"has {length} in dimension {placement.dim}, which {size} ranks do not divide"
+                )
+    if not {HEADS, SEQUENCE} & set(seen):
+        raise ArgumentError(name, f"is placed {tensor.placements}, and neither its sequence nor its heads are sharded")

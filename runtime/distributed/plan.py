@@ -1,0 +1,112 @@
+"""A plan: everything about a call over ranks that no tensor says. It is text, as an operator of torch takes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from runtime.distributed.layout import Layout
+from runtime.distributed.lists import key_block
+from runtime.distributed.masks import asks_for_heads
+from runtime.distributed.steps import Steps, listed_steps, steps_of
+
+_TILE = 128  # query rows of most kernels' tiles
+_TILES = 264  # of a call: two for each SM of an H100, so that a call of some heads fills the chip
+_GROWTH = 1.4
+_MOST_PIECES = 2  # of a rank, as zigzag has: each is a message for each head
+Caps = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call over ranks does.
+
+    Attributes:
+        group: name of the group.
+        layout: who has what.
+        spec_json: the pattern.
+        caps: of each rank, how many key blocks at most it sends to each; None: everything is sent.
+        heads: heads of k that are sent together; 0: few, then more.
+        symmetric: whether whole sequences are read from the memory of peers.
+        timeout: seconds that ranks wait for each other.
+    """
+
+    group: str
+    layout: Layout
+    spec_json: str
+    caps: Caps | None
+    heads: int
+    symmetric: bool
+    timeout: float
+
+    def facts(self) -> dict[str, Any]:
+        """Return what all ranks must have the same, in plain data."""
+        caps = None if self.caps is None else [list(sent) for sent in self.caps]
+        layout = [list(chunks) for chunks in self.layout.chunks]
+        return {
+            "pattern": self.spec_json,
+            "layout": layout,
+            "send": caps,
+            "heads_at_once": self.heads,
+            "symmetric": self.symmetric,
+        }
+
+    def steps(self, rank: int, q_len: int, kv_len: int) -> Steps:
+        """Return what a rank computes, where each has so many queries and keys."""
+        ranks = self.layout.ranks
+        if (caps := self.caps_of(kv_len)) is None:
+            return steps_of(self.spec_json, self.layout, rank, ranks * q_len, ranks * kv_len)
+        return listed_steps(self.spec_json, rank, (q_len, kv_len), key_block(self.spec_json), caps)
+
+    def caps_of(self, kv_len: int) -> Caps | None:
+        """Return how many key blocks are sent, where each rank has so many keys; None: all, in their order.
+
+        Where a rank has many chunks, these are too many messages: blocks are packed, be they all that there are.
+        """
+        if self.caps is not None or not is_packed(self.spec_json, self.layout):
+            return self.caps
+        ranks, blocks = range(self.layout.ranks), kv_len // key_block(self.spec_json)
+        return tuple(tuple(0 if source == rank else blocks for rank in ranks) for source in ranks)
+
+    def runs(self, q_shape: tuple[int, ...], kv_heads: int) -> tuple[slice, ...]:
+        """Return which heads of k are sent together. It is the same on all ranks.
+
+        Nothing is computed until the first run has arrived, so it is as short as fills the chip; each one after it
+        has half as many heads more, and arrives while the one before it is computed.
+        """
+        batch, heads, q_len, _ = q_shape
+        size = float(self.heads or max(1, _TILES * _TILE * kv_heads // max(1, batch * heads * q_len)))
+        if asks_for_heads(self.spec_json) or json.loads(self.spec_json)["kind"] == "sliding_window":
+            size = kv_heads  # a mask counts heads from the first; a window needs few keys of others
+        found, first = [], 0
+        while first < kv_heads:
+            last = min(kv_heads, first + max(1, round(size)))
+            found.append(slice(first, last))
+            first, size = last, size if self.heads else size * _GROWTH
+        return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def is_packed(spec_json: str, layout: Layout) -> bool:
+    """Return whether key blocks of lists are packed, as a rank's part of the sequence is in many pieces."""
+    pieces = max(len(layout.spans(rank, layout.count)) for rank in range(layout.ranks))
+    return pieces > _MOST_PIECES and isinstance(json.loads(spec_json).get("block"), dict)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+def plan_text(*values: Any) -> str:
+    """Return the text of a plan of these values, with a layout's chunks; a graph that is made has it in it."""
+    return json.dumps(values)
+
+
+@lru_cache(maxsize=256)
+def plan_of(text: str) -> Plan:
+    """Return the plan that a text is."""
+    group, chunks, spec_json, caps, heads, symmetric, timeout = json.loads(text)
+    layout = Layout(tuple(map(tuple, chunks)))
+    every = None if caps is None else tuple(map(tuple, caps))
+    return Plan(group, layout, spec_json, every, heads, symmetric, timeout)

@@ -1,0 +1,176 @@
+"""One call of attention over ranks, on one of them: its steps, its index tensors, and what it exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.agreement import agree, group_of, report
+from runtime.distributed.exchange import Exchange, Pair, Sent
+from runtime.distributed.inputs import Inputs
+from runtime.distributed.layout import positions_of
+from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, relabelled, wanted_blocks
+from runtime.distributed.masks import has_positions, masked
+from runtime.distributed.plan import Plan
+from runtime.distributed.steps import OWN, Step, Steps
+from runtime.distributed.symmetric import SymmetricExchange, fits, keys_of
+from runtime.distributed.transfer import Message, Transfer
+from runtime.errors import ArgumentError
+from runtime.ops.attention_choice import LIST_RANK
+from runtime.ops.aux_tensors import apart
+from runtime.ops.block_sizes import Tensors
+
+
+class Run:
+    """One call on one rank: its steps, its index tensors, and what it exchanges.
+
+    Args:
+        plan: of the call.
+        inputs: its arguments.
+        validate: whether the caps of a plan are checked on the host.
+    """
+
+    def __init__(self, plan: Plan, inputs: Inputs, *, validate: bool = False) -> None:
+        self.plan, self.inputs = plan, inputs
+        self.group = group_of(plan.group)
+        self.rank = dist.get_rank(self.group)
+        q, k = inputs.q, inputs.k
+        every = [plan.steps(rank, q.shape[2], k.shape[2]) for rank in range(plan.layout.ranks)]
+        self.mine: Steps = every[self.rank]
+        self.runs = plan.runs(tuple(q.shape), k.shape[1])
+        self.spec_json, self.tensors, sent = self._localised(validate)
+        given: dict[str, Any] = {
+            "group": self.group,
+            "rank": self.rank,
+            "steps": every,
+            "k": k,
+            "v": inputs.v,
+            "sent": sent,
+        }
+        if plan.symmetric and sent is None and fits(every):
+            whole = keys_of(self.group, k)
+            self.exchange: Exchange = SymmetricExchange(whole, plan.layout, **given)
+        else:
+            self.exchange = Exchange(**given)
+
+    def _localised(self, validate: bool) -> tuple[str, Tensors, Sent | None]:
+        """Return the pattern of lists over the keys of a step, its tensors, and which blocks are sent."""
+        plan, inputs, spec_json = self.plan, self.inputs, self.plan.spec_json
+        tensors, sent = inputs.tensors, None
+        kv_len, q_len = (t.shape[2] * plan.layout.ranks for t in (inputs.k, inputs.q))
+        device = inputs.q.device
+        kv_at = None
+        if (caps := plan.caps_of(inputs.k.shape[2])) is not None:
+            sent, tensors, kv_at = self._listed(caps, kv_len, validate)
+        if has_positions(spec_json):
+            kv_at = torch.arange(kv_len, dtype=torch.int32, device=device) if kv_at is None else kv_at
+            q_at = positions_of(plan.layout, self.rank, q_len, device).to(torch.int32)
+            spec_json, tensors = masked(spec_json, tensors, (q_len, kv_len), q_at, kv_at)
+        return spec_json, tensors, sent
+
+    def _listed(self, caps: Sequence[Sequence[int]], kv_len: int, validate: bool) -> tuple[Sent, Tensors, torch.Tensor]:
+        """Tell each rank what is wanted of it; return what this one sends, lists of what it gets, and where that is."""
+        plan, inputs, rank = self.plan, self.inputs, self.rank
+        layout, block, device = plan.layout, key_block(plan.spec_json), inputs.k.device
+        lists, aux = apart(plan.spec_json, inputs.tensors)
+        together = has_positions(plan.spec_json)
+        wanted = wanted_blocks(plan.spec_json, lists, inputs.k.shape[1], kv_len // block, together=together)
+        asked, answers = {}, {}
+        for other in range(layout.ranks):
+            if other != rank and caps[other][rank]:
+                theirs = blocks_of(layout, other, kv_len, block, device)
+                asked[other] = wanted[..., theirs].to(torch.uint8).contiguous()
+            if other != rank and caps[rank][other]:
+                shape = (*wanted.shape[:2], inputs.k.shape[2] // block)
+                answers[other] = torch.empty(shape, dtype=torch.uint8, device=device)
+        what = f"wanted blocks of rank {rank}"
+        sends, receives = ([Message(other, rows) for other, rows in each.items()] for each in (asked, answers))
+        Transfer(self.group, what, sends, receives).wait()
+        names = names_of(wanted, layout, rank, kv_len, block=block, caps=caps)
+        self._check_room(names.missing, validate)
+        blocks = {other: chosen(told, caps[rank][other]) for other, told in answers.items()}
+        tensors = (*relabelled(plan.spec_json, lists, names.table), *aux.values())
+        return Sent(block, blocks), tensors, _positions(names.table, block, self.mine, inputs.k.shape[2])
+
+    def _check_room(self, missing: torch.Tensor, validate: bool) -> None:
+        """Refuse lists that want more than the plan has room for."""
+        reason = "has less room than the lists want: plan_sends(...) again, or leave it out"
+        if not validate and missing.is_cuda:
+            torch._assert_async(~missing, f"send: {reason}")
+            return
+        if bool(missing):
+            error = ArgumentError("send", reason)
+            if validate:
+                report(self.group, error)
+            raise error
+        if validate:
+            agree(self.group, "room for listed blocks", {}, self.plan.timeout)
+
+    def heads_of_q(self, run: slice) -> slice:
+        """Return the query heads of some heads of k."""
+        group = self.inputs.q.shape[1] // self.inputs.k.shape[1]
+        return slice(run.start * group, run.stop * group)
+
+    def lists(self, step: Step, run: slice) -> tuple[str, Tensors]:
+        """Return the pattern of a step, and its index tensors for some heads of k."""
+        if step.spec_json != self.plan.spec_json:  # what has tensors keeps its pattern
+            return step.spec_json, ()
+        kv_heads = self.inputs.k.shape[1]
+        if not self.tensors or run == slice(0, kv_heads):
+            return self.spec_json, self.tensors
+        indices, aux = apart(self.spec_json, self.tensors)
+        return self.spec_json, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
+
+    def lengths(self, step: Step) -> torch.Tensor | None:
+        """Return how many of a step's keys there are, where a call has lengths or the pattern a prefix."""
+        limits = [] if self.inputs.kv_lengths is None else [self.inputs.kv_lengths]
+        if step.prefix:
+            prefix = self.inputs.tensors[0]
+            assert prefix is not None
+            limits.append(prefix)
+        if not limits:
+            return None
+        least = limits[0] if len(limits) == 1 else torch.minimum(*limits)
+        found = torch.zeros_like(least)
+        for span in step.spans:
+            found = found + (least - span.start).clamp(0, span.size)
+        return found.contiguous()
+
+    def calls(self, kv: Sequence[Pair], run: slice, *, own: bool) -> Iterator[tuple[Step, torch.Tensor, Pair]]:
+        """Yield the steps over the rank's own keys, or those over buffers, with their queries, keys and values."""
+        q = self.inputs.q[:, self.heads_of_q(run)]
+        for step in self.mine.steps:
+            if (step.buffer == OWN) == own:
+                k, v = kv[0 if own else step.buffer]
+                keys = k[:, :, step.keys.start : step.keys.stop], v[:, :, step.keys.start : step.keys.stop]
+                yield step, q[:, :, step.rows.start : step.rows.stop], keys
+
+    def everything(self) -> Iterator[tuple[bool, slice, list[Pair]]]:
+        """Yield what there are calls over: the rank's own keys, then the buffers of heads that arrive."""
+        inputs = self.inputs
+        every = slice(0, inputs.k.shape[1])
+        coming = self.exchange.arrivals(self.runs) if self.exchange.is_needed else iter(())
+        yield True, every, [(inputs.k, inputs.v)]
+        for run, buffers in coming:
+            yield False, run, buffers
+
+
+def _positions(table: torch.Tensor, block: int, steps: Steps, kv_len: int) -> torch.Tensor:
+    """Return where each key of a buffer is in the whole sequence: int32 (keys,), of tables that all heads share."""
+    rows = steps.rows(0) if steps.buffers else kv_len
+    place = table[0, 0, :-1].long()
+    first = torch.zeros(rows // block + 1, dtype=torch.int32, device=table.device)
+    numbers = torch.arange(len(place), dtype=torch.int32, device=table.device)
+    first.scatter_(0, torch.where(place >= 0, place, rows // block), numbers * block)
+    return (first[:-1, None] + torch.arange(block, dtype=torch.int32, device=table.device)).flatten()
+
+
+def of_heads(tensor: torch.Tensor | None, run: slice, kv_heads: int) -> torch.Tensor | None:
+    """Return the index tensors of some heads of k."""
+    if tensor is None or tensor.dim() < LIST_RANK or tensor.shape[1] == 1:
+        return tensor
+    each = tensor.shape[1] // kv_heads
+    return tensor[:, run.start * each : run.stop * each]

@@ -1,0 +1,185 @@
+"""Which key blocks ranks send each other: fixed when a plan is made, for lists that name few blocks of other ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from codegen.wording import shown
+from runtime.distributed.agreement import TIMEOUT, agree, meet, same
+from runtime.distributed.arguments import as_pattern, check_pattern, group_from
+from runtime.distributed.layout import Layout, layout_of
+from runtime.distributed.lists import blocks_of, key_block, wanted_blocks
+from runtime.distributed.masks import has_positions
+from runtime.distributed.steps import steps_of
+from runtime.errors import ArgumentError
+from runtime.ops.attention_checks import check_operands
+from runtime.ops.aux_tensors import apart
+from runtime.patterns import BlockLists, Pattern, TopK
+
+MOST = 0.75
+"""Share of other ranks' blocks from which on everything is sent, without packing."""
+
+
+class Traffic(NamedTuple):
+    """Bytes of keys and values that a rank receives in a forward pass.
+
+    Attributes:
+        needed: of the blocks that its lists want, each once.
+        moved: of the blocks that are sent.
+        everything: of all keys and values of other ranks.
+    """
+
+    needed: int
+    moved: int
+    everything: int
+
+
+@dataclass(frozen=True)
+class SendPlan:
+    """How many key blocks each rank sends to each other one.
+
+    Lists may change from call to call, as long as they want no more than there is room for: ``validate=True`` says so
+    where they do, and a GPU stops with an assertion. Without a plan everything is sent.
+
+    Attributes:
+        caps: by sender and receiver: most blocks of a batch and head; None: everything is sent, as lists want most of
+            it.
+        wanted: by sender and receiver: blocks that the lists of the plan want, of all batches and heads.
+        block: keys of a block.
+        pairs: batches times heads of k.
+        blocks: key blocks of a rank.
+    """
+
+    caps: tuple[tuple[int, ...], ...] | None
+    wanted: tuple[tuple[int, ...], ...]
+    block: int
+    pairs: int
+    blocks: int
+
+    def traffic(self, rank: int, head_dim: int, element_bytes: int = 2) -> Traffic:
+        """Return the bytes that a rank receives with these lists."""
+        of_block = 2 * self.block * head_dim * element_bytes
+        others = [source for source in range(len(self.wanted)) if source != rank]
+        everything = len(others) * self.blocks * self.pairs * of_block
+        needed = sum(self.wanted[source][rank] for source in others) * of_block
+        if self.caps is None:
+            return Traffic(needed, everything, everything)
+        moved = sum(self.caps[source][rank] for source in others) * self.pairs * of_block
+        return Traffic(needed, moved, everything)
+
+
+def plan_sends(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pattern: Any,
+    mesh_or_group: Any,
+    *,
+    layout: Layout | str = "contiguous",
+    slack: float = 1.0,
+    most: float = MOST,
+    timeout: float = TIMEOUT,
+) -> SendPlan:
+    """Count which key blocks of other ranks the lists of each rank name, and fix how many are sent.
+
+    All ranks call it. It synchronises. There is room for what any batch and head wants at most of another rank, times
+    ``slack``; what is beyond the lists is sent too, and nobody looks at it.
+
+    Args:
+        q: (batch, heads, q_len, head_dim), this rank's queries.
+        k: (batch, kv_heads, kv_len, head_dim), its keys.
+        pattern: lists of this rank's queries: ``TopK``, ``BlockLists``, ``Strided`` or a ``BlockMask``, with key blocks
+            numbered in the whole sequence.
+        mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension.
+        layout: who has what, as in the calls.
+        slack: room for lists of later calls: 1.25 is a quarter more than these lists want.
+        most: share of others' blocks from which on everything is sent.
+        timeout: seconds that ranks wait for each other.
+
+    Returns:
+        The plan, the same on all ranks: ``context_parallel_attention(..., send=plan)``.
+
+    Raises:
+        ArgumentError: naming the argument, also where ranks differ.
+        CollectiveError: for a rank that is late or has failed.
+    """
+    group = group_from(mesh_or_group)
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    layout = layout_of(layout, ranks)
+    if not (isinstance(slack, int | float) and 1 <= slack < math.inf):
+        raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
+    check_operands(q, k, k)
+    lists = as_pattern(pattern, layout, rank, q, k)
+    if not isinstance(lists, TopK | BlockLists):
+        raise ArgumentError("pattern", f"is {type(lists).__name__}, expected lists; other patterns need no plan")
+    check_pattern(lists, layout, q, k)
+    facts = {"pattern": lists.spec_json, "layout": [list(c) for c in layout.chunks], "k": str(tuple(k.shape))}
+    same(agree(group, "plan_sends", facts, timeout))
+    meet(group, k.device)
+    block, kv_len = key_block(lists.spec_json), k.shape[2] * ranks
+    indices, _ = apart(lists.spec_json, lists.index_tensors())
+    together = has_positions(lists.spec_json)
+    wanted = wanted_blocks(lists.spec_json, indices, k.shape[1], kv_len // block, together=together)
+    pairs = k.shape[0] * k.shape[1]
+    each = []
+    for source in range(ranks):
+        counts = wanted[..., blocks_of(layout, source, kv_len, block, k.device)].sum(-1)
+        each.append(torch.stack([counts.max(), counts.sum() * (pairs // counts.numel())]))
+    told = [torch.empty(ranks, 2, dtype=torch.int64, device=k.device) for _ in range(ranks)]
+    dist.all_gather(told, torch.stack(each), group=group)
+    by_receiver = [table.tolist() for table in told]
+    blocks = k.shape[2] // block
+    longest, total = (
+        tuple(tuple(0 if s == r else by_receiver[r][s][which] for r in range(ranks)) for s in range(ranks))
+        for which in (0, 1)
+    )
+    caps = tuple(tuple(min(blocks, math.ceil(count * slack)) for count in of_sender) for of_sender in longest)
+    plan = SendPlan(caps, total, block, pairs, blocks)
+    is_most = sum(map(sum, caps)) >= most * ranks * (ranks - 1) * blocks
+    return replace(plan, caps=None) if is_most else plan
+
+
+def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> int:
+    """Return how many keys of other ranks a rank is sent for each batch and head, without a ``SendPlan``.
+
+    Args:
+        pattern: of ``runtime.patterns``; of lists it is all.
+        layout: who has what.
+        rank: whose keys.
+        q_len: queries of the whole sequence.
+        kv_len: keys of the whole sequence.
+
+    Returns:
+        Keys; each is sent with its value.
+
+    Raises:
+        ArgumentError: for chunks that do not divide the lengths.
+    """
+    steps = steps_of(pattern.spec_json, layout, rank, q_len, kv_len)
+    return sum(piece.size for pieces in steps.buffers for piece in pieces if piece.rank != rank)
+
+
+def local_lists(pattern: Pattern, layout: Layout, rank: int) -> Pattern:
+    """Return the lists of a rank's queries, of lists of the whole sequence; other patterns are the same on all ranks.
+
+    Args:
+        pattern: ``TopK`` or ``BlockLists`` of the queries of all ranks, or any other pattern.
+        layout: who has what.
+        rank: whose lists.
+
+    Returns:
+        The pattern; key blocks keep their numbers, and tensors of an expression remain those of the whole sequence.
+
+    Raises:
+        ArgumentError: for chunks that are no whole blocks.
+    """
+    if not isinstance(pattern, TopK | BlockLists):
+        return pattern
+    rows = pattern.kv_indices.shape[2]
+    blocks = layout.positions(rank, rows, pattern.kv_indices.device)
+    names = [name for name in pattern.tensors if name not in ("overflow", "aux") and getattr(pattern, name) is not None]
+    return replace(pattern, **{name: getattr(pattern, name).index_select(2, blocks) for name in names})

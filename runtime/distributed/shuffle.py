@@ -1,0 +1,205 @@
+"""All-to-all by heads: from a part of the sequence with all heads to some heads with all of the sequence, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.exchange import MOVES, RETURNS, rows_of
+from runtime.distributed.layout import Layout
+from runtime.distributed.symmetric import FREE, PUSHED, READ, WRITTEN, Symmetric, memory_of
+from runtime.distributed.transfer import Lane, Message, Transfer
+
+
+class Parted(NamedTuple):
+    """A tensor in both ways.
+
+    Attributes:
+        local: (batch, heads, rows of a rank, ...), all heads.
+        whole: (batch, heads / ranks, rows, ...), this rank's heads.
+        group: its heads for one of k.
+    """
+
+    local: torch.Tensor
+    whole: torch.Tensor
+    group: int
+
+
+class Shuffle:
+    """Moves heads of one call.
+
+    Args:
+        group: the ranks.
+        layout: who has which part of the sequence.
+        kv_heads: heads of k that a rank computes.
+        device: of the tensors.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, layout: Layout, kv_heads: int, device: torch.device) -> None:
+        self.group, self.layout, self.kv_heads = group, layout, kv_heads
+        self.rank = dist.get_rank(group)
+        self.moves, self.returns = Lane(device, MOVES), Lane(device, RETURNS)
+
+    def room(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """Return a new tensor for results of this rank's heads; ``give_back`` has those tensors in the same order."""
+        return like.new_empty(shape)
+
+    def gather(self, run: slice, tensors: Sequence[Parted]) -> tuple[Transfer, torch.cuda.Event | None]:
+        """Begin to fill some heads of ``whole``, behind what the current stream has to do until here.
+
+        Args:
+            run: heads of k; the first ones first.
+            tensors: those that are filled, the same ones in each run; rows of ``local`` are contiguous.
+
+        Returns:
+            What comes from others, and an event behind what this rank has itself.
+        """
+        self.moves.follow()
+        with self.moves.on():
+            for local, whole in self._both(self.rank, run, tensors):
+                whole.copy_(local)
+            copied = self.moves.mark()
+            others = self._others()
+            sends = [Message(rank, row) for rank in others for row in self._of_others(rank, run, tensors)]
+            receives = [Message(rank, row) for rank in others for row in self._of_mine(rank, run, tensors)]
+            what = f"heads {run.start} to {run.stop - 1} of each rank, to rank {self.rank}"
+            return Transfer(self.group, what, sends, receives), copied
+
+    def give_back(self, run: slice, tensors: Sequence[Parted]) -> None:
+        """Send some heads of ``whole`` to those whose part of the sequence they are; ``local`` is written."""
+        self.returns.follow()
+        with self.returns.on():
+            others = self._others()
+            sends = [Message(rank, row) for rank in others for row in self._of_mine(rank, run, tensors)]
+            receives = [Message(rank, row) for rank in others for row in self._of_others(rank, run, tensors)]
+            what = f"results of heads {run.start} to {run.stop - 1} of rank {self.rank}"
+            transfer = Transfer(self.group, what, sends, receives)
+            for local, whole in self._both(self.rank, run, tensors):
+                local.copy_(whole)
+            transfer.wait()
+            self.returns.keep(*(each.whole for each in tensors))
+
+    def _others(self) -> list[int]:
+        """Return the other ranks, beginning behind this one: each rank begins with a peer of its own."""
+        ranks = self.layout.ranks
+        return [(self.rank + step) % ranks for step in range(1, ranks)]
+
+    def finish(self) -> None:
+        """Make the current stream wait for all that is on its way."""
+        self.moves.join()
+        self.returns.join()
+
+    def _both(self, rank: int, run: slice, tensors: Sequence[Parted]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield where a rank's rows of this rank's heads are here, if this rank has both."""
+        for each in tensors:
+            heads = self._heads(self.rank, run, each.group)
+            own = slice(run.start * each.group, run.stop * each.group)
+            for first, start, size in self._rows(rank, each.whole.shape[2]):
+                yield each.local[:, heads].narrow(2, first, size), each.whole[:, own].narrow(2, start, size)
+
+    def _of_others(self, rank: int, run: slice, tensors: Sequence[Parted]) -> Iterator[torch.Tensor]:
+        """Yield this rank's rows of another one's heads."""
+        for each in tensors:
+            heads = each.local[:, self._heads(rank, run, each.group)]
+            for first, _, size in self._rows(self.rank, each.whole.shape[2]):
+                yield from rows_of(heads, first, size)
+
+    def _of_mine(self, rank: int, run: slice, tensors: Sequence[Parted]) -> Iterator[torch.Tensor]:
+        """Yield another rank's rows of this rank's heads."""
+        for each in tensors:
+            heads = each.whole[:, run.start * each.group : run.stop * each.group]
+            for _, start, size in self._rows(rank, each.whole.shape[2]):
+                yield from rows_of(heads, start, size)
+
+    def _heads(self, rank: int, run: slice, group: int) -> slice:
+        """Return heads that a rank computes, among all."""
+        first = rank * self.kv_heads
+        return slice((first + run.start) * group, (first + run.stop) * group)
+
+    def _rows(self, rank: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Yield a rank's rows: the first among its own, the first in the sequence, and how many."""
+        first = 0
+        for span in self.layout.spans(rank, length):
+            yield first, span.start, span.size
+            first += span.size
+
+
+class SymmetricShuffle(Shuffle):
+    """Moves heads by copy engines, which read them where they lie: in symmetric memory."""
+
+    def __init__(self, group: dist.ProcessGroup, layout: Layout, kv_heads: int, device: torch.device) -> None:
+        super().__init__(group, layout, kv_heads, device)
+        self.staged: list[Symmetric] = []
+        self.rooms: list[Symmetric] = []
+
+    def room(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """Return memory for results that peers read; later calls write to it."""
+        self.rooms.append(memory_of(self.group, f"results {len(self.rooms)}", shape, like))
+        return self.rooms[-1].here
+
+    def gather(self, run: slice, tensors: Sequence[Parted]) -> tuple[Transfer, torch.cuda.Event | None]:
+        """Begin to fill some heads of ``whole``; with the first ones, show all of ``local`` to peers."""
+        self.moves.follow()
+        with self.moves.on():
+            if run.start == 0:
+                self.show(tensors)
+                self.staged[0].handle.barrier(channel=WRITTEN)
+            self.read(run, tensors)
+            if run.stop == self.kv_heads:
+                self.staged[0].handle.barrier(channel=READ)
+            return Transfer(self.group, "", (), ()), self.moves.mark()
+
+    def show(self, tensors: Sequence[Parted]) -> None:
+        """Copy ``local`` to where peers read it."""
+        self.staged = [
+            memory_of(self.group, f"heads {number}", tuple(each.local.shape), each.local)
+            for number, each in enumerate(tensors)
+        ]
+        for each, staged in zip(tensors, self.staged, strict=True):
+            staged.here.copy_(each.local)
+
+    def read(self, run: slice, tensors: Sequence[Parted]) -> None:
+        """Copy all ranks' rows of this rank's heads."""
+        for local, whole in self._both(self.rank, run, tensors):
+            whole.copy_(local)
+        for rank in self._others():
+            for each, staged in zip(tensors, self.staged, strict=True):
+                theirs = staged.at(rank)[:, self._heads(self.rank, run, each.group)]
+                mine = each.whole[:, run.start * each.group : run.stop * each.group]
+                for first, start, size in self._rows(rank, each.whole.shape[2]):
+                    _copy(mine, start, theirs, first, size)
+
+    def give_back(self, run: slice, tensors: Sequence[Parted]) -> None:
+        """Wait until all have computed some heads, and copy this rank's rows of them to ``local``."""
+        self.returns.follow()
+        with self.returns.on():
+            self.rooms[0].handle.barrier(channel=PUSHED)
+            self.fetch(run, tensors)
+            if run.stop == self.kv_heads:
+                self.rooms[0].handle.barrier(channel=FREE)
+
+    def fetch(self, run: slice, tensors: Sequence[Parted]) -> None:
+        """Copy this rank's rows of all ranks' heads."""
+        for local, whole in self._both(self.rank, run, tensors):
+            local.copy_(whole)
+        for rank in self._others():
+            for each, room in zip(tensors, self.rooms, strict=True):
+                theirs = room.at(rank)[:, run.start * each.group : run.stop * each.group]
+                mine = each.local[:, self._heads(rank, run, each.group)]
+                for first, start, size in self._rows(self.rank, each.whole.shape[2]):
+                    _copy(mine, first, theirs, start, size)
+
+
+def with_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose rows of one batch and head are contiguous: itself, or a copy."""
+    is_whole = tensor[0, 0].is_contiguous()
+    return tensor if is_whole else tensor.contiguous()
+
+
+def _copy(target: torch.Tensor, first: int, source: torch.Tensor, start: int, size: int) -> None:
+    """Copy rows of each batch and head: contiguous, so that copy engines do it."""
+    for ours, theirs in zip(rows_of(target, first, size), rows_of(source, start, size), strict=True):
+        ours.copy_(theirs)

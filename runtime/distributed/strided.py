@@ -1,0 +1,61 @@
+"""Lists of the blocks that ``Strided`` shows: what they name is moved, and no other block."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from runtime.distributed.layout import Layout
+from runtime.errors import ArgumentError
+from runtime.patterns import BlockLists, Strided, TopK
+
+
+def strided_lists(
+    pattern: Strided, layout: Layout, rank: int, lengths: tuple[int, int], device: torch.device
+) -> TopK | BlockLists:
+    """Return the lists of a rank's queries.
+
+    Args:
+        pattern: the pattern.
+        layout: who has what.
+        rank: whose queries.
+        lengths: queries and keys of the whole sequence.
+        device: of the lists.
+
+    Raises:
+        ArgumentError: for chunks that are no whole blocks.
+    """
+    numbers = pattern.stride, pattern.local, pattern.block, pattern.causal
+    return _lists(numbers, layout, rank, lengths, device)
+
+
+@lru_cache(maxsize=64)
+def _lists(
+    numbers: tuple[int, int, int, bool], layout: Layout, rank: int, lengths: tuple[int, int], device: torch.device
+) -> TopK | BlockLists:
+    stride, local, block, causal = numbers
+    chunks = [layout.chunk_size(length) for length in lengths]
+    if any(size % block for size in chunks):
+        raise ArgumentError(
+            "pattern", f"has blocks of {block}, which do not divide chunks of {chunks[0]} and {chunks[1]}"
+        )
+    shift = (lengths[1] - lengths[0]) // block
+    own = layout.positions(rank, lengths[0], device)[::block, None] // block + shift
+    key = torch.arange(lengths[1] // block, device=device)
+    seen = ((own - key).abs() <= local) | (key % stride == 0)
+    widest = min(len(key), (1 if causal else 2) * local + 1 + -(-len(key) // stride))
+    if not causal:
+        return TopK(_listed(seen, widest)[1], block=(block, block))
+    counts, full = _listed(seen & (key < own), widest)
+    diagonal = own.to(torch.int32)[None, None]
+    partial = ((diagonal >= 0) & (diagonal < len(key))).to(torch.int32)[..., 0]
+    return BlockLists(partial.contiguous(), diagonal.contiguous(), counts, full, block=(block, block), mask="causal")
+
+
+def _listed(seen: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return counts and lists (1, 1, query blocks, width) of which blocks are seen; -1 fills lists up."""
+    counts = seen.sum(1)
+    order = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
+    lists = torch.where(torch.arange(width, device=seen.device) < counts[:, None], order, -1)
+    return counts.to(torch.int32)[None, None], lists.to(torch.int32)[None, None].contiguous()

@@ -1,0 +1,227 @@
+"""Keys and values in memory that all GPUs of a host address, as torch has it: peers read them by copy engines.
+
+Copy engines take no SM, so a kernel that fills the chip goes on at its own speed while data moves. NCCL's kernels take
+some, and what waits for those takes longer. There is room for all keys and values of the sequence. No kernel of ours is
+about, and no multicast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.agreement import TIMEOUT, agree, meet, same, state_of
+from runtime.distributed.arguments import group_from
+from runtime.distributed.exchange import Exchange, Pair, rows_of
+from runtime.distributed.layout import Layout, Span
+from runtime.distributed.steps import OWN, Steps
+from runtime.errors import ArgumentError
+
+_KEPT = 16  # tensors of a group
+WRITTEN, READ, FREE, PUSHED = range(4)
+"""Channels of barriers."""
+KEYS, GRADIENTS = "keys", "gradients"
+"""What the memory is for: (2, batch, kv_heads, kv_len, head_dim), of which a rank writes its own part for all to read;
+and (ranks, 2, batch, kv_heads, rows of a rank, head_dim), of which rank r writes the r-th part on the others."""
+
+
+class Symmetric(NamedTuple):
+    """A tensor on each rank that peers address.
+
+    Attributes:
+        here: on this rank.
+        handle: of torch's symmetric memory.
+    """
+
+    here: torch.Tensor
+    handle: Any
+
+    def at(self, rank: int) -> torch.Tensor:
+        """Return what is on a rank."""
+        # Older versions of torch have one allocation for each tensor, and no other name for it.
+        remote = getattr(self.handle, "get_remote_tensor", self.handle.get_buffer)
+        found: torch.Tensor = remote(rank, tuple(self.here.shape), self.here.dtype)
+        return found
+
+
+def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like: torch.Tensor) -> Symmetric:
+    """Return the memory that a group has for something; all ranks ask at the same time, once.
+
+    Args:
+        group: the ranks.
+        what: KEYS, GRADIENTS or another word.
+        shape: of it.
+        like: a tensor of its type and device.
+
+    Raises:
+        ArgumentError: where there is no such memory: without GPUs, and between hosts.
+    """
+    from torch.distributed import _symmetric_memory as memory  # noqa: PLC0415 - few calls need it
+
+    kept = state_of(group).memory
+    if (key := (what, shape, like.dtype, like.device)) in kept:
+        found: Symmetric = kept[key]
+        return found
+    if len(kept) == _KEPT:
+        kept.pop(next(iter(kept)))
+    try:
+        here = memory.empty(*shape, dtype=like.dtype, device=like.device)
+        kept[key] = found = Symmetric(here, memory.rendezvous(here, group.group_name))
+        return found
+    except (RuntimeError, NotImplementedError) as error:
+        told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}") from None
+
+
+def keys_of(group: dist.ProcessGroup, k: torch.Tensor) -> Symmetric:
+    """Return the memory for keys and values of the sequence of which a rank has k.
+
+    Raises:
+        ArgumentError: where there is none.
+    """
+    batch, heads, rows, head_dim = k.shape
+    return memory_of(group, KEYS, (2, batch, heads, rows * group.size(), head_dim), k)
+
+
+def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors like k, for keys and values, where ``symmetric=True`` needs no copy of them.
+
+    They are views of the memory that all calls with this shape share: write keys and values into them, call, and then
+    write the next ones. They are for inference: a call with gradients refuses them. All ranks call it.
+
+    Args:
+        k: (batch, kv_heads, kv_len, head_dim) of this rank, of a contiguous layout; its values are not read.
+        mesh_or_group: as in the calls.
+        timeout: seconds that ranks wait for each other.
+
+    Returns:
+        (k, v), each (batch, kv_heads, kv_len, head_dim), not contiguous.
+
+    Raises:
+        ArgumentError: where there is no symmetric memory.
+        CollectiveError: for a rank that is late or has failed.
+    """
+    group = group_from(mesh_or_group)
+    rank = dist.get_rank(group)
+    same(agree(group, "shared_keys", {"k": f"{tuple(k.shape)} {k.dtype}"}, timeout))
+    meet(group, k.device)
+    own_k, own_v = keys_of(group, k).here.narrow(3, rank * k.shape[2], k.shape[2])
+    return own_k, own_v
+
+
+def fits(every: Sequence[Steps]) -> bool:
+    """Return whether the buffers of all ranks are the first keys of the sequence, in their order."""
+    return all(
+        len(steps.buffers) <= 1 and all(step.buffer == OWN or (step.keys,) == step.spans for step in steps.steps)
+        for steps in every
+    )
+
+
+class SymmetricExchange(Exchange):
+    """Reads keys and values of others where they lie, and writes gradients where those are whose they are.
+
+    Args:
+        whole: memory for keys.
+        layout: who has what.
+        exchange: the arguments of ``Exchange``, by name.
+    """
+
+    def __init__(self, whole: Symmetric, layout: Layout, **exchange: Any) -> None:
+        super().__init__(**exchange)
+        self.whole = whole
+        self.spans: tuple[Span, ...] = layout.spans(self.rank, whole.here.shape[3])
+
+    def arrivals(self, runs: Sequence[slice]) -> Iterator[tuple[slice, list[Pair]]]:
+        """Yield runs of heads and their buffers, as they have arrived; all are begun at once."""
+        self.moves.follow()
+        with self.moves.on():
+            self.fill()
+            self.whole.handle.barrier(channel=WRITTEN)
+            events = []
+            for run in runs:
+                self.read(run)
+                events.append(self.moves.mark())
+            self.whole.handle.barrier(channel=READ)  # the call ends behind it: then anybody may write again
+        return self._arrived(runs, events)
+
+    def _arrived(self, runs: Sequence[slice], events: Sequence[Any]) -> Iterator[tuple[slice, list[Pair]]]:
+        for run, event in zip(runs, events, strict=True):
+            self.moves.join(event)
+            k, v = self.whole.here[:, :, run, : self.mine.rows(0)] if self.mine.buffers else self.whole.here[:, :, run]
+            yield run, [(k, v)]
+        self.moves.join()
+
+    def fill(self) -> None:
+        """Write this rank's keys and values, if they are not there already."""
+        for source, target in zip((self.k, self.v), self.whole.here, strict=True):
+            first = 0
+            for span in self.spans:
+                rows, there = source.narrow(2, first, span.size), target.narrow(2, span.start, span.size)
+                if (rows.data_ptr(), rows.stride()) != (there.data_ptr(), there.stride()):
+                    there.copy_(rows)
+                first += span.size
+
+    def read(self, run: slice) -> None:
+        """Copy what this rank needs of others, each from a peer of its own at first."""
+        ranks = len(self.steps)
+        pieces = [piece for pieces in self.mine.buffers for piece in pieces if piece.rank != self.rank]
+        for piece in sorted(pieces, key=lambda piece: (piece.rank - self.rank) % ranks):
+            for source, target in zip(self.whole.at(piece.rank), self.whole.here, strict=True):
+                rows = (rows_of(tensor[:, run], piece.target, piece.size) for tensor in (source, target))
+                for theirs, ours in zip(*rows, strict=True):
+                    ours.copy_(theirs)  # contiguous: a copy engine does it
+
+    def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
+        """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
+
+        Args:
+            run: heads of k.
+            grads: of the buffers.
+            own: gradients of this rank's keys from steps over them: the first row, and the rows.
+            sums: dk and dv of these heads, which are written.
+        """
+        inbox = memory_of(self.group, GRADIENTS, (len(self.steps), 2, *self.k.shape), self.k)
+        self.returns.follow()
+        with self.returns.on():
+            if run.start == 0:
+                inbox.handle.barrier(channel=FREE)  # everybody has added up what an earlier call left
+            self.push(inbox, run, grads)
+            inbox.handle.barrier(channel=PUSHED)
+            self.collect(inbox, run, [*own, *self._own(grads)], sums)
+            self.returns.keep(*(tensor for pair in grads for tensor in pair))
+            self.returns.keep(*(tensor for _, pair in own for tensor in pair))
+
+    def push(self, inbox: Symmetric, run: slice, grads: Sequence[Pair]) -> None:
+        """Write gradients of other ranks' keys on those ranks."""
+        for pieces, pair in zip(self.mine.buffers, grads, strict=True):
+            for piece in pieces:
+                if piece.rank != self.rank:
+                    for target, source in zip(inbox.at(piece.rank)[self.rank], pair, strict=True):
+                        there = rows_of(target[:, run], piece.source, piece.size)
+                        for theirs, ours in zip(there, rows_of(source, piece.target, piece.size), strict=True):
+                            theirs.copy_(ours)
+
+    def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
+        """Add up what others have written here, and what this rank has itself."""
+        back: dict[int, list[tuple[int, Pair]]] = {self.rank: own}
+        for rank in self._others():
+            k, v = inbox.here[rank, :, :, run]
+            back[rank] = [
+                (piece.source, (k.narrow(2, piece.source, piece.size), v.narrow(2, piece.source, piece.size)))
+                for piece in self._for(rank)
+            ]
+        self._add_up(run, back, sums)
+
+
+def check_not_kept(k: torch.Tensor, whole: Symmetric) -> None:
+    """Refuse keys whose memory later calls write to, where a backward pass would read them.
+
+    Raises:
+        ArgumentError: if k is in that memory.
+    """
+    first = whole.here.data_ptr()
+    if first <= k.data_ptr() < first + whole.here.nbytes:
+        raise ArgumentError("k", "is of shared_keys, which later calls write to, and gradients are wanted: pass a copy")

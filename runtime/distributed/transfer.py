@@ -1,0 +1,128 @@
+"""Data on its way between ranks, and the streams on which it is.
+
+``torch.distributed`` moves it, whatever its backend. What is sent to a rank is received there in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from runtime.errors import CollectiveError
+
+HIGH_PRIORITY = -1  # copies that wait for an SM get it before the next attention kernel does
+
+
+class Message(NamedTuple):
+    """Rows for a rank, or from one.
+
+    Attributes:
+        rank: the other rank, numbered as in the group.
+        rows: contiguous.
+    """
+
+    rank: int
+    rows: torch.Tensor
+
+
+class Transfer:
+    """Messages that were started together; whoever waits has them.
+
+    Args:
+        group: the ranks.
+        what: in words, for errors.
+        sends: messages to others.
+        receives: messages from others; ``rows`` are written.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, what: str, sends: Iterable[Message], receives: Iterable[Message]
+    ) -> None:
+        self.what = what
+        pairs = [(dist.irecv, each) for each in receives] + [(dist.isend, each) for each in sends]
+        self.messages = [message for _, message in pairs]  # kept until they have arrived
+        operations = [dist.P2POp(how, each.rows, group=group, group_peer=each.rank) for how, each in pairs]
+        try:
+            self.works = dist.batch_isend_irecv(operations) if operations else []
+        except RuntimeError as error:
+            raise self._failed(self._ranks(), error) from None
+
+    def wait(self) -> None:
+        """Make the current stream wait until everything has arrived and is sent; without a GPU, wait.
+
+        Raises:
+            CollectiveError: naming the rank that is late or failed.
+        """
+        one_each = len(self.works) == len(self.messages)
+        for place, work in enumerate(self.works):
+            try:
+                work.wait()
+            except RuntimeError as error:
+                ranks = (self.messages[place].rank,) if one_each else self._ranks()
+                raise self._failed(ranks, error) from None
+
+    def _ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({message.rank for message in self.messages}))
+
+    def _failed(self, ranks: tuple[int, ...], error: Exception) -> CollectiveError:
+        return CollectiveError(
+            self.what, ranks, f"late or failed ({str(error).splitlines()[0] or type(error).__name__})"
+        )
+
+
+@lru_cache(maxsize=64)
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=HIGH_PRIORITY)
+
+
+class Lane:
+    """A stream beside the current one. Without a GPU there is none, and everything happens in order.
+
+    Args:
+        device: of the tensors.
+        number: lanes of a number share a stream.
+    """
+
+    def __init__(self, device: torch.device, number: int) -> None:
+        self.stream = _stream(device, number) if device.type == "cuda" else None
+
+    def on(self) -> Any:
+        """Return a context in which this stream is the current one."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def follow(self, event: torch.cuda.Event | None = None) -> None:
+        """Make this stream wait for an event, or for what the current one has to do until here."""
+        if self.stream is not None:
+            if event is None:
+                self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+            else:
+                self.stream.wait_event(event)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Return an event behind what this stream has to do until here."""
+        return None if self.stream is None else self.stream.record_event()
+
+    def join(self, event: torch.cuda.Event | None = None) -> None:
+        """Make the current stream wait for an event of this one, or for all that it has to do until here."""
+        if self.stream is not None:
+            current = torch.cuda.current_stream(self.stream.device)
+            if event is None:
+                current.wait_stream(self.stream)
+            else:
+                current.wait_event(event)
+
+    def keep(self, *tensors: torch.Tensor) -> None:
+        """Let memory of the current stream be used again only after this stream is through with it."""
+        if self.stream is not None:
+            for tensor in tensors:
+                tensor.record_stream(self.stream)
+
+
+def here(device: torch.device) -> torch.cuda.Event | None:
+    """Return an event behind what the current stream has to do until here."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None

@@ -122,6 +122,7 @@ ARCHS = {
                 Combination("attention", "wgmma", "tma", "ping_pong"),
                 Combination("attention", "wgmma", "tma", "cooperative"),
                 Combination("attention_backward", "wgmma", "tma", "cooperative"),
+                Combination("attention_backward", "mma", "cp_async", "multistage"),  # gradients: daux alone
                 Combination("block_mask", "none", "ld_global", "multistage"),
                 Combination("bsr_spmm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spmm", "mma", "cp_async", "multistage"),

@@ -68,6 +68,19 @@ def check_options(spec: AttentionSpec) -> None:
         raise SpecError("stream_k_tail", f"is true; {kind}{more} {NO_KERNEL}")
 
 
+def check_gradients(spec: AttentionBackwardSpec) -> None:
+    """Refuse tensors whose gradients the kernel does not compute, and mma.sync where wgmma has the other gradients.
+
+    Raises:
+        SpecError: names the field.
+    """
+    if spec.aux_gradients and spec.gradients != "daux":
+        reason = f"names {len(spec.aux_gradients)} tensors; gradients {spec.gradients} are of none: leave it out"
+        raise SpecError("aux_gradients", reason)
+    if spec.arch == "sm_90a" and spec.mma == "mma" and spec.gradients != "daux":
+        raise SpecError("mma", f"is mma; allowed on sm_90a with gradients {spec.gradients}: wgmma")
+
+
 def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
     """Refuse a score beside a softcap, and tensors that it declares otherwise than the mask does.
 

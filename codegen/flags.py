@@ -792,6 +792,52 @@ class AttentionBackwardMmaSyncFlags(Flags):
 
 
 @dataclass(frozen=True)
+class AuxSumFlags:
+    """What is summed up for the elements of a tensor that a score reads in one place.
+
+    Attributes:
+        name: of the kernel's parameter with the sums.
+        number: of the place, which names of functions end in.
+        element: the element, as the score has it.
+        lines: which pairs share it: rows, columns or diagonals.
+        slope: the derivative of the score by it; without a text it is 1.
+        slope_lines: its text, in lines of a comment.
+    """
+
+    name: str
+    number: int
+    element: str
+    lines: str
+    slope: ExpressionFlags
+    slope_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AttentionBackwardAuxFlags(Flags):
+    """What the kernel of gradients of tensors of a score asks.
+
+    Attributes:
+        walk: what all kernels of gradients ask.
+        key_end_words: where the keys of a batch end.
+        mask_piece: how pairs are hidden.
+        columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
+        rows_piece: whose queries the rows are, likewise.
+        thread: number of a thread in its block, in C++.
+        aux_sums: what is summed up.
+        has_pairs: whether some of it goes through shared memory.
+    """
+
+    walk: AttentionBackwardFlags
+    key_end_words: KeyEndOfThread
+    mask_piece: str
+    columns_piece: str
+    rows_piece: str
+    thread: str
+    aux_sums: tuple[AuxSumFlags, ...]
+    has_pairs: bool
+
+
+@dataclass(frozen=True)
 class SelectTopkFlags(Flags):
     """What select_topk/select_topk.cu.j2 asks beside the plan: nothing."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from codegen.combinations import check_combination, check_options, check_score
+from codegen.combinations import check_combination, check_gradients, check_options, check_score
 from codegen.errors import SpecError
 from codegen.migrations import outdated
 from codegen.patterns.base import SpecModel
@@ -75,6 +75,8 @@ def parse_spec(data: object, file: str = "") -> Spec:
         check_score(specs[0])
     if isinstance(specs[0], AttentionSpec):
         check_options(specs[0])
+    if isinstance(specs[0], AttentionBackwardSpec):
+        check_gradients(specs[0])
     return next(filter(_is_enough, specs[:-1]), specs[-1])
 
 

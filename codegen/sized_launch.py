@@ -139,7 +139,7 @@ def _check_lists(plan: Plan, sizes: Mapping[str, int]) -> None:
     wanted: tuple[str, ...] = ()
     if isinstance(spec, AttentionSpec) and spec.pattern.fixed_block is not None:
         wanted = ("list_batches", "list_heads")
-    if isinstance(spec, AttentionBackwardSpec) and spec.gradients != "dq" and spec.pattern.fixed_block is not None:
+    if isinstance(spec, AttentionBackwardSpec) and not spec.by_queries and spec.pattern.fixed_block is not None:
         wanted = ("list_batches", "list_heads", "list_length")  # it transposes the lists
     if isinstance(spec, BsrSpmmSpec):
         wanted = (*(("chunk_blocks",) if plan.row_cutting else ()), *(("groups", "rounds") if plan.gathered else ()))

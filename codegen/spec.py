@@ -222,8 +222,8 @@ class AttentionSpec(SpecBase):
 class AttentionBackwardTile(SpecModel):
     """Tile of a gradient of attention."""
 
-    m: int = Field(description="query rows: of a tile (dq), or of one step (dkdv)")
-    n: int = Field(description="keys: of one step (dq), or of a tile (dkdv)")
+    m: int = Field(description="query rows: of a tile (dq, daux), or of one step (dkdv)")
+    n: int = Field(description="keys: of one step (dq, daux), or of a tile (dkdv)")
 
 
 class AttentionBackwardSpec(SpecBase):
@@ -233,8 +233,9 @@ class AttentionBackwardSpec(SpecBase):
     """
 
     op: Literal["attention_backward"] = Field(description="operator")
-    gradients: Literal["dq", "dkdv", "dq_dkdv"] = Field(
-        description="what the kernel computes: dQ; dK and dV; or all three, with five products in place of seven"
+    gradients: Literal["dq", "dkdv", "dq_dkdv", "daux"] = Field(
+        description="what the kernel computes: dQ; dK and dV; all three, with five products in place of seven; or "
+        "gradients of tensors of the score"
     )
     head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head, at most")
     pattern: AnyPattern = Field(description="keys that a query sees")
@@ -245,6 +246,11 @@ class AttentionBackwardSpec(SpecBase):
     score: Score | None = Field(
         default=None, description="what became of the forward's logits: its derivative joins dS; not beside softcap"
     )
+    aux_gradients: tuple[str, ...] = Field(
+        default=(),
+        strict=False,  # plain data has a list
+        description="tensors of the score whose gradients the kernel computes (gradients: daux)",
+    )
     kv_lengths: bool = Field(
         default=False, description="number of keys of each batch, as the forward was given: later ones have zeros"
     )
@@ -252,7 +258,12 @@ class AttentionBackwardSpec(SpecBase):
         default=True,
         description="the same bits in every run; false: tiles add to dQ in any order (gradients: dq_dkdv alone)",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "score", "kv_lengths", "deterministic")
+    options: ClassVar[tuple[str, ...]] = ("softcap", "score", "aux_gradients", "kv_lengths", "deterministic")
+
+    @property
+    def by_queries(self) -> bool:
+        """Whether a tile has queries, and steps have keys, as the forward's."""
+        return self.gradients in ("dq", "daux")
 
     @property
     def forward(self) -> AttentionSpec:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from codegen.aux_gradients import reads_of
+from codegen.expressions.nodes import SIZES
 from codegen.patterns import PATTERNS
 from codegen.patterns.block_lists import NAMED_MASKS, expression_of
+from codegen.score import Score
 from runtime.expressions.evaluate import evaluate
+from runtime.verify.aux_tensors import places_of, scored
 
 STEP = 1e-5  # of a difference of float64
 
@@ -166,3 +170,43 @@ def gradients(
     of_heads = {"dk": scale * (of_logits.mT @ q), "dv": weights.mT @ dout}
     shared = {name: t.unflatten(1, (k.shape[1], group)).sum(2) for name, t in of_heads.items()}
     return {"dq": scale * (of_logits @ keys), **shared}
+
+
+def aux_gradients(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    seen: torch.Tensor,
+    score: Score,
+    aux: Mapping[str, torch.Tensor],
+    *,
+    names: Sequence[str],
+    dlse: Any = None,
+    scale: Any = None,
+) -> dict[str, torch.Tensor]:
+    """Return the gradients of some tensors of a score in float64: each pair adds to the element that it reads."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v, out, lse, dout = (t.double() for t in (q, k, v, out, lse, dout))
+    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+    logits = q @ keys.mT * (1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    scores = scored(score.expression, logits, aux)
+    weights = torch.where(seen > 0, (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen, 0.0)
+    delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.double())
+    of_scores = weights * (dout @ values.mT - delta[..., None])
+    places = places_of(dict(zip(SIZES, logits.shape, strict=True)), q.device)
+    found = {name: torch.zeros(aux[name].shape, dtype=torch.float64, device=q.device) for name in names}
+    for read in reads_of(score, names):
+        to = found[read.item.aux.name]
+        parts = of_scores * scored(read.slope, logits, aux)
+        elements = [
+            evaluate(index, places, aux).clamp(0, size - 1).expand(logits.shape)
+            for index, size in zip(read.item.indices, to.shape, strict=True)
+        ]
+        if elements:
+            to.index_put_(tuple(elements), parts, accumulate=True)
+        else:
+            to.add_(parts.sum())
+    return found

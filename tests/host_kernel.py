@@ -24,10 +24,14 @@ from runtime.kernels.attention_backward import AttentionBackwardKernel, Attentio
 
 HEADERS = Path(__file__).with_name("host")
 INSTRUCTIONS = (
-    *("cp_async_16", "cp_async_commit", "cp_async_wait", "mma_m16n8k16", "ldmatrix_x4", "ldmatrix_x4_trans"),
-    *("ex2", "pack"),
+    *("cp_async_16", "cp_async_commit", "cp_async_wait", "mma_m16n8k16", "ldmatrix_x4"),
+    "ex2",
 )
-OF_OPTIONS = "rcp", "load_word"  # of a softcap, and of masks of bits
+OF_SOME = (  # of dQ, dK and dV; of a softcap and scores; of masks of bits
+    *("ldmatrix_x4_trans", "pack"),
+    *("rcp", "lg2"),
+    "load_word",
+)
 PROGRAM = """\
 #include "threads.h"
 #include "instructions.h"
@@ -59,15 +63,16 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
         plan: its plan.
         folder: where the library is built.
     """
-    for name in (*INSTRUCTIONS, *OF_OPTIONS):
+    for name in (*INSTRUCTIONS, *OF_SOME):
         definition = (
             rf"(template <[^\n]*>\n)?__device__ __forceinline__ \w+ {name}\([^{{]*\{{(?:[^\n]*\}}\n|.*?\n\}}\n)"
         )
         source, replaced = re.subn(definition, "", source, count=1, flags=re.DOTALL)
-        assert replaced or name in OF_OPTIONS, f"{name} is not in the source"
+        assert replaced or name in OF_SOME, f"{name} is not in the source"
     # Of fp16, two elements are widened in one piece of assembly.
     widened = "found.x = widened(pair); found.y = widened(pair >> 16);\n"
     source = re.sub(r'  asm\("\{\\n".*?: "r"\(pair\)\);\n', widened, source, flags=re.DOTALL)
+    source = re.sub(r'asm\("cvt\.f32\.f16 %0, %1;" : "=f"\((\w+)\) : "h"\((.*)\)\);', r"\1 = of_half(\2);", source)
     source = re.sub(r"extern __shared__ .*;", "unsigned char* shared = memory;", source)
     source = source.replace("__shared__ int", "static int")
     source = re.sub(r'asm volatile\(""[^;]*;', "", source)  # which no instruction follows from

@@ -96,11 +96,17 @@ class OracleBackwardKernel:
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
         given = dict.fromkeys(("dq", "dk", "dv"))
-        wanted = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dq_dkdv": ("dq", "dk", "dv")}[self.spec.gradients]
+        wanted = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dq_dkdv": ("dq", "dk", "dv"), "daux": ()}[spec.gradients]
+        of_aux = None
+        if spec.gradients == "daux":
+            names = spec.aux_gradients
+            given_to = q, k, v, out, lse, dout, seen, spec.score, aux
+            of_aux = attention_oracle.aux_gradients(*given_to, names=names, dlse=dlse, scale=scale)
+            of_aux = {name: gradient.to(aux[name].dtype) for name, gradient in of_aux.items()}
         if stats is None:
             stats = torch.full((*lse.shape[:2], lse.shape[2] + 1, 2), torch.nan)
             fill_statistics(stats, out, dout, lse, dlse)
-        return AttentionGradients(**{**given, **{name: made[name] for name in wanted}}, stats=stats)
+        return AttentionGradients(**{**given, **{name: made[name] for name in wanted}}, stats=stats, daux=of_aux)
 
 
 class LoadedGradients(dict[NamedSpec, OracleBackwardKernel]):

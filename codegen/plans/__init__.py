@@ -8,6 +8,7 @@ from codegen.errors import SpecError
 from codegen.plan import Plan, require
 from codegen.plans import (
     attention_backward,
+    attention_backward_daux,
     attention_backward_dq_dkdv,
     attention_backward_mma_sync,
     attention_mma_sync,
@@ -82,6 +83,8 @@ def plan_of(spec: Spec, stem: str) -> Plan:
 
 def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
     if isinstance(spec, AttentionBackwardSpec):
+        if spec.gradients == "daux":
+            return attention_backward_daux.plan(spec, stem)
         if spec.mma == "mma":
             return attention_backward_mma_sync.plan(spec, stem)
         if spec.gradients == "dq_dkdv":

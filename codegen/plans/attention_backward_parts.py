@@ -39,7 +39,7 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
         return
     for name, size in (("q", block.q), ("kv", block.kv)):
         require(size in (64, 128), f"pattern.block.{name}", f"is {size}; allowed in a gradient: 64, 128")
-    if spec.gradients == "dq":
+    if spec.by_queries:
         require(block.q % m == 0, "tile.m", f"is {m}; a tile is a query block, or an equal part: {block.q} rows")
         require(block.kv % n == 0, "tile.n", f"is {n}; a step is a key block, or an equal part: {block.kv} keys")
     else:
@@ -49,7 +49,7 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
 
 def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
     """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
-    is_dq = spec.gradients == "dq"
+    is_dq = spec.by_queries
     by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
     asks_keys = spec.gradients != "dkdv" or by_position or spec.kv_lengths or spec.mma == "mma"
     asks_keys = asks_keys or spec.score is not None
@@ -94,7 +94,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
 
 def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
     """Add what is known of the steps in the ring, where pairs are hidden: of an expression with the head of each."""
-    is_dq, stages = spec.gradients == "dq", spec.stages
+    is_dq, stages = spec.by_queries, spec.stages
     if spec.pattern.masks_by_bits and not is_dq:
         shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
     elif is_dq or spec.pattern.masks_pairs:
@@ -109,7 +109,7 @@ def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
 
 def transposes(spec: AttentionBackwardSpec) -> bool:
     """Return whether the kernel walks over lists the other way round."""
-    return spec.gradients != "dq" and spec.pattern.fixed_block is not None
+    return not spec.by_queries and spec.pattern.fixed_block is not None
 
 
 def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
@@ -125,7 +125,7 @@ def row_lanes(spec: AttentionBackwardSpec) -> int:
 
 def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
     """Return the sizes of a tile and its steps."""
-    is_dq, block, m, n = spec.gradients == "dq", spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    is_dq, block, m, n = spec.by_queries, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
         Constant("kHeadDim", spec.head_dim, "elements of a head"),
@@ -140,14 +140,14 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
     """Return what the prologue and the walk over a tile's steps need."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     listed: list[Constant] = []
-    if block is not None and spec.gradients == "dq":
+    if block is not None and spec.by_queries:
         listed = list_constants(block, block.kv // n)
         listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
     elif block is not None:
         listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
         if divides_key_blocks(spec):
             listed.append(Constant("kBlockKeys", block.kv, "keys that share a list"))
-    if spec.pattern.masks_by_bits and spec.gradients != "dq":
+    if spec.pattern.masks_by_bits and not spec.by_queries:
         listed += [Constant("kLaneWords", -(-m // 64), "pairs of words of a step that a lane reads: eight lanes share")]
     return (
         Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
@@ -195,7 +195,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, AttentionBackwardSpec)
     padded = padded_rows(shape.q_len)
-    if spec.gradients == "dq":
+    if spec.by_queries:
         heads, tiles = shape.heads, {"query_tiles": -(-shape.q_len // spec.tile.m)}
     else:
         heads, tiles = shape.kv_heads, {"key_tiles": -(-shape.kv_len // spec.tile.n)}

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from codegen.aux_gradients import Read, sums_name
 from codegen.expressions.arithmetic import ONE
 from codegen.expressions.bounds import is_inside
 from codegen.expressions.cost import cost_of
 from codegen.expressions.cuda import HELPERS, Printed, Statement, printed
+from codegen.expressions.kernel_form import kernel_form
 from codegen.expressions.nodes import Aux, Item, Node, Variable, children, nodes_of
 from codegen.expressions.text import text_of
-from codegen.flags import AuxFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, ScoreFlags
+from codegen.flags import AuxFlags, AuxSumFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, ScoreFlags
 from codegen.plan import Param, i32, i64, pointer
 from codegen.score import Score
 from codegen.spec import AttentionSpec, BlockMaskSpec
@@ -83,7 +85,7 @@ def expressions_flags(
     score = slope = _expression_flags(None)
     if isinstance(spec, AttentionSpec) and spec.score is not None:
         score = _score_flags(spec.score, spec.pack_gqa)
-        slope = _slope_flags(spec.score) if gradients else slope
+        slope = _slope_flags(spec.score.slope, spec.score.slope_of_pair) if gradients else slope
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
     keys = "min(first_key + column, p.kv_len - 1)" if score.looks_up_keys else "first_key + column"
     return ExpressionsFlags(
@@ -107,6 +109,22 @@ def _parts_piece(parts: Sequence[Statement]) -> str:
     return f"{PARTS}/{'of_lanes' if any('load_' in part.value for part in parts) else 'own'}.cuh.j2"
 
 
+def aux_sum_flags(reads: Sequence[Read]) -> tuple[AuxSumFlags, ...]:
+    """Return what templates ask of the elements whose gradients are summed up."""
+    found: list[AuxSumFlags] = []
+    for number, read in enumerate(reads):
+        slope = _slope_flags(read.slope, kernel_form(read.slope))
+        name, element = sums_name(reads, number), text_of(read.item)
+        found.append(AuxSumFlags(name, number, element, read.lines, slope, _lines(slope)))
+    return tuple(found)
+
+
+def with_helpers_of(found: ExpressionsFlags, sums: Sequence[AuxSumFlags]) -> ExpressionsFlags:
+    """Return the expressions of a spec with the helpers that derivatives need too."""
+    helpers = {*found.expression_helpers, *(name for each in sums for name in each.slope.helpers)}
+    return replace(found, expression_helpers=tuple(name for name in HELPERS if name in helpers))
+
+
 def _lines(expression: ExpressionFlags) -> tuple[str, ...]:
     return tuple(textwrap.wrap(expression.text, LINE))
 
@@ -118,14 +136,12 @@ def _score_flags(score: Score, pack_gqa: int) -> ExpressionFlags:
     return replace(made, text=text_of(score.expression), looks_up_keys=looks_up_keys)
 
 
-def _slope_flags(score: Score) -> ExpressionFlags:
-    """Return the derivative of a score as a kernel computes it; empty if it is 1."""
-    if score.slope == ONE:
+def _slope_flags(slope: Node, as_computed: Node) -> ExpressionFlags:
+    """Return a derivative of a score as a kernel computes it; empty if it is 1."""
+    if slope == ONE:
         return _expression_flags(None)
-    short = nodes_of(score.slope) <= MOST_NODES_SHOWN
-    return replace(
-        _printed_flags(score.slope_of_pair), text=text_of(score.slope) if short else "as it is computed here"
-    )
+    short = nodes_of(slope) <= MOST_NODES_SHOWN
+    return replace(_printed_flags(as_computed), text=text_of(slope) if short else "as it is computed here")
 
 
 def _depends_on_key(node: Node) -> bool:
@@ -192,6 +208,11 @@ def expression_registers(spec: AttentionSpec | BlockMaskSpec, *, gradients: bool
     if not gradients:
         return of_mask + min(kept, SCORE_REGISTERS)
     return of_mask + kept + (0 if spec.score.slope == ONE else _kept_of(printed(spec.score.slope_of_pair)))
+
+
+def aux_slope_registers(reads: Sequence[Read]) -> int:
+    """Return an allowance for what a thread keeps of the derivatives by elements: of one at a time."""
+    return max((_kept_of(printed(kernel_form(read.slope))) for read in reads if read.slope != ONE), default=0)
 
 
 def _kept_of(made: Printed) -> int:

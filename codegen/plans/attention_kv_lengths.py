@@ -25,11 +25,19 @@ OF_BATCH = {
 
 def key_end_words(spec: AttentionSpec) -> KeyEndWords:
     """Return what the templates insert."""
-    its = "key_end" if spec.kv_lengths else "p"
     if spec.arch != "sm_90a":
-        words = OF_BATCH if spec.kv_lengths else PLAIN
-        return KeyEndOfThread(**words, its_key_end=its, and_key_end=", key_end" if spec.kv_lengths else "")
-    return KeyEndOfLoads(**_words_of_masks(spec), its_key_end=its)
+        return key_end_of_threads(spec)
+    return KeyEndOfLoads(**_words_of_masks(spec), its_key_end=_owner(spec))
+
+
+def key_end_of_threads(spec: AttentionSpec) -> KeyEndOfThread:
+    """Return what the templates insert whose threads all load and compute."""
+    words = OF_BATCH if spec.kv_lengths else PLAIN
+    return KeyEndOfThread(**words, its_key_end=_owner(spec), and_key_end=", key_end" if spec.kv_lengths else "")
+
+
+def _owner(spec: AttentionSpec) -> str:
+    return "key_end" if spec.kv_lengths else "p"
 
 
 def key_end_of_masks(spec: AttentionSpec) -> KeyEndOfMasks:

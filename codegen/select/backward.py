@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from codegen.arch import ARCHS
+from codegen.aux_gradients import reads_of
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.patterns import PATTERNS, has_expression, without_gradient
-from codegen.plans import attention_backward_dq_dkdv, attention_backward_mma_sync, plan_for
+from codegen.plans import (
+    attention_backward_daux,
+    attention_backward_dq_dkdv,
+    attention_backward_mma_sync,
+    plan_for,
+)
+from codegen.score import Score
+from codegen.wording import shown
 
 OP = "attention_backward"
 HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": attention_backward_mma_sync.HEAD_DIMS}
 """Head sizes that the kernels are made for, by instruction: others are filled up to the next."""
+DAUX_HEAD_DIMS = attention_backward_daux.HEAD_DIMS
+"""The same of those that compute gradients of tensors of a score."""
 DQ_DKDV_HEAD_DIMS = attention_backward_dq_dkdv.HEAD_DIMS
 """The same of those that compute all gradients: the sums of others are more registers than there are."""
 DQ_DKDV_KEYS = attention_backward_dq_dkdv.KEYS
@@ -31,11 +41,13 @@ class BackwardKernels:
         dq: computes dQ.
         dkdv: computes dK and dV.
         dq_dkdv: computes all three where all are wanted, with five products in place of seven; None: no kernel does.
+        daux: computes those of tensors of the score; None: none is asked for that is not 0.
     """
 
     dq: NamedSpec
     dkdv: NamedSpec
     dq_dkdv: NamedSpec | None = None
+    daux: NamedSpec | None = None
 
 
 def backward_archs() -> tuple[str, ...]:
@@ -74,6 +86,7 @@ def backward_kernels(
     head_dim: int,
     softcap: float | None = None,
     score: Mapping[str, Any] | None = None,
+    aux_gradients: Sequence[str] = (),
     kv_lengths: bool = False,
     deterministic: bool = True,
 ) -> BackwardKernels:
@@ -86,6 +99,7 @@ def backward_kernels(
         head_dim: elements of a head.
         softcap: cap of the logits; None: they have none.
         score: what becomes of the logits, of the forward kernel's spec; None: nothing.
+        aux_gradients: tensors of the score whose gradients are wanted.
         kv_lengths: whether each batch has a number of keys of its own.
         deterministic: whether dQ has the same bits in every run; otherwise it may be added up in any order, where that
             is faster.
@@ -119,14 +133,38 @@ def backward_kernels(
         "kv_lengths": kv_lengths,
     }
     dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))
+    daux = _of_aux(fields, head_dim, aux_gradients)
     size = next((size for size in DQ_DKDV_HEAD_DIMS if size >= head_dim), None)
     if instruction != "wgmma" or size is None:
-        return BackwardKernels(dq, dkdv)
+        return BackwardKernels(dq, dkdv, None, daux)
     in_one = {**fields, "head_dim": size, "gradients": "dq_dkdv"}
     if not deterministic and _is_faster_in_any_order(pattern, size):
-        return BackwardKernels(dq, dkdv, _named({**in_one, "deterministic": False}))
+        return BackwardKernels(dq, dkdv, _named({**in_one, "deterministic": False}), daux)
     ordered = PATTERNS[pattern["kind"]].dq_order is not None
-    return BackwardKernels(dq, dkdv, _named(in_one) if ordered else None)
+    return BackwardKernels(dq, dkdv, _named(in_one) if ordered else None, daux)
+
+
+def _of_aux(fields: Mapping[str, Any], head_dim: int, names: Sequence[str]) -> NamedSpec | None:
+    """Return the kernel of gradients of tensors of a score; None where all are 0."""
+    if not names:
+        return None
+    read = aux_with_gradients(fields["score"], tuple(names))
+    if not read:
+        return None
+    size = next(size for size in DAUX_HEAD_DIMS if size >= head_dim)
+    return _named({**fields, "gradients": "daux", "head_dim": size, "aux_gradients": list(read)})
+
+
+def aux_with_gradients(score: Mapping[str, Any] | None, names: Sequence[str]) -> tuple[str, ...]:
+    """Return those tensors of a score, of some, whose gradients a kernel computes: of others they are 0.
+
+    Raises:
+        SpecError: naming a tensor that has no gradient, and the index that is the reason.
+    """
+    if score is None:
+        raise SpecError("aux_gradients", f"has {', '.join(map(shown, names))}, and there is no score")
+    read = {read.item.aux.name for read in reads_of(Score.model_validate(dict(score)), names)}
+    return tuple(name for name in names if name in read)
 
 
 def _is_faster_in_any_order(pattern: Mapping[str, Any], head_dim: int) -> bool:

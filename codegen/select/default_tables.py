@@ -62,6 +62,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({}, ("m", "n"), (2,)),
     ),
     "attention_backward": (
+        Row({"gradients": "daux"}, ("rows", "step"), (2,)),
         Row(MMA | {"gradients": "dq", "head_dim": (192, 256)}, ("rows", "step"), (2,)),
         Row(MMA | {"gradients": "dq", "rows": 64}, ("rows", "step"), (3, 2)),
         Row(MMA | {"gradients": "dq"}, ("rows", "step"), (4, 2)),  # Q and dO come in through the ring

@@ -170,6 +170,9 @@ def _mma_sync_gradient(given: AttentionBackwardSpec, rows: int, keys: int) -> Fi
 
 def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fields]:
     rows, keys = _block(given, "q", 128), _block(given, "kv", 128)
+    if given.gradients == "daux":  # by mma.sync on all architectures
+        step = 16 if given.head_dim == 256 else 32  # registers
+        return ("mma", "cp_async", "multistage"), {"rows": 64, "keys": keys, "step": step}
     if given.arch != "sm_90a":
         return None, _mma_sync_gradient(given, rows, keys)
     if given.gradients == "dkdv" and given.head_dim > 128:

@@ -34,6 +34,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.attention import Layout, layout_like
 from runtime.kernels.attention_indices import IndexArguments
+from runtime.kernels.aux_gradients import AuxSums
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
 
@@ -50,16 +51,21 @@ class AttentionGradients(NamedTuple):
     """What a call of a gradient kernel returns.
 
     Attributes:
-        dq: (batch, heads, q_len, d), the gradient of q; None from kernels of ``gradients: dkdv``.
-        dk: (batch, kv_heads, kv_len, d), that of k; None from kernels of ``gradients: dq``.
+        dq: (batch, heads, q_len, d), the gradient of q; None from kernels that do not compute it.
+        dk: (batch, kv_heads, kv_len, d), that of k; None likewise.
         dv: that of v, likewise.
         stats: float32 (batch, heads, rows, 2), what another kernel of the same call may be given.
+        daux: those of the spec's ``aux_gradients``, by name, each as its tensor, contiguous; None without.
     """
 
     dq: torch.Tensor | None
     dk: torch.Tensor | None
     dv: torch.Tensor | None
     stats: torch.Tensor
+    daux: dict[str, torch.Tensor] | None = None
+
+
+_GRADIENTS = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dq_dkdv": ("dq", "dk", "dv"), "daux": ()}
 
 
 class _Outputs(NamedTuple):
@@ -98,11 +104,12 @@ class AttentionBackwardKernel:
         self.spec: AttentionBackwardSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._names = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dq_dkdv": ("dq", "dk", "dv")}[self.spec.gradients]
+        self._names = _GRADIENTS[self.spec.gradients]
         self._listed = self.spec.pattern.fixed_block is not None
         self._transposes = self._listed and "dk" in self._names
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
         self._aux = AuxArguments(self.spec.forward, compiled.plan)
+        self._sums = AuxSums(self.spec) if self.spec.gradients == "daux" else None
         self._signatures = Signatures()
 
     def __repr__(self) -> str:
@@ -192,7 +199,10 @@ class AttentionBackwardKernel:
             fill_statistics(row_stats, out, dout, lse, dlse)
         prologue = (stats is None and dlse is None) or self._transposes
         enqueue(self._loaded, signature, addresses, q.device, outputs.memory, prologue=prologue)
-        return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats)
+        of_aux = None
+        if self._sums is not None:
+            of_aux = self._sums.added_up(sums, dict(zip(self._aux.names, looked_up, strict=True)), q.shape, k.shape[2])
+        return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats, of_aux)
 
     def _check(
         self, operands: dict[str, Any], indices: tuple[Any, ...], *, aux: tuple[Any, ...], scale: Any, stats: Any

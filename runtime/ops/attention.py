@@ -101,8 +101,8 @@ def block_sparse_attention(
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
         softcap: cap of the logits, from 0.001 to 1000: softcap * tanh(scale * q k^T / softcap). Each value is a kernel.
         score: what becomes of the logits, scale * q k^T, before the softmax: a ``runtime.patterns.Score``, or a text or
-            a function of which one is made in each call (docs/expressions.md). Not beside ``softcap``. Its tensors
-            have no gradients.
+            a function of which one is made in each call (docs/expressions.md). Not beside ``softcap``. Its
+            floating-point tensors have gradients where their indices are batch, head, q_idx, kv_idx or q_idx - kv_idx.
         sink: float32 (heads,), a logit that joins the sum of each row of its head, as a key without a value would.
         kv_lengths: int32 (batch or 1,), keys of each batch that exist: later ones are hidden from all queries. The
             pattern's positions do not move.
@@ -134,6 +134,8 @@ def block_sparse_attention(
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
+    if direct and score is not None and _grad_enabled():
+        direct = not any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if deterministic is not True and deterministic is not False:
         raise ArgumentError("deterministic", f"is {deterministic!r}, expected True or False")
     compute: Callable[..., AttentionResult] = attend if direct else partial(operator, deterministic=deterministic)

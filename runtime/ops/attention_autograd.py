@@ -14,29 +14,38 @@ import torch
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import check_types
 from runtime.ops.attention_gradients import attend_backward
+from runtime.ops.aux_tensors import apart, aux_names, learned_aux, score_names
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
 _NAME = "block_sparse_attention_backward"
 _SCHEMA = (
     f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor?[] tensors, "
     "Tensor? sink, Tensor? kv_lengths, str spec_json, *, float? scale=None, float? softcap=None, "
-    "bool deterministic=True, bool dq=True, bool dkdv=True, bool dsink=False) -> (Tensor, Tensor, Tensor, Tensor)"
+    "bool deterministic=True, bool dq=True, bool dkdv=True, bool dsink=False, str[]? daux=None) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor[])"
 )
 _OPTIONS = ("scale", "softcap", "deterministic")
 """Options of a call that its backward pass has too."""
-Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]
 
 
-def _run(*arguments: Any, **options: Any) -> Four:
+def _run(*arguments: Any, **options: Any) -> Found:
     """Compute the operator: gradients that are not asked for have no elements."""
     dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, spec_json = arguments
     options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink, "kv_lengths": kv_lengths}
     found = attend_backward(q, k, v, tuple(tensors), spec_json, **options)
-    dq, dk, dv, dsink = (nothing(q) if gradient is None else gradient for gradient in found)
-    return dq, dk, dv, dsink
+    dq, dk, dv, dsink = (nothing(q) if gradient is None else gradient for gradient in found[:4])
+    return dq, dk, dv, dsink, list(found.daux)
 
 
-def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, dsink: bool = False, **_: Any) -> Four:
+def _fake(
+    *arguments: Any,
+    dq: bool = True,
+    dkdv: bool = True,
+    dsink: bool = False,
+    daux: Sequence[str] | None = None,
+    **_: Any,
+) -> Found:
     """Return tensors like the gradients, without values."""
     dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, spec_json = arguments
     check_types(q, k, v, tensors, spec_json, sink=sink, kv_lengths=kv_lengths)
@@ -50,7 +59,9 @@ def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, dsink: bool = Fal
             raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float32")
     wanted = (dq, q), (dkdv, k), (dkdv, v)
     first, second, third = (like(tensor) if needed else nothing(q) for needed, tensor in wanted)
-    return first, second, third, sink.new_empty(sink.shape) if dsink else nothing(q)
+    aux = apart(spec_json, tensors)[1]
+    of_aux = [aux[name].new_empty(aux[name].shape) for name in daux or ()]
+    return first, second, third, sink.new_empty(sink.shape) if dsink else nothing(q), of_aux
 
 
 def _refuse_second(ctx: Any, *gradients: Any) -> NoReturn:
@@ -89,7 +100,7 @@ class _Forward(NamedTuple):
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Attention with gradients of q, k, v and the sinks."""
+    """Attention with gradients of q, k, v, the sinks and floating-point tensors of the score."""
 
     @staticmethod
     def forward(ctx: Any, call: _Forward, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,19 +122,31 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        """Return the gradients of q, k, v and the sinks."""
+        """Return the gradients of q, k, v, the sinks and tensors of the score."""
         q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:5]
         needs_q, needs_k, needs_v, needs_sink = wanted
+        named = _named(ctx.spec_json, ctx.needs_input_grad[6:])
         found: Sequence[Any] = (None,) * 4
+        of_named: Sequence[Any] = ()
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
             needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
             compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
             inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, ctx.spec_json
-            found = compute(*inputs, **ctx.options, **needs)
+            *found, of_named = compute(*inputs, **ctx.options, **needs, daux=list(named))
         needed = zip(found, wanted, strict=True)
-        return (None, *(gradient if needs else None for gradient, needs in needed), None, *(None for _ in tensors))
+        of_tensors: list[Any] = [None] * len(tensors)
+        for place, gradient in zip(named.values(), of_named, strict=False):  # none, where there is no gradient at all
+            of_tensors[place] = gradient
+        return (None, *(gradient if needs else None for gradient, needs in needed), None, *of_tensors)
+
+
+def _named(spec_json: str, needs: Sequence[bool]) -> dict[str, int]:
+    """Return the tensors of the score that need a gradient, of a call's tensors: their places by their names."""
+    names = aux_names(spec_json)
+    places = zip(names, range(len(needs) - len(names), len(needs)), strict=True)
+    return {name: place for name, place in places if needs[place] and name in score_names(spec_json)}
 
 
 def _differentiated(*tensors: Any) -> bool:
@@ -141,11 +164,12 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
         below = keys & torch._C._after_autograd_keyset
         q, k, v, tensors, sink, kv_lengths, *others = arguments
-        if _differentiated(q, k, v, sink):
+        learned = learned_aux(others[-1], tensors) if torch.is_grad_enabled() else ()
+        if learned or _differentiated(q, k, v, sink):
             if torch._C._are_functorch_transforms_active():
                 reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
                 raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
-            call = _Forward(overload, below, tuple(others), options)
+            call = _Forward(overload, below, tuple(others), {**options, "aux_gradients": list(learned)})
             return _Attention.apply(call, q, k, v, sink, kv_lengths, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(below, *arguments, **options)
@@ -161,10 +185,14 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
     """
 
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
-        for argument, value in zip(overload._schema.arguments, arguments, strict=False):
-            if isinstance(value, torch.Tensor) and _differentiated(value):
-                reason = f"is given, and {argument.name} requires a gradient, which what is written has not"
-                raise ArgumentError("out", f"{reason}; leave it out, or call it under torch.no_grad()")
+        named = {each.name: value for each, value in zip(overload._schema.arguments, arguments, strict=False)}
+        learned = learned_aux(arguments[-1], named["tensors"]) if torch.is_grad_enabled() else ()
+        differentiated = (
+            name for name, value in named.items() if isinstance(value, torch.Tensor) and _differentiated(value)
+        )
+        for name in (*differentiated, *learned):
+            reason = f"is given, and {name} requires a gradient, which what is written has not"
+            raise ArgumentError("out", f"{reason}; leave it out, or call it under torch.no_grad()")
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
 

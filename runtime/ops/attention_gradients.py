@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from codegen.library import NamedSpec
 from codegen.select.backward import (
     BLOCK_SIZES,
     BackwardKernels,
+    aux_with_gradients,
     backward_archs,
     backward_kernels,
     check_arch,
@@ -40,12 +42,14 @@ class Gradients(NamedTuple):
         dk: as k.
         dv: as v.
         dsink: float32 (heads,).
+        daux: of the tensors of the score that were named, in their order.
     """
 
     dq: torch.Tensor | None
     dk: torch.Tensor | None
     dv: torch.Tensor | None
     dsink: torch.Tensor | None
+    daux: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,20 @@ class GradientChoice:
     fit: BlockFit | None
 
 
-def check_gradients(spec_json: str) -> None:
+def check_gradients(spec_json: str, aux_gradients: Sequence[str] = ()) -> None:
     """Refuse what has no gradient on any device, of tensors whose sizes may not be known.
+
+    Args:
+        spec_json: the pattern, with the score, as JSON.
+        aux_gradients: tensors of the score that require one.
 
     Raises:
         ArgumentError, SpecError: naming the argument.
     """
-    check_pattern(json.loads(spec_json))
+    pattern, score = split(spec_json)
+    check_pattern(pattern)
+    if aux_gradients:
+        aux_with_gradients(score, aux_gradients)
     _fitted(spec_json, backward_archs()[0])
 
 
@@ -94,6 +105,7 @@ def gradient_choice(
     head_dim: int,
     *,
     softcap: float | None = None,
+    aux_gradients: tuple[str, ...] = (),
     kv_lengths: bool = False,
     deterministic: bool = True,
 ) -> GradientChoice:
@@ -105,6 +117,7 @@ def gradient_choice(
         dtype: of q, k and v.
         head_dim: of the call.
         softcap: of the call.
+        aux_gradients: tensors of the score whose gradients are wanted.
         kv_lengths: whether the call has them.
         deterministic: whether the gradients have the same bits in every run.
 
@@ -116,12 +129,18 @@ def gradient_choice(
     fit = _fitted(spec_json, arch)
     pattern, score = split(spec_json if fit is None else fit.spec_json(spec_json))
     options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths, "deterministic": deterministic}
-    options["score"] = score
+    options |= {"score": score, "aux_gradients": aux_gradients}
     return GradientChoice(backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim, **options), fit)
 
 
 def chosen_for(
-    q: torch.Tensor, spec_json: str, *, softcap: float | None, kv_lengths: bool, deterministic: bool
+    q: torch.Tensor,
+    spec_json: str,
+    *,
+    softcap: float | None,
+    kv_lengths: bool,
+    deterministic: bool,
+    aux_gradients: Sequence[str] = (),
 ) -> GradientChoice:
     """Return the choice for a call.
 
@@ -129,6 +148,7 @@ def chosen_for(
         DeviceError, ArgumentError, SpecError: for what has no gradient.
     """
     options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap), "kv_lengths": kv_lengths}
+    options["aux_gradients"] = tuple(aux_gradients)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3], **options, deterministic=deterministic)
 
@@ -152,6 +172,7 @@ def attend_backward(
     dq: bool = True,
     dkdv: bool = True,
     dsink: bool = False,
+    daux: Sequence[str] = (),
 ) -> Gradients:
     """Compute the gradients of a call of ``block_sparse_attention``.
 
@@ -171,12 +192,14 @@ def attend_backward(
         dq: whether the gradient of q is wanted.
         dkdv: whether those of k and v are.
         dsink: whether that of the sinks is.
+        daux: tensors of the score whose gradients are wanted.
 
     Raises:
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
     """
-    choice = chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None, deterministic=deterministic)
+    asked: dict[str, Any] = {"softcap": softcap, "deterministic": deterministic, "aux_gradients": daux}
+    choice = chosen_for(q, spec_json, kv_lengths=kv_lengths is not None, **asked)
     if dsink:
         check_sink(sink, q.shape[1], q.device)
     tensors, aux = apart(spec_json, tensors)
@@ -192,20 +215,29 @@ def attend_backward(
     of_q = of_k = of_v = stats = None
     if dq and dkdv and choice.kernels.dq_dkdv is not None:
         kernel = _loaded(choice.kernels.dq_dkdv, q.device)
-        of_q, of_k, of_v, stats = kernel(q, k, v, *lists, **options)
+        of_q, of_k, of_v, stats, _ = kernel(q, k, v, *lists, **options)
         dq = dkdv = False
     if dq:
         kernel = _loaded(choice.kernels.dq, q.device)
-        of_q, _, _, stats = kernel(q, k, v, *lists, **options)
+        of_q, _, _, stats, _ = kernel(q, k, v, *lists, **options)
     if dkdv:
         kernel = _loaded(choice.kernels.dkdv, q.device)
-        _, of_k, of_v, stats = kernel(q, k, v, *lists, **options, stats=stats)
+        _, of_k, of_v, stats, _ = kernel(q, k, v, *lists, **options, stats=stats)
+    of_aux: dict[str, torch.Tensor] = {}
+    if choice.kernels.daux is not None:
+        found = _loaded(choice.kernels.daux, q.device)(q, k, v, *lists, **options, stats=stats)
+        of_aux, stats = found.daux or {}, found.stats
     of_sink = None
     if dsink:
         assert sink is not None
         stats = _statistics(q, dout, out, lse, dlse) if stats is None else stats
         of_sink = sink_gradient(sink, lse, stats)
-    return Gradients(of_q, of_k, of_v, of_sink)
+    of_named = (of_aux[name] if name in of_aux else _zeros_like(aux[name]) for name in daux)
+    return Gradients(of_q, of_k, of_v, of_sink, tuple(of_named))
+
+
+def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _statistics(q: Any, dout: Any, out: Any, lse: Any, dlse: Any) -> torch.Tensor:

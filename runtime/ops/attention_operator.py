@@ -6,6 +6,7 @@ spec as JSON, so that an exported program can be saved, and depends on lengths a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +29,8 @@ _NUMBERS = (
 pytree._register_namedtuple(AttentionResult, serialized_type_name="runtime.AttentionResult")  # a program may return it
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema in (
-    f"block_sparse_attention({_TENSORS}, {_NUMBERS}, bool gradients=False) -> (Tensor, Tensor)",
+    f"block_sparse_attention({_TENSORS}, {_NUMBERS}, bool gradients=False, str[]? aux_gradients=None) "
+    "-> (Tensor, Tensor)",
     f"block_sparse_attention_out({_TENSORS}, Tensor(a!) out, {_NUMBERS}) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
@@ -39,6 +41,7 @@ def _run(
     out: torch.Tensor | None = None,
     lse: bool = False,
     gradients: bool = False,
+    aux_gradients: Sequence[str] | None = None,
     deterministic: bool = True,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +52,12 @@ def _run(
         check_operands(q, k, v)
         softcap = options.get("softcap")
         check_options(q, softcap, options.get("scale"), sink, kv_lengths)
-        chosen_for(q, spec_json, softcap=softcap, kv_lengths=kv_lengths is not None, deterministic=deterministic)
+        asked: dict[str, Any] = {
+            "softcap": softcap,
+            "deterministic": deterministic,
+            "aux_gradients": aux_gradients or (),
+        }
+        chosen_for(q, spec_json, kv_lengths=kv_lengths is not None, **asked)
     options |= {"overflow": overflow, "lse": lse or gradients}
     out, found = attend(q, k, v, tuple(tensors), spec_json, out=out, **options)
     return out, nothing(q) if found is None else found
@@ -61,12 +69,14 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
     return _run(*inputs, spec_json, out=out, **options)[1]
 
 
-def _fake(*arguments: Any, lse: bool = False, gradients: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(
+    *arguments: Any, lse: bool = False, gradients: bool = False, aux_gradients: Sequence[str] | None = None, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors like the results, without values."""
     q, k, v, tensors, sink, kv_lengths, *_rest, spec_json = arguments
     check_types(q, k, v, tensors, spec_json, sink=sink, kv_lengths=kv_lengths)
     if gradients:
-        check_gradients(spec_json)
+        check_gradients(spec_json, aux_gradients or ())
     return like(q), q.new_empty(q.shape[:3], dtype=torch.float32) if lse or gradients else nothing(q)
 
 

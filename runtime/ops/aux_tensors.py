@@ -20,6 +20,21 @@ def aux_names(spec_json: str) -> tuple[str, ...]:
     return (*of_mask, *(name for name in sorted(pattern.get("score", {}).get("aux", ())) if name not in of_mask))
 
 
+@lru_cache(maxsize=1024)
+def score_names(spec_json: str) -> tuple[str, ...]:
+    """Return the names of the tensors of the score of a pattern, as JSON, in order."""
+    return tuple(sorted(json.loads(spec_json).get("score", {}).get("aux", ())))
+
+
+def learned_aux(spec_json: str, tensors: Tensors) -> tuple[str, ...]:
+    """Return the names of the tensors of the score that require a gradient, of a call's tensors."""
+    names = score_names(spec_json)
+    if not names:
+        return ()
+    aux = apart(spec_json, tensors)[1]
+    return tuple(name for name in names if aux[name].requires_grad)
+
+
 def apart(spec_json: str, tensors: Tensors) -> tuple[Tensors, dict[str, torch.Tensor]]:
     """Return the index tensors of a call, and its aux tensors by name.
 

@@ -26,7 +26,7 @@ def joined(pattern: Pattern, tensors: Tensors, score: Any) -> tuple[str, Tensors
         score: a ``Score``, or what one is made of.
 
     Raises:
-        ArgumentError: for what is none, a tensor that requires a gradient, and two tensors of one name.
+        ArgumentError: for what is none, and two tensors of one name.
     """
     made = score if isinstance(score, Score) else _made(score)
     aux = made.aux or {}
@@ -35,9 +35,6 @@ def joined(pattern: Pattern, tensors: Tensors, score: Any) -> tuple[str, Tensors
         if name in of_mask and of_mask[name] is not tensor:
             reason = f"has a tensor {name}, and so has the mask of the pattern: a name is one tensor, give it another"
             raise ArgumentError("score", reason)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            reason = "requires a gradient, and that of a score's tensors is not computed: pass it detached"
-            raise ArgumentError(f"score.aux[{name!r}]", reason)
     text = f'{pattern.spec_json[:-1]}, "{_KEY}": {made.spec_json}}}'
     return text, (*tensors, *(tensor for name, tensor in aux.items() if name not in of_mask))
 

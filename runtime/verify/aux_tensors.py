@@ -41,20 +41,20 @@ def seen_by_expression(
     """Return which pairs the expression shows: (batch, heads, q_len, kv_len), or what broadcasts to it."""
     node = spec.pattern.expression
     assert node is not None
-    return evaluate(node, _places(sizes, device), aux)
+    return evaluate(node, places_of(sizes, device), aux)
 
 
 def scored(node: Node, scores: torch.Tensor, aux: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return what a score, or its derivative, makes of logits, (batch, heads, q_len, kv_len) in float64."""
     sizes = dict(zip(_NAMES, scores.shape, strict=True))
-    values = {**_places(sizes, scores.device), "score": scores}
+    values = {**places_of(sizes, scores.device), "score": scores}
     return evaluate(node, values, aux).to(scores.dtype).expand(scores.shape)
 
 
 _NAMES = {"batch": "batch", "heads": "head", "q_len": "q_idx", "kv_len": "kv_idx"}
 
 
-def _places(sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor | int | float]:
+def places_of(sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor | int | float]:
     """Return what variables are for all pairs, on four axes, and the two lengths."""
 
     def along(size: int, axis: int) -> torch.Tensor:

@@ -176,13 +176,6 @@ def test_what_does_not_go_with_a_score() -> None:
         SpecError, match=r"softcap: is 30; .*write the tanh in score.value, as in 30 \* tanh\(score / 30\)"
     ):
         block_sparse_attention(*qkv(), Dense(), score="score", softcap=30.0)
-    learned = Score(ALIBI, aux={"slope": slopes().requires_grad_()})
-    with pytest.raises(
-        ArgumentError, match=r"score.aux\['slope'\]: requires a gradient, and that of a score's tensors"
-    ):
-        block_sparse_attention(*qkv(), Dense(), score=learned)
-    with torch.no_grad():
-        block_sparse_attention(*qkv(), Dense(), score=learned)
 
 
 def test_more_positions_than_expressions_count_to_are_refused() -> None:

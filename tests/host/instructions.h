@@ -2,13 +2,16 @@
 // as they may, when they are waited for, or at once: a wait that is missing, or a place that is filled too early, shows
 // in the result.
 // Elements of 16 bits, as the kernel's type.
+inline float of_half(unsigned short bits) {
+  _Float16 x;
+  std::memcpy(&x, &bits, 2);
+  return x;
+}
 inline float widened(unsigned short bits) {
 #ifdef BF16
   return __uint_as_float(static_cast<unsigned>(bits) << 16);
 #else
-  _Float16 x;
-  std::memcpy(&x, &bits, 2);
-  return x;
+  return of_half(bits);
 #endif
 }
 inline unsigned short rounded(float x) {
@@ -26,6 +29,7 @@ inline unsigned short rounded(float x) {
 inline unsigned pack(float low, float high) { return static_cast<unsigned>(rounded(high)) << 16 | rounded(low); }
 inline float ex2(float x) { return std::exp2(x); }
 inline float rcp(float x) { return 1.0f / x; }
+inline float lg2(float x) { return std::log2(x); }
 inline unsigned load_word(const unsigned* from) { return *from; }
 
 inline void run_copy(const Copy& copy) {

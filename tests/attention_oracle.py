@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from codegen.aux_gradients import reads_of
-from codegen.expressions.nodes import SIZES
 from codegen.patterns import PATTERNS
 from codegen.patterns.block_lists import NAMED_MASKS, expression_of
 from codegen.score import Score
 from runtime.expressions.evaluate import evaluate
-from runtime.verify.aux_tensors import places_of, scored
+from runtime.verify.aux_gradients import added_to_elements
+from runtime.verify.aux_tensors import scored
 
 STEP = 1e-5  # of a difference of float64
 
@@ -196,17 +195,4 @@ def aux_gradients(
     weights = torch.where(seen > 0, (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen, 0.0)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.double())
     of_scores = weights * (dout @ values.mT - delta[..., None])
-    places = places_of(dict(zip(SIZES, logits.shape, strict=True)), q.device)
-    found = {name: torch.zeros(aux[name].shape, dtype=torch.float64, device=q.device) for name in names}
-    for read in reads_of(score, names):
-        to = found[read.item.aux.name]
-        parts = of_scores * scored(read.slope, logits, aux)
-        elements = [
-            evaluate(index, places, aux).clamp(0, size - 1).expand(logits.shape)
-            for index, size in zip(read.item.indices, to.shape, strict=True)
-        ]
-        if elements:
-            to.index_put_(tuple(elements), parts, accumulate=True)
-        else:
-            to.add_(parts.sum())
-    return found
+    return added_to_elements(score, tuple(names), logits, of_scores, aux)

@@ -407,7 +407,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
         lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
     aux = aux_of(forward, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
     out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
-    products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5}[spec.gradients]
+    products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5, "daux": 2}[spec.gradients]
     return Workload(
         shape=f"H{heads} S{length} d{spec.head_dim}, {spec.pattern.describe()}",
         flops=2.0 * products * heads * pairs * spec.head_dim,

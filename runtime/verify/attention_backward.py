@@ -16,6 +16,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
 from runtime.verify import attention
 from runtime.verify.attention import Case, Inputs
+from runtime.verify.aux_gradients import added_to_elements
 from runtime.verify.aux_tensors import scored
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
 
@@ -44,6 +45,8 @@ class Exact(NamedTuple):
         rounded: the same where P, dS, the result and the gradients are rounded to the kernel's type, and the LSE
             is a unit of float32 off: what any kernel that multiplies in that type does.
         noise: what roundings of float32 leave of a difference of equal numbers, dO V^T and delta.
+        aux: gradients of tensors of the score; what roundings of the result and the LSE make of them; and what is left
+            of roundings in float32, in which their kernel works throughout.
     """
 
     out: torch.Tensor
@@ -52,6 +55,14 @@ class Exact(NamedTuple):
     gradients: Gradients
     rounded: Gradients
     noise: float
+    aux: tuple[Gradients, Gradients, Gradients]
+
+    def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Return a gradient, what rounding makes of it, and what is left of roundings in any case."""
+        if name in self.gradients:
+            return self.gradients[name], self.rounded[name], self.noise
+        right, rounded, noise = (each[name] for each in self.aux)
+        return right, rounded, float(noise.max())
 
 
 def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor) -> Exact:
@@ -61,7 +72,8 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     q, k, v, do = (t.double() for t in (inputs.q, inputs.k, inputs.v, dout))
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scale = attention.softmax_scale(spec.forward, case)
-    scores, slope = (q @ k.mT) * scale, torch.ones((), dtype=torch.float64, device=q.device)
+    logits = scores = (q @ k.mT) * scale
+    slope = torch.ones((), dtype=torch.float64, device=q.device)
     if spec.softcap is not None:
         tanh = torch.tanh(scores / spec.softcap)
         scores, slope = spec.softcap * tanh, 1 - tanh**2
@@ -70,10 +82,21 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     finite = lse.nan_to_num(neginf=0.0)
     dp = do @ v.mT
 
+    def weights(lse: torch.Tensor) -> torch.Tensor:
+        return torch.where(weight > 0, (scores - lse[..., None]).exp(), 0.0)
+
+    def of_aux(of_scores: torch.Tensor, *, sizes: bool = False) -> Gradients:
+        if spec.score is None:
+            return {}
+        return added_to_elements(spec.score, spec.aux_gradients, logits, of_scores, inputs.aux, sizes=sizes)
+
+    def delta(out: torch.Tensor) -> torch.Tensor:
+        return (do * out).sum(-1, keepdim=True)
+
     def gradients(lse: torch.Tensor, round_: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
         # A pair that is listed several times is rounded each time: a kernel adds its parts one by one.
-        p = torch.where(weight > 0, (scores - lse[..., None]).exp(), 0.0)
-        ds = weight * round_(p * (dp - (do * round_(out)).sum(-1, keepdim=True)) * slope)
+        p = weights(lse)
+        ds = weight * round_(p * (dp - delta(round_(out))) * slope)
         of_heads = {"dk": scale * (ds.mT @ q), "dv": (weight * round_(p)).mT @ do}
         summed = {name: g.unflatten(1, (case.kv_heads, group)).sum(2) for name, g in of_heads.items()}
         return {name: round_(g) for name, g in {"dq": scale * (ds @ k), **summed}.items()}
@@ -81,7 +104,19 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     off = torch.nextafter(finite.float(), torch.full_like(finite, math.inf).float()).double()
     largest = float((do.abs() @ v.abs().mT).max()) * max(float(q.abs().max()), float(k.abs().max()))
     rounded = gradients(off, lambda x: x.to(dtype).double())
-    return Exact(out, lse, weight, gradients(finite, lambda x: x), rounded, FLOAT_NOISE * scale * largest)
+    p = weight * weights(finite)
+    # A weight is off by as much of itself as its logit by units.
+    sizes = (
+        p
+        * (do.abs() @ v.abs().mT + (do * out).abs().sum(-1, keepdim=True))
+        * (1 + torch.where(p > 0, scores.abs(), 0.0))
+    )
+    aux = (
+        of_aux(p * (dp - delta(out))),
+        of_aux(weight * weights(off) * (dp - delta(out.to(dtype).double()))),
+        of_aux(FLOAT_NOISE * sizes, sizes=True),
+    )
+    return Exact(out, lse, weight, gradients(finite, lambda x: x), rounded, FLOAT_NOISE * scale * largest, aux)
 
 
 def given_lse(spec: AttentionBackwardSpec, case: Case, exact: Exact) -> torch.Tensor:
@@ -158,20 +193,20 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
     lse = forwards_lse(spec, case, inputs) if by_forward else given_lse(spec, case, exact)
     given = torch.empty_like(inputs.q).copy_(exact.out.to(dtype)), dout, lse
     with poisoned_memory():
-        first, again = (run(kernel, case, inputs, given)._asdict() for _ in range(2))
+        first, again = (_by_name(run(kernel, case, inputs, given)) for _ in range(2))
     pairs = exact.weight.unflatten(1, (case.kv_heads, -1))
     unseen = {"dq": exact.weight.sum(-1) == 0, "dk": pairs.sum((2, 3)) == 0, "dv": pairs.sum((2, 3)) == 0}
     problems, used, torch_used = [], [0.0], [0.0]
-    for name in (name for name, gradient in first.items() if name in exact.gradients and gradient is not None):
-        found, right = first[name], exact.gradients[name]
+    for name, found in first.items():
+        right, rounded, noise = exact.of(name)
         repeats = spec.deterministic or name != "dq"  # dK and dV have one order in all kernels
         if repeats and not torch.equal(found, again[name]):
             problems.append(f"two runs of {name} differ")
-        if bool((found[unseen[name]] != 0).any()):
+        if name in unseen and bool((found[unseen[name]] != 0).any()):
             problems.append(f"{name} is not 0 where no pair is seen")
-        others = [exact.rounded[name], *([] if theirs is None else [theirs[name]])]
+        others = [rounded, *([] if theirs is None else [theirs[name]])]
         for factor, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, _rms)):
-            allowed = max(exact.noise, factor * max(error(other, right) for other in others))
+            allowed = max(noise, factor * max(error(other, right) for other in others))
             used.append(error(found, right) / allowed)
             torch_used.append(0.0 if theirs is None else error(theirs[name], right) / allowed)
     return Outcome(
@@ -182,6 +217,12 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
         tolerance=1.0,
         problem="; ".join(problems),
     )
+
+
+def _by_name(found: AttentionGradients) -> Gradients:
+    """Return the gradients that a kernel computed; tensors of a score have names of their own."""
+    computed = {"dq": found.dq, "dk": found.dk, "dv": found.dv, **(found.daux or {})}
+    return {name: gradient for name, gradient in computed.items() if gradient is not None}
 
 
 def _rms(result: torch.Tensor, reference: torch.Tensor) -> float:

@@ -66,7 +66,7 @@ def elements(draw: Any) -> tuple[str, tuple[int, ...]]:
     return f"table[{', '.join(texts)}]" if texts else "table", shape
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(elements(), st.integers(0, 99))
 def test_sums_become_the_gradient_of_what_is_read(element: tuple[str, tuple[int, ...]], seed: int) -> None:
     text, shape = element
@@ -150,8 +150,8 @@ def learned(name: str, dtype: Any = torch.float32) -> tuple[Score, dict[str, Any
 
 
 @pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("pattern", [Causal(), SlidingWindow(20)], ids=["causal", "window"])
-def test_calls_beside_autograd(name: str, pattern: Any, loaded: Any) -> None:
+def test_calls_beside_autograd(name: str, loaded: Any) -> None:
+    pattern = SlidingWindow(20) if name == "slopes" else Causal()
     tensors, (score, aux) = [t.requires_grad_() for t in qkv()], learned(name)
     dout = torch.randn(tensors[0].shape).bfloat16()
     out = block_sparse_attention(*tensors, pattern, score=score)

@@ -26,6 +26,7 @@ LARGEST_PAIRS = 2 * 4096 * 4096  # of a case, all heads counted: the oracle keep
 # their root mean square, are held to RELATIVE_TO_TORCH; the largest of a million scatters more.
 RELATIVE_LARGEST = 3.0
 FLOAT_NOISE = 2.0**-20  # of the sum of the terms' sizes: those of a row of 256
+LEAST_NOISE = 1e-30  # where no pair is seen
 
 
 def cases_of(spec: AttentionBackwardSpec) -> tuple[Case, ...]:
@@ -62,7 +63,7 @@ class Exact(NamedTuple):
         if name in self.gradients:
             return self.gradients[name], self.rounded[name], self.noise
         right, rounded, noise = (each[name] for each in self.aux)
-        return right, rounded, float(noise.max())
+        return right, rounded, max(LEAST_NOISE, float(noise.max()))
 
 
 def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor) -> Exact:

@@ -688,28 +688,37 @@ class SpmmWmmaFlags(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionBackwardFlags(PatternFlags):
+class AttentionBackwardPatternFlags(PatternFlags):
     """What all templates of attention_backward/ ask.
 
     Attributes:
-        queries_piece: how dK and dV walk over the queries that see their keys.
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
+        keys_of_pattern: which keys attention is over.
+    """
+
+    masks_pairs: bool
+    transposes: bool
+    keys_of_pattern: str
+
+
+@dataclass(frozen=True)
+class AttentionBackwardFlags(AttentionBackwardPatternFlags):
+    """What those of dQ, dK and dV ask.
+
+    Attributes:
+        queries_piece: how dK and dV walk over the queries that see their keys.
         key_blocks: key blocks of a head, which have lists, in C++.
         keys_of_list: keys that share a list, in C++.
         several_lists: whether those are of partial and of full blocks, with counts.
         tile_number: number of a thread block's tile of a head, in C++ (dQ).
-        keys_of_pattern: which keys attention is over.
     """
 
     queries_piece: str
-    masks_pairs: bool
-    transposes: bool
     key_blocks: str
     keys_of_list: str
     several_lists: bool
     tile_number: str
-    keys_of_pattern: str
 
 
 @dataclass(frozen=True)
@@ -817,7 +826,7 @@ class AttentionBackwardAuxFlags(Flags):
     """What the kernel of gradients of tensors of a score asks.
 
     Attributes:
-        walk: what all kernels of gradients ask.
+        pattern: what all kernels of gradients ask.
         key_end_words: where the keys of a batch end.
         mask_piece: how pairs are hidden.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
@@ -827,7 +836,7 @@ class AttentionBackwardAuxFlags(Flags):
         has_pairs: whether some of it goes through shared memory.
     """
 
-    walk: AttentionBackwardFlags
+    pattern: AttentionBackwardPatternFlags
     key_end_words: KeyEndOfThread
     mask_piece: str
     columns_piece: str

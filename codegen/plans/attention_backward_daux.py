@@ -29,10 +29,10 @@ from codegen.plans.attention_backward_parts import (
     check_blocks,
     check_pattern,
     params,
+    pattern_flags,
     size_constants,
     step_meta,
     walk_constants,
-    walk_flags,
 )
 from codegen.plans.attention_expressions import (
     aux_slope_registers,
@@ -193,10 +193,10 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tup
 
 def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBackwardAuxFlags:
     """Return what the templates ask."""
-    sums, walk = aux_sum_flags(reads), walk_flags(spec)
+    sums, pattern = aux_sum_flags(reads), pattern_flags(spec)
     mask = "expression" if spec.pattern.expression is not None else "pairs"
     return AttentionBackwardAuxFlags(
-        walk=replace(walk, expressions=with_helpers_of(walk.expressions, sums)),
+        pattern=replace(pattern, expressions=with_helpers_of(pattern.expressions, sums)),
         key_end_words=key_end_of_threads(spec.forward),
         mask_piece=f"{PIECES}/mma_sync/dq_mask/{'bits' if spec.pattern.masks_by_bits else mask}.cuh.j2",
         columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from codegen.arch import WARP
-from codegen.flags import AttentionBackwardFlags
+from codegen.flags import AttentionBackwardFlags, AttentionBackwardPatternFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
 from codegen.plans.attention_expressions import Side, expressions_flags
@@ -158,13 +160,12 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
     )
 
 
-def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
+def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
     """Return what the templates ask of the pattern, whatever they multiply by."""
     forward, block = spec.forward, spec.pattern.fixed_block
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
     shared: Side = "" if spec.mma == "mma" else "column" if spec.gradients == "dq" else "row"
-    late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
-    return AttentionBackwardFlags(
+    return AttentionBackwardPatternFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
         expressions=expressions_flags(forward, shared, gradients=True),
         partial_range=False,
@@ -177,15 +178,24 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
             block_steps=block_steps,
             step_blocks=1,
         ),
-        queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
+        keys_of_pattern=keys_of_pattern(forward),
+    )
+
+
+def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
+    """Return what they ask of the walk over the steps of a tile too."""
+    of_pattern = pattern_flags(spec)
+    late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
+    return AttentionBackwardFlags(
+        **{field.name: getattr(of_pattern, field.name) for field in fields(of_pattern)},
+        queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
         key_blocks="p.key_blocks" if divides_key_blocks(spec) else "p.key_tiles",
         keys_of_list="kBlockKeys" if divides_key_blocks(spec) else "kTileN",
         several_lists=spec.pattern.lists > 1,
         # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
         tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
-        keys_of_pattern=keys_of_pattern(forward),
     )
 
 

@@ -185,8 +185,12 @@ def aux_gradients(
     names: Sequence[str],
     dlse: Any = None,
     scale: Any = None,
+    sizes: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return the gradients of some tensors of a score in float64: each pair adds to the element that it reads."""
+    """Return the gradients of some tensors of a score in float64, of what the passes share.
+
+    With ``sizes``, the parts of pairs are added up without their signs: what errors are compared with.
+    """
     group = q.shape[1] // k.shape[1]
     q, k, v, out, lse, dout = (t.double() for t in (q, k, v, out, lse, dout))
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
@@ -195,4 +199,4 @@ def aux_gradients(
     weights = torch.where(seen > 0, (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp() * seen, 0.0)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.double())
     of_scores = weights * (dout @ values.mT - delta[..., None])
-    return added_to_elements(score, tuple(names), logits, of_scores, aux)
+    return added_to_elements(score, tuple(names), logits, of_scores, aux, sizes=sizes)

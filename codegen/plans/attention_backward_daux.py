@@ -52,6 +52,7 @@ HEAD_DIMS = (64, 128, 192, 256)
 QUERIES = 64  # of a tile: four warps have threads for all its diagonals
 STEPS = (16, 32, 64)  # keys of a step
 OVERHEAD_REGISTERS = 50  # as in the kernels of dQ
+READ_REGISTERS = 10  # of an element whose gradient is summed up: with them no kernel that was tried spills
 BLOCKS = 512  # thread blocks at most that share the tiles of all heads, but one for each head
 SUM_BYTES = (
     64 << 20
@@ -67,14 +68,15 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     threads, row_bytes = warps * WARP, d * DTYPES[spec.dtype].bytes
     regions, shared_bytes = _shared(spec, reads, row_bytes)
     accumulators = 2 * (d // 4) + 3 * (n // 2) + 2 * len(reads)  # Q and dO; S, dP and their part; sums of two queries
-    overhead = OVERHEAD_REGISTERS + expression_registers(spec.forward) + aux_slope_registers(reads)
+    expression = expression_registers(spec.forward) + aux_slope_registers(reads) + READ_REGISTERS * len(reads)
+    overhead = OVERHEAD_REGISTERS + expression
     fits = (
         arch.shared_memory_per_sm // (shared_bytes + RESERVED),
         arch.blocks_for(threads, accumulators + overhead),
         arch.warps_per_sm // warps,
     )
     ctas_per_sm = max(1, min(fits))
-    registers = Registers(accumulators, overhead, arch.registers_for(threads, ctas_per_sm))
+    registers = Registers(accumulators, overhead, arch.registers_for(threads, ctas_per_sm), expression)
     check_budget(spec, shared_bytes, registers)
     return Plan(
         spec=spec,

@@ -595,6 +595,40 @@ OTHERS = [
         "block": {"rows": 64, "cols": 64},
         "tile": {"m": 64, "n": 64, "k": 32},
     },
+    *(  # gradients of tensors of a score: of queries, keys and distances; the widest heads have shorter steps
+        {
+            **BACKWARD,
+            "gradients": "daux",
+            "dtype": "bf16",
+            "head_dim": head_dim,
+            "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": mask},
+            "score": {
+                "value": "8 * tanh(score * gain[head] / 8) + row[q_idx] * key[batch, kv_idx] "
+                "+ bias[head, q_idx - kv_idx + 64]",
+                "aux": {
+                    "bias": "fp32[heads, 129]",
+                    "gain": "fp32[heads]",
+                    "key": "bf16[batch, kv_len]",
+                    "row": "fp16[q_len]",
+                },
+            },
+            "aux_gradients": ["bias", "gain", "key", "row"],
+            **options,
+        }
+        for head_dim, mask, options in (
+            (64, "causal", {"kv_lengths": True}),
+            (128, "bits", {"dtype": "fp16"}),
+            (
+                256,
+                "none",
+                {
+                    "score": {"value": "score + bias[q_idx - kv_idx]", "aux": {"bias": "fp32[99]"}},
+                    "aux_gradients": ["bias"],
+                },
+            ),
+            (64, "none", {"arch": "sm_89"}),
+        )
+    ),
 ]
 
 

@@ -37,7 +37,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from runtime import block_sparse_attention
 from runtime.bench.measurement import flex_call
 from runtime.bench.timing import Call, single_calls
-from runtime.patterns import BlockLists, Causal, Dense
+from runtime.patterns import BlockLists, Causal, Dense, Score
 
 PACKAGES = ("torch", "flash-attn-4")
 OURS, BUILT_IN, FLEX, FA4 = "expression", "built in", "FlexAttention", "FA4"
@@ -47,7 +47,7 @@ FLEX_OPTIONS: tuple[dict[str, int] | None, ...] = (
     None,
     *(
         {"BLOCK_M": 128, "BLOCK_N": columns, "num_warps": warps, "num_stages": stages}
-        for columns, warps, stages in ((64, 4, 3), (64, 8, 3), (128, 8, 2))
+        for columns, warps, stages in ((64, 4, 3), (64, 8, 3))
     ),
 )
 
@@ -71,7 +71,7 @@ def ours(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> Call:
     if row.score is None:
         assert mask is not None
         pattern = BlockLists(*lists_of(mask), block=(BLOCK, BLOCK), mask=row.sees)
-    options = {} if row.score is None else {"score": row.score}
+    options = {} if row.score is None else {"score": Score(row.score)}
     return functools.partial(block_sparse_attention, *tensors, pattern, out=torch.empty_like(tensors[0]), **options)
 
 

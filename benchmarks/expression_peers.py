@@ -54,18 +54,18 @@ def functions() -> dict[str, tuple[Callable[..., Any] | None, Callable[..., Any]
         return utils.scalar_to_ssa(is_row & (columns <= HALF) & (columns >= -HALF), cutlass.Boolean)
 
     @cute.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def alibi(score, b, h, q_idx, kv_idx, seqlen_info, aux):  # type: ignore[no-untyped-def]
-        slope = utils.scalar_to_ssa(aux[0][h[0]], cutlass.Float32)
+    def alibi(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):  # type: ignore[no-untyped-def]
+        slope = utils.scalar_to_ssa(aux_tensors[0][h[0]], cutlass.Float32)
         return score + slope * (kv_idx - q_idx).to(cutlass.Float32)
 
     @cute.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def relative(score, b, h, q_idx, kv_idx, seqlen_info, aux):  # type: ignore[no-untyped-def]
+    def relative(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):  # type: ignore[no-untyped-def]
         distance = q_idx[0] - kv_idx[0]
         held = cutlass.min(cutlass.max(distance, cutlass.Int32(-FARTHEST)), cutlass.Int32(FARTHEST))
-        return score + utils.scalar_to_ssa(aux[0][h[0], held + FARTHEST], cutlass.Float32)
+        return score + utils.scalar_to_ssa(aux_tensors[0][h[0], held + FARTHEST], cutlass.Float32)
 
     @cute.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def capped(score, b, h, q_idx, kv_idx, seqlen_info, aux):  # type: ignore[no-untyped-def]
+    def capped(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):  # type: ignore[no-untyped-def]
         return CAP * cute.math.tanh(score / CAP, fastmath=True)
 
     return {

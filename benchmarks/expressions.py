@@ -20,7 +20,7 @@ import argparse
 import datetime
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,9 @@ def flex_best(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> 
     return calls[min(times, key=lambda label: times[label])]
 
 
-def calls_of(row: Row, tensors: list[torch.Tensor]) -> tuple[dict[str, Call], dict[str, str], float]:
+def calls_of(
+    row: Row, tensors: list[torch.Tensor], without: Sequence[str]
+) -> tuple[dict[str, Call], dict[str, str], float]:
     """Return the calls of a row by label, why others are not there, and its work in FLOPs."""
     mask = block_mask_of(row)
     makers: dict[str, Callable[[], Call]] = {
@@ -113,6 +115,8 @@ def calls_of(row: Row, tensors: list[torch.Tensor]) -> tuple[dict[str, Call], di
         makers[BUILT_IN] = lambda: built_in(row, tensors)
     calls, failed = {}, {}
     for label, make in makers.items():
+        if label in without:
+            continue
         try:
             calls[label] = make()
         except Exception as error:
@@ -141,7 +145,7 @@ def error_of(row: Row, tensors: list[torch.Tensor]) -> Callable[[str, Any], floa
 
 
 @torch.no_grad()
-def measure(path: Path | None, names: list[str]) -> Fields:
+def measure(path: Path | None, names: list[str], without: list[str]) -> Fields:
     """Run rows; the JSON is written after each, so that a crash costs no finished one."""
     report: Fields = environment(PACKAGES)
     report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
@@ -151,7 +155,7 @@ def measure(path: Path | None, names: list[str]) -> Fields:
         torch.manual_seed(0)
         shape = (row.batch, HEADS, row.length, HEAD_DIM)
         tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-        calls, failed, work = calls_of(row, tensors)
+        calls, failed, work = calls_of(row, tensors, without)
         errors, wrong = check_calls(calls, error_of(row, tensors))
         results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
         report["rows"].append({"name": row.name, "results": results, "failed": failed | wrong})
@@ -195,6 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--row", action="append", default=[], metavar="NAME", help="measure this one; may be repeated")
+    parser.add_argument("--without", action="append", default=[], choices=(FLEX, FA4), help="leave this one out")
     options = parser.parse_args(arguments)
     if options.earlier:
         show(json.loads(options.earlier.read_text(encoding="utf-8")))
@@ -204,7 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
     known = [row.name for row in rows("cuda")]
     if unknown := [name for name in options.row if name not in known]:
         raise SystemExit(f"error: --row: {unknown[0]!r}; rows: {', '.join(known)}")
-    report = measure(options.json, options.row)
+    report = measure(options.json, options.row, options.without)
     show(report)
     if any(OURS not in record["results"] for record in report["rows"]):
         raise SystemExit("error: rows without a time of the expression, see above")

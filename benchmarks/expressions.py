@@ -20,16 +20,17 @@ import argparse
 import datetime
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import expressions_page
 import harness
 import torch
 from expression_peers import fa4
 from expression_rows import BLOCK, HEAD_DIM, HEADS, Row, rows
+from expressions_page import BUILT_IN, FA4, FLEX, OURS
 from harness import Fields, check_calls, environment, free_memory, reason, time_calls
-from records import speeds as speeds_of
 from rich.console import Console
 from rich.table import Table
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
@@ -40,7 +41,6 @@ from runtime.bench.timing import Call, single_calls
 from runtime.patterns import BlockLists, Causal, Dense, Score
 
 PACKAGES = ("torch", "flash-attn-4")
-OURS, BUILT_IN, FLEX, FA4 = "expression", "built in", "FlexAttention", "FA4"
 CHECKED = 16  # queries of a head
 REPEATS = 21
 FLEX_OPTIONS: tuple[dict[str, int] | None, ...] = (
@@ -165,24 +165,15 @@ def measure(path: Path | None, names: list[str], without: list[str]) -> Fields:
     return report
 
 
-def ratio(results: Mapping[str, Fields], label: str) -> str:
-    """Return how many times as fast as a peer the expression is, one call at a time and back to back."""
-    keys = ("milliseconds", "back_to_back_milliseconds")
-    if label not in results or OURS not in results:
-        return "-"
-    return " / ".join(f"{results[label][key] / results[OURS][key]:.2f}" for key in keys)
-
-
 def table_of(report: Fields) -> Table:
-    """Return the table: TFLOPS of both ways, and how many times as fast as others the expression is."""
-    printed = Table(title=f"{report['device']}, driver {report['driver']}, {report['date']}; bf16, d {HEAD_DIM}")
-    headings = ("mask or score", *(f"{label}, TFLOPS" for label in (OURS, BUILT_IN, FLEX, FA4)))
-    for heading in (*headings, *(f"over {label}" for label in (BUILT_IN, FLEX, FA4))):
+    """Return the table of docs/expressions.md, for a terminal."""
+    printed = Table(
+        title=f"{report['device']}, driver {report['driver']}, {report['date']}; bf16, d {HEAD_DIM}; TFLOPS"
+    )
+    for heading in expressions_page.HEADINGS:
         printed.add_column(heading)
     for record in report["rows"]:
-        results = record["results"]
-        speeds = (speeds_of(results.get(label)) for label in (OURS, BUILT_IN, FLEX, FA4))
-        printed.add_row(record["name"], *speeds, *(ratio(results, label) for label in (BUILT_IN, FLEX, FA4)))
+        printed.add_row(*expressions_page.cells(record))
     return printed
 
 

@@ -1,5 +1,6 @@
-"""Writes the tables of README.md and docs/results.md, measuring.md and select.md from the receipts in generated/ and
-what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py and selection.py wrote, and from nothing else.
+"""Writes the tables of README.md and docs/results.md, measuring.md, select.md and expressions.md from the receipts in
+generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py and expressions.py
+wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import data_cells
+import expressions_page
 import few_columns_page
 import host_page
 import selection_page
@@ -46,6 +48,7 @@ BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
 HOST = MEASURED / "host_h100.json"
+EXPRESSIONS = MEASURED / "expressions_h100.json"
 FEW_COLUMNS = MEASURED / "few_columns_h100.json"
 SELECTION = MEASURED / "selection_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
@@ -526,6 +529,7 @@ def main() -> int:
             "host": host_page.table(read(HOST)),
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
+        docs / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
         docs / "select.md": {"selection": selection_page.table(read(SELECTION))},
     }
     return max([update(page, tables, check=check) for page, tables in pages.items()])

@@ -151,6 +151,8 @@ def values_of(field: FieldInfo) -> str:
         return "[a pattern](#patterns)"
     if inner_model(field):
         return "a mapping"
+    if get_origin(field.annotation) is tuple:
+        return "a list of texts"
     bounds = {type(bound): bound for bound in field.metadata}
     if {Ge, Le} <= bounds.keys():
         return f"{bounds[Ge].ge} to {bounds[Le].le}"
@@ -167,11 +169,16 @@ def default_of(name: str, field: FieldInfo, found: Iterable[Any]) -> str:
         field: its model.
         found: what it is in specs that leave it out.
     """
-    if name.partition(".")[0] in FILLED_IN or any(value != field.default for value in found):
+    if name.partition(".")[0] in FILLED_IN or any(value != plain_default(field) for value in found):
         return FILLED
     if field.is_required():
         return "required"
     return "none" if field.default is None else spelt(field.default)
+
+
+def plain_default(field: FieldInfo) -> Any:
+    """Return the default of a field as plain data."""
+    return list(field.default) if isinstance(field.default, tuple) else field.default
 
 
 def field_rows(model: type[BaseModel], found: Mapping[str, Sequence[Any]], prefix: str = "") -> Iterator[list[str]]:
@@ -241,9 +248,17 @@ def problems(op: str) -> tuple[Fields, ...]:
             [{name: value} for value in ([value_of(spec, name)] if name in type(spec).model_fields else choices(field))]
             for name, field in required(own).items()
         ]
-        for fields in joined(parts):
+        for fields in map(with_tensors, joined(parts)):
             found.setdefault(json.dumps({name: without_lengths(value) for name, value in fields.items()}), fields)
     return tuple(found.values())
+
+
+def with_tensors(fields: Fields) -> Fields:
+    """Return fields with the score and the tensors of it that a gradient of them is of, those of the shipped spec."""
+    if fields.get("gradients") != "daux":
+        return fields
+    spec = next(spec for spec in shipped("attention_backward") if value_of(spec, "gradients") == "daux")
+    return {**fields, **{name: value_of(spec, name) for name in ("score", "aux_gradients")}}
 
 
 def choices(field: FieldInfo) -> tuple[Any, ...]:
@@ -295,9 +310,9 @@ def planned(fields: Fields) -> Spec | None:
 
 @cache
 def bare_specs(op: str) -> tuple[Spec, ...]:
-    """Return the specs of an operator that have a problem and a combination and leave all else out."""
+    """Return the specs of an operator that have a problem and a combination and leave all options out."""
     bases = ({"op": op, "arch": arch, **combined(each)} for arch in ARCHS for each in ARCHS[arch].of(op))
-    found = (planned({**base, **problem}) for base in bases for problem in problems(op))
+    found = (planned({**base, **problem}) for base in bases for problem in problems(op) if "score" not in problem)
     return tuple(spec for spec in found if spec is not None)
 
 
@@ -359,7 +374,7 @@ def values_on(model: Model, name: str) -> list[Any]:
         every = (False, True)
     elif get_origin(first) is Literal:
         every = get_args(first)
-    return list({json.dumps(value): value for value in every if value != field.default}.values())
+    return list({json.dumps(value): value for value in every if value != plain_default(field)}.values())
 
 
 # Tiles
@@ -401,7 +416,7 @@ def tile_tables(model: Model) -> str:
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], list[str]] = {}
         for shape in shapes(model):
-            variants = [{**base, **shape, **beside} for beside in patterns_beside(model)]
+            variants = [with_tensors({**base, **shape, **beside}) for beside in patterns_beside(model)]
             firsts: dict[tuple[str, ...], list[str]] = {}
             for first, others in legal_tiles(variants, name, sizes):
                 firsts.setdefault(others, []).append(size_in_words(first, shape))
@@ -454,7 +469,7 @@ def default_tables(model: Model) -> str:
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], dict[str, None]] = {}
         for shape, beside in itertools.product(shapes(model), patterns_beside(model)):
-            if spec := planned({**base, **shape, **beside}):
+            if spec := planned(with_tensors({**base, **shape, **beside})):
                 first, *others = value_of(spec, name).values()
                 tile = " x ".join([size_in_words(first, shape), *map(str, others)])
                 where = [blocks_in(beside) or "none"] if blocks else []

@@ -248,17 +248,29 @@ def problems(op: str) -> tuple[Fields, ...]:
             [{name: value} for value in ([value_of(spec, name)] if name in type(spec).model_fields else choices(field))]
             for name, field in required(own).items()
         ]
-        for fields in map(with_tensors, joined(parts)):
+        for fields in (with_its_options(own, each) for each in joined(parts)):
             found.setdefault(json.dumps({name: without_lengths(value) for name, value in fields.items()}), fields)
     return tuple(found.values())
 
 
-def with_tensors(fields: Fields) -> Fields:
-    """Return fields with the score and the tensors of it that a gradient of them is of, those of the shipped spec."""
-    if fields.get("gradients") != "daux":
-        return fields
-    spec = next(spec for spec in shipped("attention_backward") if value_of(spec, "gradients") == "daux")
-    return {**fields, **{name: value_of(spec, name) for name in ("score", "aux_gradients")}}
+def with_its_options(model: Model, fields: Fields) -> Fields:
+    """Return fields with the options that one of their values has no kernel without."""
+    listed = [name for name, field in required(model).items() if get_origin(kinds(field)[0]) is Literal]
+    return {
+        **fields,
+        **{name: value for each in listed for name, value in options_of(model, each, fields[each]).items()},
+    }
+
+
+@cache
+def options_of(model: Model, name: str, value: Any) -> Fields:
+    """Return the options that all shipped specs of a value have, as the first one has them."""
+    specs = [spec for spec in shipped(op_of(model)) if value_of(spec, name) == value]
+    fields = model.model_fields
+    of_all = [
+        each for each in model.options if all(value_of(spec, each) != plain_default(fields[each]) for spec in specs)
+    ]
+    return {each: value_of(specs[0], each) for each in of_all if specs}
 
 
 def choices(field: FieldInfo) -> tuple[Any, ...]:
@@ -312,7 +324,9 @@ def planned(fields: Fields) -> Spec | None:
 def bare_specs(op: str) -> tuple[Spec, ...]:
     """Return the specs of an operator that have a problem and a combination and leave all options out."""
     bases = ({"op": op, "arch": arch, **combined(each)} for arch in ARCHS for each in ARCHS[arch].of(op))
-    found = (planned({**base, **problem}) for base in bases for problem in problems(op) if "score" not in problem)
+    options = {option for model in MODELS if op_of(model) == op for option in model.options}
+    bare = [problem for problem in problems(op) if not options & problem.keys()]
+    found = (planned({**base, **problem}) for base in bases for problem in bare)
     return tuple(spec for spec in found if spec is not None)
 
 
@@ -416,7 +430,7 @@ def tile_tables(model: Model) -> str:
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], list[str]] = {}
         for shape in shapes(model):
-            variants = [with_tensors({**base, **shape, **beside}) for beside in patterns_beside(model)]
+            variants = [with_its_options(model, {**base, **shape, **beside}) for beside in patterns_beside(model)]
             firsts: dict[tuple[str, ...], list[str]] = {}
             for first, others in legal_tiles(variants, name, sizes):
                 firsts.setdefault(others, []).append(size_in_words(first, shape))
@@ -469,7 +483,7 @@ def default_tables(model: Model) -> str:
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], dict[str, None]] = {}
         for shape, beside in itertools.product(shapes(model), patterns_beside(model)):
-            if spec := planned(with_tensors({**base, **shape, **beside})):
+            if spec := planned(with_its_options(model, {**base, **shape, **beside})):
                 first, *others = value_of(spec, name).values()
                 tile = " x ".join([size_in_words(first, shape), *map(str, others)])
                 where = [blocks_in(beside) or "none"] if blocks else []

@@ -24,6 +24,7 @@ from codegen.patterns.topk import TopK
 from codegen.receipts import MeasurementRecord
 from codegen.spec import AttentionSpec, BlockShape
 from runtime.bench.timing import Call, single_calls
+from runtime.expressions.draw import draw_aux
 from runtime.expressions.dtypes import TORCH_DTYPES as AUX_DTYPES
 from runtime.kernel import Kernel
 from runtime.kernels.arguments import TORCH_DTYPES
@@ -36,7 +37,6 @@ from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.prepare.mask_bits import pack_mask_bits
-from runtime.verify.aux_tensors import draw_aux
 
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
 EVERY_KEY = "SDPA, every key"

@@ -14,10 +14,11 @@ from codegen.patterns import IndexTensor
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
 from codegen.spec import KV_LENGTHS, AttentionSpec
+from runtime.expressions.draw import draw_aux
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
-from runtime.verify.aux_tensors import draw_aux, scored, seen_by_expression
+from runtime.verify.aux_tensors import scored, seen_by_expression
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
 from runtime.verify.mask_bits import draw_bits, visible_pairs
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from codegen.expressions.nodes import Node
 from codegen.expressions.ranges import list_sizes
 from codegen.spec import BlockMaskSpec
+from runtime.expressions.draw import draw_aux
 from runtime.expressions.evaluate import evaluate
 from runtime.kernels.block_mask import BlockMaskKernel, BlockMaskLists
-from runtime.verify.aux_tensors import draw_aux
 from runtime.verify.common import Outcome, generator, poisoned_memory
 
 

@@ -24,9 +24,9 @@ torch = pytest.importorskip("torch")
 
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.expressions.draw import draw_aux  # noqa: E402
 from runtime.kernels import arguments, attention, attention_backward  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
-from runtime.verify.aux_tensors import draw_aux  # noqa: E402
 
 GRADIENTS: Any = attention_backward.AttentionBackwardKernel
 

@@ -43,8 +43,8 @@ from codegen.spec import (
     Spec,
 )
 from runtime import load_kernel
+from runtime.expressions.draw import draw_aux
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.verify.aux_tensors import draw_aux
 
 LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles

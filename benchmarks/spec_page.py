@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -430,7 +430,8 @@ def tile_tables(model: Model) -> str:
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], list[str]] = {}
         for shape in shapes(model):
-            variants = [with_its_options(model, {**base, **shape, **beside}) for beside in patterns_beside(model)]
+            every = (with_its_options(model, {**base, **shape, **beside}) for beside in patterns_beside(model))
+            variants = [fields for fields in every if not is_refused(fields, {*COMBINED, *shape})]
             firsts: dict[tuple[str, ...], list[str]] = {}
             for first, others in legal_tiles(variants, name, sizes):
                 firsts.setdefault(others, []).append(size_in_words(first, shape))
@@ -464,6 +465,12 @@ def legal_tiles(variants: Sequence[Fields], name: str, sizes: Sequence[str]) -> 
 def may_have(variants: Iterable[Fields], fields: Fields) -> bool:
     """Return whether one of several specs may have these fields."""
     return any(has_kernel({**each, **fields}) for each in variants)
+
+
+def is_refused(fields: Fields, names: Container[str]) -> bool:
+    """Return whether a spec has no kernel because of a field that is one of these: whatever its tile is."""
+    found = attempt(fields)
+    return isinstance(found, SpecError) and found.field in names
 
 
 def has_kernel(fields: Fields) -> bool:

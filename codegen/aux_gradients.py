@@ -7,8 +7,9 @@ side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 from codegen.errors import SpecError
@@ -81,7 +82,8 @@ class _Linear:
         return None if self.factors else int(max(self.low, min(self.offset, self.high)))
 
 
-def reads_of(score: Score, names: Iterable[str]) -> tuple[Read, ...]:
+@lru_cache(maxsize=256)
+def reads_of(score: Score, names: tuple[str, ...]) -> tuple[Read, ...]:
     """Return where a score reads tensors, in the order of its text.
 
     Args:
@@ -91,11 +93,11 @@ def reads_of(score: Score, names: Iterable[str]) -> tuple[Read, ...]:
     Raises:
         SpecError: for a tensor that is not there or is no float, and for an index that ALLOWED does not name.
     """
-    wanted = _checked(score, names)
+    _check(score, names)
     whole = as_float(score.expression)
     found: dict[Item, Node] = {}
     for item in _items(whole):
-        if item.aux.name in wanted and item not in found and (slope := derivative(whole, item)) != ZERO:
+        if item.aux.name in names and item not in found and (slope := derivative(whole, item)) != ZERO:
             found[item] = slope
     if len(found) > MOST_READS:
         reason = f"reads {len(found)} elements of tensors with a gradient; at most {MOST_READS} are allowed"
@@ -128,17 +130,15 @@ def lines_of(read: Read, *, q_len: int, kv_len: int) -> int:
     return {ROWS: q_len, COLUMNS: kv_len, DIAGONALS: q_len + kv_len - 1}[read.lines]
 
 
-def _checked(score: Score, names: Iterable[str]) -> tuple[str, ...]:
+def _check(score: Score, names: tuple[str, ...]) -> None:
     declared = {aux.name: aux for aux in score.aux_tensors}
-    wanted = tuple(names)
-    for name in wanted:
+    for name in names:
         if name not in declared:
             raise SpecError(
                 "aux_gradients", f"has {shown(name)}, and the score has {', '.join(declared) or 'no tensor'}"
             )
         if not declared[name].dtype.startswith(("fp", "bf")):
             raise SpecError(f"score.aux.{name}", f"is {declared[name]}; only floating-point tensors have a gradient")
-    return wanted
 
 
 def _lines(item: Item) -> str:

@@ -65,6 +65,8 @@ def what(spec: Spec) -> str:
         value = getattr(spec, name)
         if value == type(spec).model_fields[name].default or name in BY_DEFAULT:
             continue
+        if isinstance(value, tuple):
+            value = " ".join(value)
         if isinstance(value, Epilogue):
             value = " ".join(["bias"] * value.bias + [value.activation] * (value.activation != "none"))
         told.append(value.stem() if isinstance(value, Score) else name if value is True else f"{name} {value}")

@@ -163,7 +163,7 @@ def aux_with_gradients(score: Mapping[str, Any] | None, names: Sequence[str]) ->
     """
     if score is None:
         raise SpecError("aux_gradients", f"has {', '.join(map(shown, names))}, and there is no score")
-    read = {read.item.aux.name for read in reads_of(Score.model_validate(dict(score)), names)}
+    read = {read.item.aux.name for read in reads_of(Score.model_validate(dict(score)), tuple(names))}
     return tuple(name for name in names if name in read)
 
 

@@ -18,6 +18,10 @@ from hypothesis import strategies as st  # noqa: E402
 from codegen.aux_gradients import reads_of  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.expressions.nodes import Variable  # noqa: E402
+from codegen.library import find_spec  # noqa: E402
+from codegen.plans import plan_for  # noqa: E402
+from codegen.plans.attention_backward_daux import BLOCKS, SUM_BYTES  # noqa: E402
+from codegen.problem import AttentionShape  # noqa: E402
 from codegen.score import Score as ScoreOfSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention  # noqa: E402
 from runtime.expressions.evaluate import evaluate  # noqa: E402
@@ -222,3 +226,52 @@ def test_compiled_by_torch(backend: str, loaded: Any) -> None:
     found, aux["bias"].grad = aux["bias"].grad, None
     block_sparse_attention(q * 2, k, v, Causal(), score=score).float().sum().backward()
     assert found.dtype == torch.float16 and torch.equal(found, aux["bias"].grad)
+
+
+FIELDS: dict[str, Any] = {
+    **{
+        "op": "attention_backward",
+        "arch": "sm_90a",
+        "gradients": "daux",
+        "head_dim": 64,
+        "pattern": {"kind": "causal"},
+    },
+    "score": {"value": BIAS, "aux": {"bias": "fp32[heads, 9]"}},
+    "aux_gradients": ["bias"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"aux_gradients": []}, "aux_gradients: is empty"),
+        ({"aux_gradients": ["slope"]}, "aux_gradients: has 'slope', and the score has bias"),
+        ({"score": None}, "score: is missing"),
+        ({"gradients": "dq"}, "aux_gradients: names 1 tensors; gradients dq are of none"),
+        ({"gradients": "dq", "aux_gradients": [], "mma": "mma"}, "mma: is mma; allowed on sm_90a .*: wgmma"),
+        ({"mma": "wgmma", "copy": "tma", "schedule": "cooperative"}, "mma: is wgmma; allowed .*: mma"),
+        ({"head_dim": 96}, "head_dim: is 96; allowed with gradients daux: 64, 128, 192, 256"),
+        ({"tile": {"m": 128, "n": 32}}, "tile.m: is 128; allowed with gradients daux: 64"),
+        ({"tile": {"m": 64, "n": 48}}, "tile.n: is 48; allowed with gradients daux: 16, 32, 64"),
+        (
+            {"score": {"value": "where(t[q_idx] > 0.0, score, 0.0)", "aux": {"t": "fp32[9]"}}, "aux_gradients": ["t"]},
+            "aux_gradients: has 't', which the score reads in conditions alone",
+        ),
+    ],
+)
+def test_specs_without_a_kernel(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        plan_for(find_spec({**FIELDS, **changed}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 64), st.integers(1, 200_000), st.integers(1, 200_000))
+def test_sums_stay_small_and_depend_on_the_shape_alone(batch: int, heads: int, q_len: int, kv_len: int) -> None:
+    plan = plan_for(find_spec(FIELDS))
+    shape = AttentionShape(batch, heads, 1, q_len, kv_len)
+    found = plan.problem(shape, 132)
+    splits, of_one = found.numbers["splits"], 4 * batch * heads * (q_len + kv_len - 1)
+    assert found == plan.problem(shape, 8)
+    assert found.sums == {"daux_bias": splits * of_one} and found.tiles == batch * heads * splits
+    assert 1 <= splits <= found.numbers["query_tiles"]
+    assert splits == 1 or (splits * of_one <= SUM_BYTES and found.tiles <= BLOCKS)

@@ -22,7 +22,7 @@ from runtime.verify.attention import Case  # noqa: E402
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
 CASES = {
-    "bias": Case("grouped_heads", batch=2, heads=4, kv_heads=2, q_len=150, kv_len=97, lists="padded", counts="mixed"),
+    "bias": Case("grouped_heads", batch=2, heads=2, kv_heads=1, q_len=150, kv_len=97, lists="padded", counts="mixed"),
     "gain": Case("few_queries", heads=2, kv_heads=1, q_len=70, kv_len=130, columns=40, layout="bshd"),
 }
 BIAS = {

@@ -90,7 +90,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         registers=registers,
         params=params(spec, _operands(reads)),
         tensor_maps={},
-        constants=_constants(spec, threads, row_bytes),
+        constants=_constants(spec, threads, row_bytes, has_pairs=_has_pairs(reads)),
         flags=_flags(spec, reads),
         grid_summary=f"up to {BLOCKS} thread blocks, each with tiles of one head, {ctas_per_sm} at a time on an SM",
         summary=(
@@ -174,9 +174,16 @@ def _operands(reads: tuple[Read, ...]) -> tuple[Param, ...]:
     )
 
 
-def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tuple[Constant, ...]:
+SCALES = ("kScoreScale", "kCappedScale")
+"""Of logits on their way to gradients of q and k, which this kernel has not."""
+
+
+def _constants(
+    spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has_pairs: bool
+) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
     line_chunks, n = BANK_BYTES // CHUNK, spec.tile.n
+    apart = "floats from one query's pairs to the next: one more than keys"
     words = f"words of {WORD_KEYS} bits with those of a query and a step"
     return (
         *size_constants(spec),
@@ -187,9 +194,9 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tup
         Constant("kSwizzleRows", 1, "consecutive rows whose chunks are swapped alike"),
         Constant("kPassRows", threads // line_chunks, "rows that all threads copy at a time"),
         Constant("kKvBytes", n * row_bytes, "bytes of K, or of V, of a step"),
-        Constant("kPairStride", _pair_stride(spec), "floats from one query's pairs to the next: one more than keys"),
+        *((Constant("kPairStride", _pair_stride(spec), apart),) if has_pairs else ()),
         *((Constant("kStepWords", max(1, n // WORD_KEYS), words),) if spec.pattern.masks_by_bits else ()),
-        *walk_constants(spec),
+        *(each for each in walk_constants(spec) if each.name not in SCALES),
     )
 
 

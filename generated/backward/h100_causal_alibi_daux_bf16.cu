@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","aux_gradients":["slope"],"copy":"cp_async","dtype":"bf16","gradients":"daux","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":64,"n":32}}
 // spec hash: e502eee2bdf659261dfb2bc75b7e92206ea74dce8e8aaa296eb4fb49a76cb032
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/causal.cuh.j2, attention/score_expression.cuh.j2, attention/score_function.cuh.j2, attention_backward/aux_sums.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync_daux.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1345e8d1f4036a00e2efc54ba102881c366bf1c9a2f96e0788772e6ecc9d652c
+// seal: sha256 c7f0c4e12333343caff248276e5481e2771fa8f94b615a36e0d55f83bb088cb5
 
 // Attention backward for sm_90a, gradients of tensors of the score over the keys that the pattern shows:
 //   P = exp(score(scale * Q K^T) - LSE),  dS = P (dO V^T - delta)
@@ -468,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     int stage = 0;
 #pragma unroll 1
     for (int i = 0; i < blocks.count; ++i) {
-      cp_async_wait<kStages - 2>();  // kStages - 1 + i groups of steps are committed: only those after this one still run
+      cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only those after this step still run
       __syncthreads();
       fetch(i + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
       const uint32 k_tile = base + kRingOffset + stage * 2 * kKvBytes;
@@ -477,7 +477,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       compute_scores(ds, dout, k_tile + kKvBytes);
       const int meta = step_meta[stage];
       if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query);
-      const int step_key = (meta < 0 ? ~meta : meta) / 2 * kTileN, first_key = step_key + lane % 4 * 2;  // this thread's
+      const int step_key = (meta < 0 ? ~meta : meta) / 2 * kTileN, first_key = step_key + lane % 4 * 2;  // the thread's
       score_gradients(ds, s, p, tile.batch, tile.head, first_key, queries, stats);
       float parts_of_0[kTileN / 8][4];
       parts_0(parts_of_0, ds, s, p, tile.batch, tile.head, first_key, queries);

@@ -43,7 +43,7 @@ def attend_backward(
     out, lse, dout = (passed.pop(name) for name in ("out", "lse", "dout"))
     seen = seen_by(q, k, tensors, spec_json, kv_lengths)
     found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **passed)
-    return Gradients(*(found[name].to(q.dtype) for name in ("dq", "dk", "dv")), None)
+    return Gradients(*(found[name].to(q.dtype) for name in ("dq", "dk", "dv")), None, ())
 
 
 def install() -> None:

@@ -48,7 +48,7 @@ class Score(SpecModel):
     @classmethod
     def _is_score(cls, value: str, info: ValidationInfo) -> str:
         aux = info.data.get("aux")  # missing where it is wrong itself
-        return value if aux is None else _checked(value, aux)
+        return value if aux is None else _checked(value, tuple(aux.items()))
 
     @model_serializer(mode="wrap")
     def _without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -111,13 +111,14 @@ def _forms(value: str, declared: Declared) -> tuple[Node, Node, Node]:
     return kernel_form(node, LOG2_E), slope, kernel_form(slope)
 
 
-def _checked(value: str, aux: dict[str, str]) -> str:
+@lru_cache(maxsize=256)
+def _checked(value: str, given: Declared) -> str:
     """Return an expression in one spelling.
 
     Raises:
         ValueError: for what is none, is no number, or leaves a tensor unused.
     """
-    declared = parse_aux(aux)
+    declared = parse_aux(dict(given))
     try:
         node = parse_expression(value, declared, score=True)
         check_used(declared, node)

@@ -83,7 +83,7 @@ class BlockLists(PatternBase):
             if aux:
                 raise ValueError("it has no aux tensors: leave them out")
             return mask
-        return _expression(mask, aux)
+        return _expression(mask, tuple(aux.items()))
 
     @model_serializer(mode="wrap")
     def _without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -172,14 +172,15 @@ def _digest(pattern: BlockLists) -> str:
     return "mask" + hashlib.sha256(f"{pattern.mask} {pattern.aux}".encode()).hexdigest()[:6]
 
 
-def _expression(mask: str, aux: dict[str, str]) -> str:
+@lru_cache(maxsize=256)
+def _expression(mask: str, aux: tuple[tuple[str, str], ...]) -> str:
     """Return an expression in one spelling.
 
     Raises:
         ValueError: for what is none, hides everything, or leaves a tensor unused.
     """
     try:
-        declared = parse_aux(aux)
+        declared = parse_aux(dict(aux))
         node = parse_expression(mask, declared, score=False)
         check_used(declared, node)
     except ExpressionError as error:

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","aux_gradients":["slope"],"copy":"cp_async","dtype":"bf16","gradients":"daux","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":64,"n":32}}
 // spec hash: e502eee2bdf659261dfb2bc75b7e92206ea74dce8e8aaa296eb4fb49a76cb032
 // templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/causal.cuh.j2, attention/score_expression.cuh.j2, attention/score_function.cuh.j2, attention_backward/aux_sums.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync_daux.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c7f0c4e12333343caff248276e5481e2771fa8f94b615a36e0d55f83bb088cb5
+// seal: sha256 071d050315569d816637fa527185423926df43610985e4687678b40b90c8c567
 
 // Attention backward for sm_90a, gradients of tensors of the score over the keys that the pattern shows:
 //   P = exp(score(scale * Q K^T) - LSE),  dS = P (dO V^T - delta)
@@ -447,7 +447,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     auto fetch = [&](int number, int stage) {
       if (number < blocks.count) {
         const int step = blocks.at(number), first_key = step * kTileN, row = first_key + copy_row();
-        // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
+        // Complemented, so negative, if some pair is hidden; its lowest bit: whether the pattern hides some.
         const bool masked = blocks.masked(number, step);
         const int meta = step * 2 + masked;
         if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;

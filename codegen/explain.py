@@ -115,8 +115,9 @@ def explained(plan: Plan, choice: Choice | None = None) -> dict[str, Any]:
 
 def _short_of(registers: Registers) -> str:
     """Return what there is to say of a heavy expression."""
-    missing = registers.needed - registers.limit
-    return f"; {missing} fewer than its expression would have: some bytes may spill" if missing > 0 else ""
+    return (
+        f"; its expression would have about {registers.expression}: some bytes may spill" if registers.may_spill else ""
+    )
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:

@@ -214,6 +214,8 @@ class SharedLayout:
 
 EXPRESSION_REGISTERS = 12
 """Registers that an expression has in any kernel, however many its parts are."""
+HEAVY_EXPRESSION = 64
+"""Registers of an expression beyond which the compiler was seen to spill some bytes though there were as many."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,11 @@ class Registers:
     def least(self) -> int:
         """Return the registers without which a tile is refused: an expression has a few of them, whatever it is."""
         return self.needed - max(0, self.expression - EXPRESSION_REGISTERS)
+
+    @property
+    def may_spill(self) -> bool:
+        """Return whether an expression may spill some bytes: there are too few registers, or it is a heavy one."""
+        return self.needed > self.limit or self.expression > HEAVY_EXPRESSION
 
 
 @dataclass(frozen=True)

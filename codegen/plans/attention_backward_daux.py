@@ -178,9 +178,7 @@ SCALES = ("kScoreScale", "kCappedScale")
 """Of logits on their way to gradients of q and k, which this kernel has not."""
 
 
-def _constants(
-    spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has_pairs: bool
-) -> tuple[Constant, ...]:
+def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has_pairs: bool) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
     line_chunks, n = BANK_BYTES // CHUNK, spec.tile.n
     apart = "floats from one query's pairs to the next: one more than keys"

@@ -38,7 +38,7 @@ VALUES = {"int32": "int", "int64": "int64", "fp32": "float", "fp16": "float", "b
 _AXES = "ijkl"
 LINE = 110  # letters of a line of a comment
 MOST_NODES_SHOWN = 200  # of a derivative, whose text would repeat what its tree shares
-# Both were found by trying masks: with them no kernel of tests/compile/test_expressions.py spills.
+# Both were found by trying masks.
 PAIR_LOAD_REGISTERS = 14  # of a value that is read for each pair
 AUX_REGISTERS = 6  # of a tensor: its address and a stride
 SCORE_REGISTERS = 8  # of a score in a forward kernel, at most: it is worked out beside few other values of a pair

@@ -690,7 +690,7 @@ def check(named: NamedSpec, record: Record) -> None:
     spec, counts = named.spec, Counter(record["instructions"])
     spilled = {name: record[name] for name in ("spill_bytes", "stack_bytes") if record[name]}
     spilled |= {name: counts[name] for name in ("LDL", "STL") if counts[name]}
-    assert not spilled, f"{named.stem} spills: {spilled}"
+    assert not spilled or plan_for(named).registers.may_spill, f"{named.stem} spills: {spilled}"  # explain says so
     assert {name for name in ("HGMMA", "HMMA") if counts[name]} == MMA_OPCODE[spec.mma]
     plan = plan_for(named)
     for way, opcode in COPY_OPCODE.items():

@@ -379,6 +379,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
         ("README.md", ["results"], True),
         ("docs/results.md", sorted([*PAGE, "results"]), True),
         ("docs/measuring.md", ["few-columns", "host"], True),
+        ("docs/expressions.md", ["speed"], True),
         ("docs/select.md", ["selection"], True),
     ]
 

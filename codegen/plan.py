@@ -214,7 +214,7 @@ class SharedLayout:
 
 EXPRESSION_REGISTERS = 12
 """Registers that an expression has in any kernel, however many its parts are."""
-HEAVY_EXPRESSION = 64
+HEAVY_EXPRESSION = 32
 """Registers of an expression beyond which the compiler was seen to spill some bytes though there were as many."""
 
 

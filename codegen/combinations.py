@@ -6,6 +6,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from codegen.arch import ARCHS
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.expressions.declared import MOST_AUX
 from codegen.expressions.nodes import Item, Node, Variable, children
@@ -14,6 +15,8 @@ from codegen.select.defaults import COMBINED
 if TYPE_CHECKING:
     from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
+FP8_OPS: tuple[str, ...] = ()
+"""Operators with kernels for FP8."""
 NO_KERNEL = "has no kernel with it: leave it out"
 
 
@@ -34,6 +37,23 @@ def check_combination(spec: Spec, given: Container[str]) -> None:
             reason = f"{values[field]} is not possible {where}; {spec.op} on {spec.arch} has: {choices}"
             raise SpecError(field, reason)
         before += f"{', ' if before else ''}{field}: {values[field]}"
+
+
+def check_fp8(spec: Spec) -> None:
+    """Refuse FP8 where no kernel has it, and a type of outputs where inputs are not FP8.
+
+    Raises:
+        SpecError: names the field.
+    """
+    if spec.dtype not in FP8:
+        if spec.op in ("attention", "bsr_spmm", "bsr_sddmm") and spec.output != "bf16":
+            reason = f"is {spec.output}; only FP8 inputs have outputs of another type than {spec.dtype}: leave it out"
+            raise SpecError("output", reason)
+        return
+    if spec.op not in FP8_OPS:
+        raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")
+    if spec.mma != "wgmma":
+        raise SpecError("dtype", f"is {spec.dtype}; FP8 is written for wgmma on sm_90a alone: use bf16")
 
 
 def check_options(spec: AttentionSpec) -> None:

@@ -20,4 +20,9 @@ class DType:
 DTYPES = {
     "fp16": DType("fp16", 2, "f16", "f16x2", "__half", "cuda_fp16.h"),
     "bf16": DType("bf16", 2, "bf16", "bf16x2", "__nv_bfloat16", "cuda_bf16.h"),
+    "e4m3": DType("e4m3", 1, "e4m3", "e4m3x2", "__nv_fp8_e4m3", "cuda_fp8.h"),
+    "e5m2": DType("e5m2", 1, "e5m2", "e5m2x2", "__nv_fp8_e5m2", "cuda_fp8.h"),
 }
+FP8 = ("e4m3", "e5m2")
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+"""The largest finite number of each FP8 type."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.dtypes import DTYPES
 from codegen.plan import TensorMap
 
 STRIDE_BYTES = 16
 """Of the driver API: what ``globalAddress`` and each of ``globalStrides``, in bytes, are multiples of."""
-_DATA_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
+_DATA_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "e4m3": "UINT8", "e5m2": "UINT8"}
+
+ELEMENT_BYTES = {"fp32": 4, **{name: dtype.bytes for name, dtype in DTYPES.items()}}
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class EncodeTiled:
 
 
 def encode_tiled(how: TensorMap, dtype: str) -> EncodeTiled:
-    """Return how the driver is to encode a tensor map of a tensor of ``dtype``."""
+    """Return how the driver is to encode a tensor map of a tensor of ``dtype``, unless the map says another one."""
     rank = len(how.box)
     return EncodeTiled(
-        data_type=f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[dtype]}",
+        data_type=f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[how.dtype or dtype]}",
         rank=rank,
         box_dim=how.box,
         element_strides=(1,) * rank,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from codegen.combinations import check_combination, check_gradients, check_options, check_score
+from codegen.combinations import check_combination, check_fp8, check_gradients, check_options, check_score
 from codegen.errors import SpecError
 from codegen.migrations import outdated
 from codegen.patterns.base import SpecModel
@@ -71,6 +71,7 @@ def parse_spec(data: object, file: str = "") -> Spec:
     except ValidationError as error:
         raise outdated(fields, file) or SpecError(*first_error(error, _BY_OP, "this spec")) from None
     check_combination(specs[0], fields)  # in which they do not differ
+    check_fp8(specs[0])
     if isinstance(specs[0], AttentionSpec | AttentionBackwardSpec):
         check_score(specs[0])
     if isinstance(specs[0], AttentionSpec):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from codegen.arch import ARCHS, KIB, Arch
-from codegen.dtypes import DTYPES, DType
+from codegen.dtypes import DTYPES, FP8, DType
 from codegen.errors import SpecError
 from codegen.flags import Flags
 from codegen.migrations import spelt
@@ -113,11 +113,13 @@ class TensorMap:
         swizzle: bytes of the shared-memory swizzle (128, 64, 32) or 0.
         promotion: bytes that the L2 reads from device memory at a time, 256 or 128 (``CUtensorMapL2promotion`` of the
             CUDA driver API). Results do not depend on it.
+        dtype: type of an element, where it is not the spec's.
     """
 
     box: tuple[int, ...]
     swizzle: int
     promotion: int = 256
+    dtype: str | None = None
 
     def describe(self) -> str:
         """Return the box and the swizzle in words, as sources have them."""
@@ -335,7 +337,8 @@ class Plan:
                 for param, offset in zip(self.params, param_offsets(self.params), strict=True)
             ],
             "tensor_maps": sorted(
-                [places[name], list(how.box), how.swizzle, how.promotion] for name, how in self.tensor_maps.items()
+                [places[name], list(how.box), how.swizzle, how.promotion, *([how.dtype] if how.dtype else [])]
+                for name, how in self.tensor_maps.items()
             ),
             "prologue": [before.threads, before.shared_bytes, before.overlaps] if before else None,
             **({"epilogue": [self.epilogue.threads]} if self.epilogue else {}),
@@ -382,6 +385,12 @@ class Plan:
     def dtype(self) -> DType:
         """Return the element type's row."""
         return DTYPES[self.spec.dtype]
+
+    @property
+    def output(self) -> str:
+        """Return the name of the type that results are rounded to: with FP8 inputs another one, which the spec says."""
+        said = str(getattr(self.spec, "output", self.spec.dtype))
+        return said if self.spec.dtype in FP8 else self.spec.dtype
 
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
         """Return the numbers of ``known`` that are parameters; dimensions of tensor maps, for one, are not."""

@@ -25,7 +25,9 @@ else:
     AnyPattern = Annotated[pattern_union(), Field(discriminator="kind")]
 
 ArchName = Literal["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"]
-DTypeName = Literal["fp16", "bf16"]
+HalfName = Literal["fp16", "bf16"]
+DTypeName = Literal["fp16", "bf16", "e4m3", "e5m2"]
+ProductName = Literal["fp16", "bf16", "fp32"]
 
 
 class AttentionTile(SpecModel):
@@ -79,7 +81,9 @@ class SpecBase(SpecModel):
     """Fields that every kernel has."""
 
     arch: ArchName = Field(description="architecture that the kernel is written for")
-    dtype: DTypeName = Field(default="fp16", description="type of the inputs and outputs; accumulation is fp32")
+    dtype: DTypeName = Field(
+        default="fp16", description="type of the inputs and, but for FP8, outputs; accumulation is fp32"
+    )
     mma: Literal["wmma", "mma", "wgmma", "none"] = Field(description="matrix instruction")
     copy_: Literal["ld_global", "cp_async", "tma"] = Field(
         alias="copy", description="path of tiles to shared memory; ld_global goes through registers"
@@ -171,7 +175,9 @@ class AttentionSpec(SpecBase):
         default=False,
         description="lockstep of thread blocks, which read the same keys from the L2; for K and V that exceed it",
     )
+    output: HalfName = Field(default="bf16", description="type of O where the inputs are FP8")
     options: ClassVar[tuple[str, ...]] = (
+        "output",
         "softcap",
         "score",
         "sink",
@@ -308,7 +314,9 @@ class BsrSpmmSpec(SpecBase):
         default=1,
         description="thread blocks that share an SM, each with a ring of its own",
     )
+    output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
     options: ClassVar[tuple[str, ...]] = (
+        "output",
         "epilogue",
         "accumulate",
         "scheduler",
@@ -333,7 +341,8 @@ class BsrSddmmSpec(SpecBase):
         default=1,
         description="thread blocks that share an SM, each with a ring of its own",
     )
-    options: ClassVar[tuple[str, ...]] = ("ctas_per_sm",)
+    output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
+    options: ClassVar[tuple[str, ...]] = ("output", "ctas_per_sm")
 
 
 class BsrSpgemmSpec(SpecBase):

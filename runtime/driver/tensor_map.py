@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, field
 
-from codegen.encode_tiled import STRIDE_BYTES, encode_tiled
+from codegen.encode_tiled import ELEMENT_BYTES, STRIDE_BYTES, encode_tiled
 from codegen.plan import TensorMap
 from runtime.driver.api import call, driver
 
@@ -33,7 +33,7 @@ class MapEncoder:
 
     def _encode(self, address: int) -> bytes:
         cuda = driver()
-        element = 2
+        element = ELEMENT_BYTES[self.how.dtype or self.dtype]
         # The stride of a dimension of size 1 is never used, but it is checked.
         row = -(-self.dims[0] * element // STRIDE_BYTES) * STRIDE_BYTES
         strides = [

@@ -9,11 +9,19 @@ import torch
 
 from codegen.alternatives import suggest_for
 from codegen.arch import ARCHS
+from codegen.dtypes import FP8
 from codegen.encode_tiled import STRIDE_BYTES
 from codegen.library import NamedSpec
 from runtime.errors import ArgumentError, DeviceError
 
-TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "fp32": torch.float32,
+}
+FP8_DTYPES = tuple(TORCH_DTYPES[name] for name in FP8)
 TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
 HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
@@ -80,7 +88,9 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     if device is not None and tensor.device != device:
         raise ArgumentError(name, f"is on {tensor.device}, the first argument is on {device}")
     if tensor.dtype != dtype:
-        raise ArgumentError(name, f"is {tensor.dtype}, this kernel takes {dtype}")
+        quantise = dtype in FP8_DTYPES and tensor.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        how = ": quantise it first (runtime.quantise_attention)" if quantise else ""
+        raise ArgumentError(name, f"is {tensor.dtype}, this kernel takes {dtype}{how}")
     if tensor.dim() != rank:
         raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {rank}")
     if tensor.numel() == 0:

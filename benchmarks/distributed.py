@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 benchmarks/distributed.py --rows "topk32 random" "dense" --dtypes bf16
 
 Rows are of 16 heads of 128 elements. "ours" sends by NCCL, of lists what they name where that is little; "ours,
-symmetric" reads all from the memory of peers, "ours, shared keys" without a copy of the rank's own. "alone" is what one
+symmetric" reads the same from the memory of peers, "ours, shared keys" without a copy of the rank's own. "alone" is what one
 rank computes, with all keys in its memory and nothing sent: both GPUs do it at once. "all-gather" gathers all keys and
 values first, and then does the same. "torch CP" is torch.distributed.tensor.experimental.context_parallel with SDPA,
 "FA4 all-gather" FlashAttention 4 behind the same all-gather. A call's time is that of the slowest rank. TFLOPS are of a
@@ -193,9 +193,7 @@ def ours(problem: Problem, **options: Any) -> Iterator[Call]:
 
 @contextmanager
 def symmetric(problem: Problem) -> Iterator[Call]:
-    if problem.row.kind == "window":
-        raise NotImplementedError("whole sequences alone")
-    with ours(problem, symmetric=True, **({} if problem.row.heads else {"send": None})) as call:
+    with ours(problem, symmetric=True) as call:
         yield call
 
 
@@ -267,6 +265,7 @@ def fa4_all_gather(problem: Problem) -> Iterator[Call]:
 @contextmanager
 def torch_cp(problem: Problem) -> Iterator[Call]:
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import _attention as attention
     from torch.distributed.tensor.experimental import context_parallel
 
     if problem.row.heads or problem.row.kind not in ("dense", "causal"):
@@ -274,6 +273,7 @@ def torch_cp(problem: Problem) -> Iterator[Call]:
     mesh = init_device_mesh("cuda", (problem.ranks,))
     q, k, v = (x.clone() for x in problem.whole)
     causal = problem.row.kind == "causal"
+    attention._cp_options.enable_load_balance = causal  # torch refuses it otherwise
     with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2], no_restore_buffers={q, k, v}):
         sdpa = torch.nn.functional.scaled_dot_product_attention
         yield with_gradients(problem, [q, k, v], lambda q, k, v: sdpa(q, k, v, is_causal=causal))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from codegen.errors import CodegenError
 from runtime.distributed.agreement import agree, finish, group_of, meet, report, same, state_of
 from runtime.distributed.plan import Plan
-from runtime.distributed.symmetric import check_not_kept, keys_of
+from runtime.distributed.symmetric import check_not_kept
 from runtime.kernels.arguments import check_sink_values
 from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_checks import KV_LENGTHS, check_values
@@ -98,7 +98,7 @@ def prepare(
     if key not in agreed:
         meet(group, inputs.q.device)
         if plan.symmetric and gradients:
-            check_not_kept(inputs.k, keys_of(group, inputs.k))
+            check_not_kept(inputs.k, group)
         agreed.add(key)
 
 

@@ -14,6 +14,7 @@ from runtime.distributed.inputs import Inputs
 from runtime.distributed.layout import positions_of
 from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, relabelled, wanted_blocks
 from runtime.distributed.masks import has_positions, masked
+from runtime.distributed.outbox import OutboxExchange, outbox_of
 from runtime.distributed.plan import Plan
 from runtime.distributed.steps import OWN, Step, Steps
 from runtime.distributed.symmetric import SymmetricExchange, fits, keys_of
@@ -50,11 +51,13 @@ class Run:
             "v": inputs.v,
             "sent": sent,
         }
-        if plan.symmetric and sent is None and fits(every):
-            whole = keys_of(self.group, k)
-            self.exchange: Exchange = SymmetricExchange(whole, plan.layout, **given)
-        else:
+        self.exchange: Exchange
+        if not plan.symmetric or not any(each.buffers for each in every):
             self.exchange = Exchange(**given)
+        elif sent is None and fits(every):
+            self.exchange = SymmetricExchange(keys_of(self.group, k), plan.layout, **given)
+        else:
+            self.exchange = OutboxExchange(outbox_of(self.group, every, k), plan.layout, **given)
 
     def _localised(self, validate: bool) -> tuple[str, Tensors, Sent | None]:
         """Return the pattern of lists over the keys of a step, its tensors, and which blocks are sent."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from runtime.distributed.agreement import TIMEOUT, agree, meet, same, state_of
 from runtime.distributed.arguments import group_from
 from runtime.distributed.exchange import Exchange, Pair, rows_of
-from runtime.distributed.layout import Layout, Span
+from runtime.distributed.layout import Layout
 from runtime.distributed.steps import OWN, Steps
 from runtime.errors import ArgumentError
 
@@ -25,7 +25,8 @@ WRITTEN, READ, FREE, PUSHED = range(4)
 """Channels of barriers."""
 KEYS, GRADIENTS = "keys", "gradients"
 """What the memory is for: (2, batch, kv_heads, kv_len, head_dim), of which a rank writes its own part for all to read;
-and (ranks, 2, batch, kv_heads, rows of a rank, head_dim), of which rank r writes the r-th part on the others."""
+and (ranks, 2, batch, kv_heads, rows of a rank, head_dim), of which rank r writes the r-th part on the others. Where
+others need less than the whole sequence: outbox.py."""
 
 
 class Symmetric(NamedTuple):
@@ -131,48 +132,53 @@ class SymmetricExchange(Exchange):
 
     def __init__(self, whole: Symmetric, layout: Layout, **exchange: Any) -> None:
         super().__init__(**exchange)
-        self.whole = whole
-        self.spans: tuple[Span, ...] = layout.spans(self.rank, whole.here.shape[3])
+        self.whole, self.layout = whole, layout
 
     def arrivals(self, runs: Sequence[slice]) -> Iterator[tuple[slice, list[Pair]]]:
         """Yield runs of heads and their buffers, as they have arrived; all are begun at once."""
+        buffers = [self.room(run) for run in runs]
         self.moves.follow()
         with self.moves.on():
             self.fill()
             self.whole.handle.barrier(channel=WRITTEN)
             events = []
-            for run in runs:
-                self.read(run)
+            for run, there in zip(runs, buffers, strict=True):
+                self.read(run, there)
                 events.append(self.moves.mark())
             self.whole.handle.barrier(channel=READ)  # the call ends behind it: then anybody may write again
-        return self._arrived(runs, events)
+        return self._arrived(runs, buffers, events)
 
-    def _arrived(self, runs: Sequence[slice], events: Sequence[Any]) -> Iterator[tuple[slice, list[Pair]]]:
+    def _arrived(
+        self, runs: Sequence[slice], buffers: list[list[Pair]], events: Sequence[Any]
+    ) -> Iterator[tuple[slice, list[Pair]]]:
         for run, event in zip(runs, events, strict=True):
             self.moves.join(event)
-            k, v = self.whole.here[:, :, run, : self.mine.rows(0)] if self.mine.buffers else self.whole.here[:, :, run]
-            yield run, [(k, v)]
+            yield run, buffers.pop(0)
         self.moves.join()
+
+    def room(self, run: slice) -> list[Pair]:
+        """Return the buffers of heads, not filled yet."""
+        k, v = self.whole.here[:, :, run, : self.mine.rows(0)] if self.mine.buffers else self.whole.here[:, :, run]
+        return [(k, v)]
 
     def fill(self) -> None:
         """Write this rank's keys and values, if they are not there already."""
         for source, target in zip((self.k, self.v), self.whole.here, strict=True):
             first = 0
-            for span in self.spans:
+            for span in self.layout.spans(self.rank, self.whole.here.shape[3]):
                 rows, there = source.narrow(2, first, span.size), target.narrow(2, span.start, span.size)
                 if (rows.data_ptr(), rows.stride()) != (there.data_ptr(), there.stride()):
                     there.copy_(rows)
                 first += span.size
 
-    def read(self, run: slice) -> None:
+    def read(self, run: slice, buffers: Sequence[Pair]) -> None:
         """Copy what this rank needs of others, each from a peer of its own at first."""
+        del buffers  # views of this memory
         ranks = len(self.steps)
         pieces = [piece for pieces in self.mine.buffers for piece in pieces if piece.rank != self.rank]
         for piece in sorted(pieces, key=lambda piece: (piece.rank - self.rank) % ranks):
             for source, target in zip(self.whole.at(piece.rank), self.whole.here, strict=True):
-                rows = (rows_of(tensor[:, run], piece.target, piece.size) for tensor in (source, target))
-                for theirs, ours in zip(*rows, strict=True):
-                    ours.copy_(theirs)  # contiguous: a copy engine does it
+                copy_rows(source[:, run], piece.target, target[:, run], piece.target, piece.size)
 
     def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
         """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
@@ -183,7 +189,7 @@ class SymmetricExchange(Exchange):
             own: gradients of this rank's keys from steps over them: the first row, and the rows.
             sums: dk and dv of these heads, which are written.
         """
-        inbox = memory_of(self.group, GRADIENTS, (len(self.steps), 2, *self.k.shape), self.k)
+        inbox = self.inbox()
         self.returns.follow()
         with self.returns.on():
             if run.start == 0:
@@ -194,15 +200,17 @@ class SymmetricExchange(Exchange):
             self.returns.keep(*(tensor for pair in grads for tensor in pair))
             self.returns.keep(*(tensor for _, pair in own for tensor in pair))
 
+    def inbox(self) -> Symmetric:
+        """Return the memory where other ranks write gradients of this one's keys."""
+        return memory_of(self.group, GRADIENTS, (len(self.steps), 2, *self.k.shape), self.k)
+
     def push(self, inbox: Symmetric, run: slice, grads: Sequence[Pair]) -> None:
         """Write gradients of other ranks' keys on those ranks."""
         for pieces, pair in zip(self.mine.buffers, grads, strict=True):
             for piece in pieces:
                 if piece.rank != self.rank:
                     for target, source in zip(inbox.at(piece.rank)[self.rank], pair, strict=True):
-                        there = rows_of(target[:, run], piece.source, piece.size)
-                        for theirs, ours in zip(there, rows_of(source, piece.target, piece.size), strict=True):
-                            theirs.copy_(ours)
+                        copy_rows(source, piece.target, target[:, run], piece.source, piece.size)
 
     def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
         """Add up what others have written here, and what this rank has itself."""
@@ -216,12 +224,26 @@ class SymmetricExchange(Exchange):
         self._add_up(run, back, sums)
 
 
-def check_not_kept(k: torch.Tensor, whole: Symmetric) -> None:
+def copy_rows(source: torch.Tensor, first: int, target: torch.Tensor, there: int, size: int) -> None:
+    """Copy rows of each batch and head: each contiguous, so that a copy engine does it.
+
+    Args:
+        source, target: (batch, heads, rows, head_dim).
+        first, there: the first row in each.
+        size: rows.
+    """
+    for rows, place in zip(rows_of(source, first, size), rows_of(target, there, size), strict=True):
+        place.copy_(rows)
+
+
+def check_not_kept(k: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Refuse keys whose memory later calls write to, where a backward pass would read them.
 
     Raises:
         ArgumentError: if k is in that memory.
     """
-    first = whole.here.data_ptr()
-    if first <= k.data_ptr() < first + whole.here.nbytes:
-        raise ArgumentError("k", "is of shared_keys, which later calls write to, and gradients are wanted: pass a copy")
+    for (what, *_), kept in state_of(group).memory.items():
+        first = kept.here.data_ptr()
+        if what == KEYS and first <= k.data_ptr() < first + kept.here.nbytes:
+            reason = "is of shared_keys, which later calls write to, and gradients are wanted: pass a copy"
+            raise ArgumentError("k", reason)

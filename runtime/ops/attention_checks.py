@@ -106,8 +106,8 @@ def check_operands(q: Any, k: Any, v: Any, *, on_gpu: bool = True) -> None:
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_operand(name, tensor, q)
-        if on_gpu:
-            check_tensor(name, tensor, q.dtype, RANK, q.device)
+        if on_gpu:  # gradients are the operator's, whatever a kernel alone says of them
+            check_tensor(name, tensor.detach(), q.dtype, RANK, q.device)
     batch, heads, _, head_dim = q.shape
     kernel_head_dim(head_dim)
     kv_heads, kv_len = k.shape[1:3]

@@ -235,18 +235,18 @@ def test_lists_of_strides(causal: bool, layout: Layout) -> None:
 
 
 def test_runs_of_heads_grow() -> None:
-    plan = Plan("g", Layout.contiguous(2), Dense().spec_json, None, 0, False, 1.0)
-    sizes = [run.stop - run.start for run in plan.runs((1, 16, 32768, 128), 16)]
-    assert sizes == [1, 1, 2, 3, 4, 5]
-    assert [
-        run.stop for run in Plan("g", plan.layout, plan.spec_json, None, 6, False, 1.0).runs((1, 16, 9, 8), 16)
-    ] == [
-        6,
-        12,
-        16,
-    ]
-    window = Plan("g", plan.layout, SlidingWindow(5).spec_json, None, 0, False, 1.0)
-    assert window.runs((1, 16, 32768, 128), 16) == (slice(0, 16),)
+    def sizes(pattern: Pattern, shape: tuple[int, ...], kv_heads: int = 16, heads: int = 0) -> list[int]:
+        plan = Plan("g", Layout.contiguous(2), pattern.spec_json, None, heads, False, 1.0)
+        return [run.stop - run.start for run in plan.runs(shape, kv_heads)]
+
+    lists = TopK(torch.zeros(1, 16, 256, 32, dtype=torch.int32), block=(128, 128))
+    assert sizes(lists, (1, 16, 32768, 128)) == [1, 1, 2, 3, 4, 5]
+    assert sizes(Dense(), (1, 16, 9, 8), heads=6) == [6, 6, 4]
+    # Of long sequences most time is in the kernels, and a second run is the last.
+    assert sizes(Dense(), (1, 16, 32768, 128)) == [1, 15]
+    assert sizes(Causal(), (1, 16, 32768, 128)) == [2, 14]
+    assert sizes(Causal(), (1, 16, 32768, 128), kv_heads=4) == [1, 3]
+    assert sizes(SlidingWindow(5), (1, 16, 32768, 128)) == [16]
 
 
 def test_sums_have_one_order_and_are_of_float32() -> None:

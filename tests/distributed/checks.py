@@ -517,11 +517,28 @@ def symmetric_memory(here: Here) -> None:
     compare(here.all, Causal(), symmetric=True, twice=True)
     compare(here.pair, Causal(), "contiguous", symmetric=True)
     compare(here.pair, TopK(lists(), block=(BLOCK, BLOCK)), "zigzag", symmetric=True, heads_at_once=1)
-    compare(here.pair, SlidingWindow(40), symmetric=True)
     assert {what for what, *_ in state_of(here.all).memory} == {"keys", "gradients"}
     by: dict[str, Any] = {"by": head_parallel_attention, "symmetric": True}
     compare(here.all, Causal(), "zigzag", tensors=whole(heads=8, kv_heads=4), twice=True, **by)
     compare(here.pair, Dense(), "contiguous", tensors=whole(heads=8, kv_heads=4), heads_at_once=1, **by)
+
+
+@check
+def rows_from_outboxes(here: Here) -> None:
+    """Where others need less than everything, peers read that alone, and write gradients of it back."""
+    compare(here.all, SlidingWindow(40), symmetric=True, twice=True)
+    compare(here.pair, SlidingWindow(40, 9), "zigzag", symmetric=True)
+    compare(here.all, SinkWindow(5, 60, 7), symmetric=True, twice=True)
+    for group in (here.all, here.pair):
+        if group is not None:
+            where, rank = Layout.contiguous(dist.get_world_size(group)), dist.get_rank(group)
+            pattern = TopK(near(where), block=(BLOCK, BLOCK))
+            q, k, _ = (where.shard(tensor, rank) for tensor in whole())
+            plan = plan_sends(q, k, local_lists(pattern, where, rank), group, layout=where, most=1.1)
+            assert plan.caps is not None
+            for heads in (0, 1):
+                compare(group, pattern, where, send=plan, symmetric=True, heads_at_once=heads, twice=True)
+    assert {what for what, *_ in state_of(here.all).memory} >= {"rows", "gradients of rows"}
 
 
 @check_two

@@ -148,6 +148,8 @@ def lists_with_locality(group: Any) -> None:
         assert plan.caps is not None
         compare(group, pattern, where, send=plan)
         compare(group, pattern, where, send=plan, validate=True, heads_at_once=1)
+        compare(group, pattern, where, send=plan, symmetric=True)
+        compare(group, pattern, where, send=plan, symmetric=True, heads_at_once=1)
 
 
 @check
@@ -158,6 +160,7 @@ def symmetric_memory(group: Any) -> None:
     compare(group, Causal(), "zigzag", symmetric=True, heads_at_once=1)
     compare(group, TopK(lists()), symmetric=True)
     compare(group, SlidingWindow(300), symmetric=True)
+    compare(group, SinkWindow(4, 300), symmetric=True)
     q, k, v = (where.shard(tensor, rank) for tensor in whole())
     local = local_lists(TopK(lists()), where, rank)
     expected = context_parallel_attention(q, k, v, local, group)

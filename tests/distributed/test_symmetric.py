@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.distributed import shuffle  # noqa: E402
+from runtime.distributed import shuffle, symmetric  # noqa: E402
 from runtime.distributed.exchange import Exchange  # noqa: E402
 from runtime.distributed.layout import Layout  # noqa: E402
 from runtime.distributed.steps import Steps, steps_of  # noqa: E402
@@ -73,9 +74,16 @@ def test_keys_that_are_there_are_not_copied() -> None:
     version = first.whole.here._version
     first.fill()
     assert first.whole.here._version == version
+
+
+def test_keys_that_later_calls_write_to_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, _), _, _ = exchanges(DENSE, Layout.contiguous(RANKS))
+    state = SimpleNamespace(memory={(symmetric.KEYS, first.whole.here.shape): first.whole})
+    monkeypatch.setattr(symmetric, "state_of", lambda group: state)
+    group: Any = None
     with pytest.raises(ArgumentError, match="k: is of shared_keys"):
-        check_not_kept(first.k, first.whole)
-    check_not_kept(first.k.clone(), first.whole)
+        check_not_kept(first.whole.here[0], group)
+    check_not_kept(first.k, group)
 
 
 def test_only_whole_sequences_are_read_from_peers() -> None:

@@ -1,0 +1,113 @@
+"""Rows that other ranks need, in memory that they address: for windows, and lists whose blocks are packed.
+
+A rank's outbox has what each other one needs of it, by receiver, packed; receivers copy that into buffers of their own.
+Gradients come back the same way: into an inbox of the same layout, written by those who had the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.distributed.exchange import Pair
+from runtime.distributed.layout import Layout
+from runtime.distributed.steps import Piece, Steps
+from runtime.distributed.symmetric import Symmetric, SymmetricExchange, copy_rows, memory_of
+
+ROWS, GRADIENTS_OF_ROWS = "rows", "gradients of rows"
+"""What the memory is for: both (2, batch, kv_heads, rows, head_dim)."""
+
+
+def places(steps: Sequence[Steps], sender: int) -> list[tuple[int, Piece, int]]:
+    """Return what an outbox has: for whom, which piece of whose buffers, and its first row."""
+    found, first = [], 0
+    for receiver, each in enumerate(steps):
+        for piece in (piece for pieces in each.buffers for piece in pieces):
+            if piece.rank == sender != receiver:
+                found.append((receiver, piece, first))
+                first += piece.size
+    return found
+
+
+def outbox_of(group: dist.ProcessGroup, steps: Sequence[Steps], k: torch.Tensor, what: str = ROWS) -> Symmetric:
+    """Return the memory for rows of keys and values, or for gradients of them; it is as large on each rank.
+
+    Raises:
+        ArgumentError: where there is none.
+    """
+    each = [sum(piece.size for _, piece, _ in places(steps, sender)) for sender in range(len(steps))]
+    return memory_of(group, what, (2, *k.shape[:2], max(each), k.shape[3]), k)
+
+
+class OutboxExchange(SymmetricExchange):
+    """Reads rows from the outboxes of others, and writes gradients of them into their inboxes.
+
+    Args:
+        outbox: memory for rows.
+        layout: who has what.
+        exchange: the arguments of ``Exchange``, by name.
+    """
+
+    def __init__(self, outbox: Symmetric, layout: Layout, **exchange: Any) -> None:
+        super().__init__(outbox, layout, **exchange)
+        self.outboxes = [places(self.steps, sender) for sender in range(len(self.steps))]
+
+    def room(self, run: slice) -> list[Pair]:
+        """Return buffers of heads, not filled yet."""
+        return self._buffers(run)
+
+    def fill(self) -> None:
+        """Write the rows that others need."""
+        every = slice(0, self.k.shape[1])
+        for receiver, piece, first in self.outboxes[self.rank]:
+            for source, target in zip(self._taken(receiver, every), self.whole.here, strict=True):
+                target.narrow(2, first, piece.size).copy_(source.narrow(2, piece.source, piece.size))
+
+    def _taken(self, receiver: int, run: slice) -> tuple[torch.Tensor, ...]:
+        """Return keys and values, or those blocks of them that a rank is sent."""
+        own = self.k[:, run], self.v[:, run]
+        if self.sent is None:
+            return own
+        return tuple(tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in self._at(receiver, run, own))
+
+    def read(self, run: slice, buffers: Sequence[Pair]) -> None:
+        """Copy what this rank needs of others, and of itself, into buffers."""
+        for source, pair in self._own(buffers):
+            for tensor, target in zip((self.k, self.v), pair, strict=True):
+                target.copy_(tensor[:, run].narrow(2, source, target.shape[2]))
+        for piece, first, pair in self._mine(buffers):
+            for source, target in zip(self.whole.at(piece.rank), pair, strict=True):
+                copy_rows(source[:, run], first, target, piece.target, piece.size)
+
+    def _mine(self, buffers: Sequence[Pair]) -> Iterator[tuple[Piece, int, Pair]]:
+        """Yield this rank's pieces in the boxes of others, the first row there, and the buffer that they are of."""
+        first = {
+            sender: iter([first for receiver, _, first in box if receiver == self.rank])
+            for sender, box in enumerate(self.outboxes)
+        }
+        for pieces, pair in zip(self.mine.buffers, buffers, strict=True):
+            for piece in pieces:
+                if piece.rank != self.rank:
+                    yield piece, next(first[piece.rank]), pair
+
+    def inbox(self) -> Symmetric:
+        """Return the memory where other ranks write gradients of this one's rows."""
+        return outbox_of(self.group, self.steps, self.k, GRADIENTS_OF_ROWS)
+
+    def push(self, inbox: Symmetric, run: slice, grads: Sequence[Pair]) -> None:
+        """Write gradients of other ranks' rows on those ranks."""
+        for piece, first, pair in self._mine(grads):
+            for target, source in zip(inbox.at(piece.rank), pair, strict=True):
+                copy_rows(source, piece.target, target[:, run], first, piece.size)
+
+    def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
+        """Add up what others have written here, and what this rank has itself."""
+        back: dict[int, list[tuple[int, Pair]]] = {self.rank: own}
+        k, v = inbox.here[:, :, run]
+        for receiver, piece, first in self.outboxes[self.rank]:
+            rows = first, piece.size
+            back.setdefault(receiver, []).append((piece.source, (k.narrow(2, *rows), v.narrow(2, *rows))))
+        self._add_up(run, back, sums)

@@ -13,13 +13,14 @@ from codegen.errors import FileError
 from codegen.files import errors_of, is_file, read_bytes
 
 
-def check_folder(folder: Path, mark: str, owned: Collection[str]) -> None:
+def check_folder(folder: Path, mark: str, owned: Collection[str], what: str = "export") -> None:
     """Refuse to write a folder in a place that has something else.
 
     Args:
         folder: what will be written.
         mark: the file by which one is known that was written before; it may be replaced.
         owned: the files that such a folder may have.
+        what: what wrote it, as messages call that.
 
     Raises:
         FileError: for a place that is no folder, or a folder that holds anything else.
@@ -33,10 +34,12 @@ def check_folder(folder: Path, mark: str, owned: Collection[str]) -> None:
     foreign = [name for name in held if name not in owned or not is_file(folder / name)]
     if held and (foreign or mark not in held):
         holds = (foreign or held)[0]
-        raise FileError(folder, f"holds {holds}: no export wrote this folder, and it is left as it is; name another")
+        raise FileError(folder, f"holds {holds}: no {what} wrote this folder, and it is left as it is; name another")
 
 
-def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> bool:
+def write_folder(
+    folder: Path, files: Mapping[str, bytes], mark: str, what: str = "export", older: Collection[str] = ()
+) -> bool:
     """Make a folder hold these files and nothing else; return whether it had to be written.
 
     The files are written beside it, and take its place when all are there. Where an older one is replaced there is a
@@ -45,12 +48,14 @@ def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> bool:
     Args:
         folder: what to write.
         files: what it holds.
-        mark: as ``check_folder`` has it.
+        mark: as ``check_folder`` has it, and
+        what: likewise.
+        older: files that one written before may have; they are not kept.
 
     Raises:
         FileError: as ``check_folder`` does, or when it cannot be written; it is then as it was.
     """
-    check_folder(folder, mark, files)
+    check_folder(folder, mark, {*files, *older}, what)
     if _holds(folder, files):
         return False
     with errors_of(folder):
@@ -84,7 +89,9 @@ def _swap(fresh: Path, folder: Path, old: Path) -> None:
 
 
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Return whether a folder, which may have no other files, has all of these."""
+    """Return whether a folder has all of these files, and no others."""
+    if folder.is_dir() and len(list(folder.iterdir())) != len(files):
+        return False
     return all(_is_file_of(folder / name, data) for name, data in files.items())
 
 

@@ -31,6 +31,7 @@ from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import usage
 from runtime.errors import DeviceError, ToolchainError
+from runtime.report import cli as _report  # noqa: F401 - its command
 
 if TYPE_CHECKING:
     from runtime.verify.receipts import Comparison

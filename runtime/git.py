@@ -50,6 +50,40 @@ def files_of(commit: str, below: str, folder: Path) -> list[str]:
     return git(folder, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, f"{below}/").split("\0")[:-1]
 
 
+def texts_of(commit: str, below: str, suffixes: tuple[str, ...], folder: Path) -> dict[str, str]:
+    """Return what the files of a commit in a folder of the repository hold, by their places from its root.
+
+    Args:
+        commit: its hash.
+        below: the folder; what a commit does not have holds nothing.
+        suffixes: endings of the files that are read; no links are.
+        folder: a folder in the repository.
+
+    Raises:
+        CodegenError: if one of them is too large.
+    """
+    told = git(folder, "ls-tree", "-r", "-l", "-z", "--full-tree", commit, f"{below}/")
+    blobs: dict[str, str] = {}
+    for line in told.split("\0")[:-1]:
+        about, _, path = line.partition("\t")
+        mode, _, blob, size = about.split()
+        if not (mode.startswith("100") and path.endswith(suffixes)):
+            continue
+        if int(size) > MOST_BYTES:
+            raise CodegenError(
+                f"{one_line(path)} of {commit[:12]} is too large: at most {MOST_BYTES >> 20} MiB is read"
+            )
+        blobs[path] = blob
+    data = _run(folder, ("cat-file", "--batch"), "".join(f"{blob}\n" for blob in blobs.values()).encode())
+    texts, at = {}, 0
+    for path in blobs:
+        end = data.index(b"\n", at)
+        size = data[at:end].split()[2].decode()
+        at = end + 1 + int(size) + 1
+        texts[path] = data[end + 1 : at - 1].decode(errors="replace")
+    return texts
+
+
 def changed_files(folder: Path) -> list[str]:
     """Return the files of a repository that are not as its last commit has them, new ones too."""
     told = git(folder, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=normal")
@@ -75,10 +109,14 @@ def git(folder: Path, *arguments: str) -> str:
         GitError: if it fails.
         ToolchainError: if it is not there.
     """
+    return _run(folder, arguments).decode(errors="surrogateescape")
+
+
+def _run(folder: Path, arguments: tuple[str, ...], given: bytes = b"") -> bytes:
     try:
-        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=False)
+        result = subprocess.run(["git", "-C", str(folder), *arguments], input=given, capture_output=True, check=False)
     except OSError as error:
         raise ToolchainError(f"git cannot be started ({error.strerror}): {INSTALL}") from None
     if result.returncode != 0:
         raise GitError(result.stderr.decode(errors="replace"))
-    return result.stdout.decode(errors="surrogateescape")
+    return result.stdout

@@ -52,8 +52,21 @@ ROOMS: dict[str, set[str]] = {
     "git": {"errors"},
     "analysis": {"errors", "compile", "git", "kernel", "bench"},
     "attest": {"errors", "compile", "git"},
+    "report": {"errors", "compile", "git"},
     "doctor": {"errors", "compile", "driver"},
-    "cli": {"errors", "compile", "analysis", "attest", "kernel", "bench", "verify", "tune", "export", "doctor"},
+    "cli": {
+        "errors",
+        "compile",
+        "analysis",
+        "attest",
+        "report",
+        "kernel",
+        "bench",
+        "verify",
+        "tune",
+        "export",
+        "doctor",
+    },
     "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 

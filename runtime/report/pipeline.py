@@ -1,0 +1,225 @@
+"""The pipeline of a kernel, drawn from its plan: who loads, the rings with their stages and barriers, who computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from codegen.plan import Param, Plan, SharedRegion
+from runtime.report.memory import size
+from runtime.report.overview import Barrier
+from runtime.report.svg import WIDTH, Drawing, wrapped
+
+_RING = re.compile(r"^(ring of |\w+ ring\b|\d+ (slots|stages)\b|[AB] tiles\b|tiles,)")
+COPIES = {"tma": "TMA", "cp_async": "cp.async", "ld_global": "loads through registers"}
+PRODUCTS = {"wgmma": "WGMMA", "mma": "mma.sync", "wmma": "WMMA", "none": "no products"}
+LINE, ROW, GAP = 16, 36, 26
+LEFT, CELLS = 84, 216  # columns of a ring: its name, its stages; then its barriers
+STORED = {"o_map", "c_map", "dq_map", "dk_map", "dv_map"}  # tensor maps that stores go through
+MOST_LINES = 3
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Shared memory that is filled in turns.
+
+    Attributes:
+        region: where it is.
+        stages: of how many places it has.
+        full: barrier by which those who fill a place say so; "" where a barrier of the thread block does.
+        empty: barrier by which those who read it say that they are done.
+    """
+
+    region: SharedRegion
+    stages: int
+    full: str = ""
+    empty: str = ""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Warps that do the same.
+
+    Attributes:
+        warps: of one group of them.
+        groups: how many there are of these.
+        registers: of a thread, where the kernel hands registers over; 0 elsewhere.
+    """
+
+    warps: int
+    groups: int = 1
+    registers: int = 0
+
+
+def rings(plan: Plan, listed: Sequence[Barrier]) -> list[Ring]:
+    """Return the rings of a plan; ``listed`` are the barriers that its source lists."""
+    found = []
+    for region in plan.shared:
+        if _RING.match(region.doc):
+            full, empty = _barriers_of(region, [name for each in listed for name in each.names])
+            found.append(Ring(region, stages_of(plan, region), full, empty))
+    return found
+
+
+def stages_of(plan: Plan, region: SharedRegion) -> int:
+    """Return how many places a ring has: by its plan's constants, those of all sub-tiles."""
+    constants = {constant.name: int(constant.value) for constant in plan.constants}
+    if told := re.match(r"\d+", region.doc):
+        return int(told.group())
+    if re.match(r"ring of (work tiles|Q tiles|orders)", region.doc):
+        return constants["kTileStages"]
+    if region.name == "V":
+        return constants.get("kVStages", plan.spec.stages) * (plan.sub_tiles if "each sub-tile" in region.doc else 1)
+    return plan.spec.stages * (plan.sub_tiles if "each sub-tile" in region.doc else 1)
+
+
+def _barriers_of(region: SharedRegion, names: Sequence[str]) -> tuple[str, str]:
+    """Return the full and the empty barrier of a ring: those with its name, or those that have none."""
+    own = region.name.lower()
+    prefixes = [f"{own}_", {"k": "kv_", "v": "kv_", "dout": "q_", "worktiles": "q_"}.get(own, ""), ""]
+    if region.doc.startswith("ring of orders"):
+        prefixes.insert(0, "order_")
+    bare = {name.partition("[")[0]: name for name in reversed(names)}
+    for prefix in prefixes:
+        if f"{prefix}full" in bare:
+            return bare[f"{prefix}full"], bare.get(f"{prefix}empty", "")
+    return "", ""
+
+
+def workers(plan: Plan) -> tuple[Workers, Workers]:
+    """Return who loads, and who computes: the same warps, unless the schedule divides them."""
+    constants = {constant.name: int(constant.value) for constant in plan.constants}
+    warps = plan.threads // 32
+    if plan.spec.schedule == "multistage":
+        return Workers(warps), Workers(warps)
+    groups = constants.get("kConsumerWarpgroups") or constants.get("kConsumers")
+    computing = constants.get("kConsumerWarps", 4 * (groups or 0))
+    each = 4 if computing % 4 == 0 else computing
+    registers = constants.get("kConsumerRegisters", 0)
+    loading = Workers(warps - computing, registers=constants.get("kProducerRegisters", 0))
+    return loading, Workers(each, computing // each, registers)
+
+
+def picture(plan: Plan, listed: Sequence[Barrier]) -> Markup:
+    """Return the pipeline from device memory through shared memory and back, from above to below."""
+    loading, computing = workers(plan)
+    found, same = rings(plan, listed), plan.spec.schedule == "multistage"
+    drawing = Drawing(_told(plan, found, computing))
+    y = 0.0
+    if plan.prologue:
+        y = _box(
+            drawing, y, [f"before it: {plan.prologue.symbol}", f"{plan.prologue.threads} threads a block"], "other"
+        )
+        y = _down(drawing, y, "overlapping" if plan.prologue.overlaps else "")
+    inputs, outputs = tensors(plan)
+    y = _box(drawing, y, ["device memory", *wrapped(inputs, WIDTH - 30, MOST_LINES)], "memory")
+    y = _down(drawing, y, COPIES[plan.spec.copy_])
+    y = _box(
+        drawing,
+        y,
+        [_words(loading, "the warps of a thread block load") if same else _producers(plan, loading)],
+        "producer",
+    )
+    if found:
+        y = _down(drawing, y, "fills a stage")
+        y = _rings(drawing, y, found, same)
+        y = _down(drawing, y, "reads it")
+    else:
+        y = _down(drawing, y, "no ring")
+    y = _computing(drawing, y, plan, computing, same)
+    staging = [region.name for region in plan.shared if "on its way out" in region.doc]
+    y = _down(drawing, y, f"through {' and '.join(staging)} in shared memory" if staging else "stores")
+    y = _box(drawing, y, ["device memory", *wrapped(outputs, WIDTH - 30, MOST_LINES)], "memory")
+    if plan.epilogue:
+        y = _down(drawing, y, "")
+        behind = [f"behind it: {plan.epilogue.symbol}", f"{plan.epilogue.threads} threads a block"]
+        y = _box(drawing, y, behind, "other")
+    return drawing.picture(y + 2)
+
+
+def tensors(plan: Plan) -> tuple[list[str], list[str]]:
+    """Return the names of the tensors that a kernel reads and of those that it writes, parameters that they are."""
+    reads = [_name(param) for param in plan.params if _is_tensor(param) and not _is_written(param)]
+    writes = [_name(param) for param in plan.params if _is_tensor(param) and _is_written(param)]
+    return list(dict.fromkeys(reads)), list(dict.fromkeys(writes))
+
+
+def _is_tensor(param: Param) -> bool:
+    return param.type in ("tensor_map", "pointer")
+
+
+def _is_written(param: Param) -> bool:
+    if param.type == "tensor_map":
+        return param.name in STORED
+    return not param.ctype.startswith("const")
+
+
+def _name(param: Param) -> str:
+    return param.name.removesuffix("_map")
+
+
+def _told(plan: Plan, found: Sequence[Ring], computing: Workers) -> str:
+    stages = ", ".join(f"{ring.region.name} in {ring.stages}" for ring in found) or "none"
+    return f"Pipeline: {plan.threads} threads; stages of rings: {stages}; {computing.groups} groups of warps compute"
+
+
+def _producers(plan: Plan, group: Workers) -> str:
+    adding = next((int(constant.value) for constant in plan.constants if constant.name == "kDqWarps"), 0)
+    what = "producer warpgroup" if group.warps == 4 else "producer"
+    return _words(group, what) + (f"; {adding} add to dQ" if adding else "")
+
+
+def _words(group: Workers, what: str) -> str:
+    registers = f", {group.registers} registers a thread" if group.registers else ""
+    return f"{what}: {group.warps} warp{'s' if group.warps > 1 else ''}{registers}"
+
+
+def _box(drawing: Drawing, y: float, lines: Sequence[str], kind: str) -> float:
+    height = LINE * len(lines) + 10
+    drawing.rect(1, y + 1, WIDTH - 2, height, f"box {kind}")
+    for i, line in enumerate(lines):
+        drawing.text(WIDTH / 2, y + 18 + LINE * i, line, "strong" if i == 0 else "", "middle")
+    return y + height + 1
+
+
+def _down(drawing: Drawing, y: float, label: str) -> float:
+    drawing.arrow(WIDTH / 2, y + 3, y + GAP - 2)
+    drawing.text(WIDTH / 2 + 12, y + 17, label, "small")
+    return y + GAP
+
+
+def _rings(drawing: Drawing, y: float, found: Sequence[Ring], same: bool) -> float:
+    height = ROW * len(found) + LINE + 8
+    drawing.rect(1, y + 1, WIDTH - 2, height, "box shared")
+    drawing.text(10, y + 17, "shared memory", "strong")
+    drawing.text(WIDTH - 10, y + 17, "full, then empty", "small", "end")
+    for i, ring in enumerate(found):
+        top = y + LINE + 8 + ROW * i
+        drawing.text(10, top + 19, ring.region.name)
+        width = CELLS / ring.stages
+        each = ring.region.bytes // ring.stages
+        for stage in range(ring.stages):
+            hint = f"{ring.region.name}, stage {stage} of {ring.stages}: {size(each)}; {ring.region.doc}"
+            drawing.rect(LEFT + width * stage, top + 4, max(width - 3, 1), ROW - 12, "stage", hint=hint)
+            if width > 50:
+                drawing.text(LEFT + width * stage + (width - 3) / 2, top + 20, size(each), "small", "middle")
+        for k, (name, plain) in enumerate(((ring.full, "wait_group"), (ring.empty, "__syncthreads"))):
+            drawing.text(LEFT + CELLS + 8, top + 13 + 14 * k, name or (plain if same else ""), "small code")
+    return y + height + 1
+
+
+def _computing(drawing: Drawing, y: float, plan: Plan, group: Workers, same: bool) -> float:
+    product = PRODUCTS[plan.spec.mma]
+    if group.groups == 1:
+        return _box(drawing, y, [_words(group, "the same warps compute" if same else "consumer"), product], "consumer")
+    width, height = (WIDTH - 2) / group.groups, 3 * LINE + 10
+    for i in range(group.groups):
+        x = 1 + width * i
+        drawing.rect(x, y + 1, width - (4 if i + 1 < group.groups else 0), height, "box consumer")
+        registers = f"{group.registers} registers" if group.registers else ""
+        for k, line in enumerate((f"consumer {i}", f"{group.warps} warps, {product}", registers)):
+            drawing.text(x + width / 2 - 2, y + 18 + LINE * k, line, "strong" if k == 0 else "small", "middle")
+    return y + height + 1

@@ -1,0 +1,203 @@
+"""The files of the site: always the same bytes for the same tree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from codegen.errors import CodegenError
+from codegen.explain import explained
+from codegen.files import is_file, read_text
+from codegen.folders import check_folder, write_folder
+from codegen.library import spec_text
+from codegen.listing import row_of
+from codegen.outline import functions
+from codegen.plain import json_value
+from runtime.compile.inspection import INSTRUCTIONS
+from runtime.report import memory, patterns, pipeline
+from runtime.report.chain import links
+from runtime.report.changes import PARTS, Changes
+from runtime.report.highlight import anchor_of, cuda_html, yaml_html
+from runtime.report.kernels import Kernel
+from runtime.report.measurements import Found, Row, rows_of
+from runtime.report.overview import barriers, paragraphs
+from runtime.report.resources import resources_of
+from runtime.report.roofline import roofline
+from runtime.report.tree import Tree
+
+PAGES = Path(__file__).parent / "pages"
+MARK = "report.json"
+"""The file by which a report is known: the names and hashes of all others."""
+SECTIONS = {
+    "spec": "Spec",
+    "plan": "Plan",
+    "pipeline": "Pipeline",
+    "memory": "Shared memory",
+    "pattern": "Sparsity pattern",
+    "resources": "Resources",
+    "instructions": "Machine code",
+    "verification": "Verification",
+    "measurements": "Measurements",
+    "roofline": "Roofline",
+    "hashes": "Hashes",
+    "source": "Source",
+}
+CHOICES = (("operator", "Operator"), ("arch", "Architecture"), ("dtype", "Type"), ("receipt", "Receipt"))
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the environment of the pages: everything is escaped, and undefined names are errors."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def kernel_page(kernel: Kernel, found: Found, tree: Tree, neighbours: tuple[Kernel | None, Kernel | None]) -> str:
+    """Return the page of a kernel, and what the index tells of it.
+
+    Args:
+        kernel: the kernel.
+        found: the rows of all measurements.
+        tree: what the report is of.
+        neighbours: the kernels before and after it in the index.
+    """
+    rows = rows_of(kernel, found)
+    resources, missing = resources_of(kernel)
+    named = kernel.named
+    text = named.spec.canonical_json() if named.path is None else spec_text(named.path)
+    return (
+        environment()
+        .get_template("kernel.html.j2")
+        .render(
+            tree=tree,
+            kernel=kernel,
+            before=neighbours[0],
+            after=neighbours[1],
+            listing=row_of(named, kernel.standing),
+            sections=list(SECTIONS.items()),
+            titles=SECTIONS,
+            spec_text=yaml_html(text),
+            plan=explained(kernel.plan),
+            pipeline=pipeline.picture(kernel.plan, barriers(kernel.source)),
+            overview=paragraphs(kernel.source),
+            memory=memory.picture(kernel.plan),
+            pattern=patterns.example(kernel.plan),
+            resources=resources,
+            resources_missing=missing,
+            opcodes=INSTRUCTIONS,
+            verification=kernel.receipt.verification if kernel.receipt else None,
+            workloads=_workloads(rows),
+            outdated=any(not row.is_current for row in rows),
+            roofline=roofline(kernel.plan, rows),
+            links=links(kernel),
+            functions=[(anchor_of(each), each.name, each.first) for each in functions(kernel.source)],
+            line_numbers="\n".join(str(i + 1) for i in range(kernel.source.count("\n"))),
+            source=cuda_html(kernel.source),
+        )
+    )
+
+
+def _workloads(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows by workload: those that differ in the data set alone are together."""
+    found = []
+    for (file, name, shape, device, unit), group in groupby(
+        rows, lambda r: (r.file, r.name, r.shape, r.device, r.unit)
+    ):
+        of_workload = list(group)
+        most = max((call.single or 0.0 for row in of_workload for call in row.calls), default=0.0)
+        has_data = any(row.data for row in of_workload)
+        told = {"file": file, "name": name, "shape": shape, "device": device, "unit": unit, "most": most or 1.0}
+        found.append({**told, "has_data": has_data, "rows": of_workload})
+    return found
+
+
+def entry_of(kernel: Kernel, found: Found) -> dict[str, Any]:
+    """Return what the index tells of a kernel."""
+    rows, (resources, _) = rows_of(kernel, found), resources_of(kernel)
+    speeds = [row.ours.single for row in rows if row.ours and row.ours.single and row.unit == "TFLOPS"]
+    ratios = [ratio for row in rows if (ratio := row.ratio("single")) is not None]
+    verification = kernel.receipt.verification if kernel.receipt and kernel.is_of_receipt else None
+    listing = row_of(kernel.named, kernel.standing)
+    return {
+        "stem": kernel.stem,
+        "page": kernel.page,
+        "operator": listing["operator"],
+        "arch": listing["arch"],
+        "dtype": listing["type"],
+        "what": listing["what"],
+        "receipt": listing["receipt"],
+        "error": verification.worst_error if verification else None,
+        "tflops": max(speeds, default=None),
+        "ratio": min(ratios, default=None),
+        "registers": resources.registers if resources else None,
+        "shared": kernel.plan.shared_bytes,
+    }
+
+
+def index_page(entries: Sequence[dict[str, Any]], tree: Tree, changes: Changes | None) -> str:
+    """Return the index."""
+    choices = [(name, title, sorted({entry[name] for entry in entries})) for name, title in CHOICES]
+    script = Markup((PAGES / "report.js").read_text(encoding="utf-8"))
+    template = environment().get_template("index.html.j2")
+    return template.render(tree=tree, entries=entries, choices=choices, changes=changes, script=script)
+
+
+def changes_page(changes: Changes, tree: Tree, kernels: Iterable[Kernel]) -> str:
+    """Return the page of what two commits differ in."""
+    pages = {kernel.stem: kernel.page for kernel in kernels}
+    return environment().get_template("changes.html.j2").render(tree=tree, changes=changes, pages=pages, parts=PARTS)
+
+
+def with_mark(pages: dict[str, str]) -> dict[str, bytes]:
+    """Return the files of a report, the style sheet and the mark too."""
+    files = {name: text.encode() for name, text in pages.items()}
+    files["report.css"] = (PAGES / "report.css").read_bytes()
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
+    mark = {"schema_version": 1, "made_by": "codegen report", "files": hashes}
+    return {**files, MARK: (json.dumps(mark, indent=2) + "\n").encode()}
+
+
+def check_place(out: Path) -> tuple[str, ...]:
+    """Refuse a place that holds anything but a report; return the files that the report there has.
+
+    Raises:
+        FileError: for such a place.
+    """
+    names = _names_of_mark(out / MARK)
+    check_folder(out, MARK, names, "report")
+    return names
+
+
+def write(out: Path, files: dict[str, bytes]) -> bool:
+    """Write a report, whole or not at all; return whether anything changed.
+
+    Raises:
+        FileError: as ``check_place`` does, or when it cannot be written.
+    """
+    return write_folder(out, files, MARK, "report", check_place(out))
+
+
+def _names_of_mark(path: Path) -> tuple[str, ...]:
+    """Return the files that a mark names, and the mark; none if it is no mark."""
+    if not is_file(path):
+        return ()
+    try:
+        told = json_value(read_text(path))
+    except CodegenError:
+        return ()
+    files = told.get("files") if isinstance(told, dict) and told.get("made_by") == "codegen report" else None
+    return (MARK, *files) if isinstance(files, dict) else ()

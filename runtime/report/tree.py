@@ -1,0 +1,46 @@
+"""Which tree a report is of: its commit, and what is not as that has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen import __version__
+from codegen.files import resolved
+from codegen.library import IN_SOURCE_TREE, ROOT
+from codegen.wording import one_line
+from runtime import git
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree of the project.
+
+    Attributes:
+        commit: its hash; "" for an installed package, or a tree that is in no repository.
+        changed: files that are not as the commit has them, new ones too.
+        version: of the package.
+    """
+
+    commit: str = ""
+    changed: tuple[str, ...] = ()
+    version: str = __version__
+
+
+def in_repository(root: Path = ROOT) -> bool:
+    """Return whether the package's files are a source tree in a repository."""
+    return IN_SOURCE_TREE and any((folder / ".git").exists() for folder in (root, *root.parents))
+
+
+def tree_of(out: Path, root: Path = ROOT) -> Tree:
+    """Return what is known of the package's tree; the report itself is no change of it.
+
+    Raises:
+        CodegenError: if git refuses.
+        ToolchainError: without git, in a repository.
+    """
+    if not in_repository(root):
+        return Tree()
+    commit, own = git.commit_of("HEAD", root), resolved(out)
+    changed = [name for name in git.changed_files(root) if not (root / name).is_relative_to(own)]
+    return Tree(commit, tuple(map(one_line, changed)))

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from codegen.files import read_bytes
+from codegen.receipts import ReceiptStatus
 from codegen.render import SEAL
 from codegen.wording import in_shell
 from runtime.report.kernels import Kernel
@@ -60,8 +61,14 @@ def _spec(kernel: Kernel) -> Link:
 
 def _source(kernel: Kernel) -> Link:
     told, fits = _compared(kernel.source_sha256, kernel.receipt.source.sha256 if kernel.receipt else None)
-    over = f"the bytes of the source below, {kernel.named.source_file}"
-    return Link("source", kernel.source_sha256, over, f"sha256sum {in_shell(kernel.named.source_file)}", told, fits)
+    over = f"the bytes of the source below, {_file(kernel, '.cu')}"
+    return Link("source", kernel.source_sha256, over, f"sha256sum {in_shell(_file(kernel, '.cu'))}", told, fits)
+
+
+def _file(kernel: Kernel, suffix: str) -> str:
+    """Return where a file of a kernel is: of a shipped one in the tree, of another where ``codegen render`` puts it."""
+    name = f"{kernel.stem}{suffix}"
+    return f"generated/{(kernel.named.subfolder / name).as_posix()}" if kernel.named.is_shipped else name
 
 
 def _seal(kernel: Kernel) -> Link:
@@ -70,7 +77,7 @@ def _seal(kernel: Kernel) -> Link:
         "seal",
         line.removeprefix(SEAL),
         "all lines of the source but the seal's own: a file that was edited by hand has another one",
-        f"grep -v '^{SEAL}' {in_shell(kernel.named.source_file)} | sha256sum",
+        f"grep -v '^{SEAL}' {in_shell(_file(kernel, '.cu'))} | sha256sum",
         "stands in the source",
         None,
     )
@@ -104,12 +111,10 @@ def _code(kernel: Kernel) -> list[Link]:
 
 
 def _receipt(kernel: Kernel) -> Link:
-    file = (kernel.named.subfolder / kernel.receipt_path.name).as_posix()
+    file = _file(kernel, ".json")
     if kernel.receipt is None:
-        return Link("receipt", "", f"generated/{file}", "", kernel.standing.explanation, None)
+        return Link("receipt", "", file, "", kernel.standing.explanation, None)
     digest = hashlib.sha256(read_bytes(kernel.receipt_path)).hexdigest()
     over = "the bytes of the receipt, which names all of the above and what a GPU was seen to compute"
-    fits = kernel.standing.standing.value == "ok"
-    return Link(
-        "receipt", digest, over, f"sha256sum {in_shell(f'generated/{file}')}", kernel.standing.explanation, fits
-    )
+    fits = kernel.standing.standing is ReceiptStatus.OK
+    return Link("receipt", digest, over, f"sha256sum {in_shell(file)}", kernel.standing.explanation, fits)

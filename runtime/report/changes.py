@@ -107,7 +107,7 @@ def _change(stem: str, before: _Facts, after: _Facts) -> Change | None:
     parts = {part: (before.parts[part], after.parts[part]) for part in PARTS}
     names = dict.fromkeys([*before.rows, *after.rows])
     rows = [
-        RowChange(name, *(_spelt(side.rows.get(name)) for side in (before, after)), _share(name, before, after))
+        RowChange(name, _spelt(before.rows.get(name)), _spelt(after.rows.get(name)), _share(name, before, after))
         for name in names
         if before.rows.get(name) != after.rows.get(name)
     ]

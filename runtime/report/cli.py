@@ -54,7 +54,7 @@ def report_command(
         kernels = [kernel_of(named, known) for named in named_specs]
         around = zip([None, *kernels[:-1]], kernels, [*kernels[1:], None], strict=True)
         pages, entries = {}, []
-        for before, kernel, after in told.steps("writing", list(around), lambda each: each[1].stem):  # type: ignore[union-attr]
+        for before, kernel, after in told.steps("writing", list(around), lambda each: each[1].stem):
             pages[kernel.page] = site.kernel_page(kernel, found, tree, (before, after))
             entries.append(site.entry_of(kernel, found))
             told.row({"kernel": kernel.stem, "page": str(out / kernel.page), "receipt": entries[-1]["receipt"]})

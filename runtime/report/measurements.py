@@ -175,6 +175,11 @@ def rows_of(kernel: Kernel, found: Found) -> list[Row]:
     return [row for row in rows if row.calls]
 
 
+def current(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of today's source, or all where there are none of it."""
+    return [row for row in rows if row.is_current] or list(rows)
+
+
 def _of_receipt(receipt: Receipt, *, is_current: bool) -> Iterator[Row]:
     """Yield the workloads of a receipt, with all peers of each."""
     device = receipt.verification.device if receipt.verification else ""

@@ -120,7 +120,7 @@ def picture(plan: Plan, listed: Sequence[Barrier]) -> Markup:
     y = _box(
         drawing,
         y,
-        [_words(loading, "the warps of a thread block load") if same else _producers(plan, loading)],
+        [_words(loading, "all warps load") if same else _producers(plan, loading)],
         "producer",
     )
     if found:
@@ -131,7 +131,7 @@ def picture(plan: Plan, listed: Sequence[Barrier]) -> Markup:
         y = _down(drawing, y, "no ring")
     y = _computing(drawing, y, plan, computing, same)
     staging = [region.name for region in plan.shared if "on its way out" in region.doc]
-    y = _down(drawing, y, f"through {' and '.join(staging)} in shared memory" if staging else "stores")
+    y = _down(drawing, y, f"through {', '.join(staging)}" if staging else "stores")
     y = _box(drawing, y, ["device memory", *wrapped(outputs, WIDTH - 30, MOST_LINES)], "memory")
     if plan.epilogue:
         y = _down(drawing, y, "")

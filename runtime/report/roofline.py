@@ -11,10 +11,10 @@ from markupsafe import Markup
 from codegen.devices import DEVICES
 from codegen.plan import Plan
 from codegen.select.estimate import MACHINES
-from runtime.report.measurements import Row
+from runtime.report.measurements import Row, current
 from runtime.report.svg import WIDTH, Drawing, number
 
-HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 260, 46, 10, 12, 34
+HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 260, 46, 18, 16, 34
 LEAST_X, MOST_X = 1.0, 1024.0  # FLOP for a byte
 
 
@@ -45,7 +45,7 @@ def roofline(plan: Plan, rows: Sequence[Row]) -> Roofline | None:
     """Return the roofline of a plan; None for one that computes nothing."""
     if not plan.flops:
         return None
-    measured = [row for row in rows if row.unit == "TFLOPS" and row.ours and machine_of(row.device)]
+    measured = [row for row in current(rows) if row.unit == "TFLOPS" and row.ours and machine_of(row.device)]
     arch = machine_of(measured[0].device) if measured else plan.arch.name
     measured = [row for row in measured if machine_of(row.device) == arch]
     machine = MACHINES[arch]
@@ -117,4 +117,4 @@ def _axes(drawing: Drawing, scale: _Scale) -> None:
             y = float(scale.y(tflops))
             drawing.line(LEFT, y, WIDTH - RIGHT, y, "grid")
             drawing.text(LEFT - 6, y + 4, f"{tflops:g}", "small", "end")
-    drawing.text(4, TOP + 2, "TFLOPS", "small")
+    drawing.text(0, 10, "TFLOPS", "small")

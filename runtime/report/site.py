@@ -27,7 +27,7 @@ from runtime.report.chain import links
 from runtime.report.changes import PARTS, Changes
 from runtime.report.highlight import anchor_of, cuda_html, yaml_html
 from runtime.report.kernels import Kernel
-from runtime.report.measurements import Found, Row, rows_of
+from runtime.report.measurements import Found, Row, current, rows_of
 from runtime.report.overview import barriers, paragraphs
 from runtime.report.resources import resources_of
 from runtime.report.roofline import roofline
@@ -127,7 +127,8 @@ def _workloads(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def entry_of(kernel: Kernel, found: Found) -> dict[str, Any]:
     """Return what the index tells of a kernel."""
-    rows, (resources, _) = rows_of(kernel, found), resources_of(kernel)
+    every, (resources, _) = rows_of(kernel, found), resources_of(kernel)
+    rows = current(every)
     speeds = [row.ours.single for row in rows if row.ours and row.ours.single and row.unit == "TFLOPS"]
     ratios = [ratio for row in rows if (ratio := row.ratio("single")) is not None]
     verification = kernel.receipt.verification if kernel.receipt and kernel.is_of_receipt else None
@@ -143,6 +144,7 @@ def entry_of(kernel: Kernel, found: Found) -> dict[str, Any]:
         "error": verification.worst_error if verification else None,
         "tflops": max(speeds, default=None),
         "ratio": min(ratios, default=None),
+        "older": any(not row.is_current for row in rows),
         "registers": resources.registers if resources else None,
         "shared": kernel.plan.shared_bytes,
     }

@@ -23,19 +23,7 @@ RESULTS = Path("benchmarks", "results")
 OURS = "ours"
 SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"
 COLD, WARM = "cold_us", "warm_us"  # with nothing of it in the caches, and with all
-SHAPE = (
-    "batch",
-    "heads",
-    "kv_heads",
-    "length",
-    "height",
-    "size",
-    "columns",
-    "row_blocks",
-    "density",
-    "pattern",
-    "layer",
-)
+SHAPE = ("batch", "heads", "kv_heads", "length", "height", "size", "columns", "row_blocks", "density", "pattern")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from codegen.library import spec_text
 from codegen.listing import row_of
 from codegen.outline import functions
 from codegen.plain import json_value
+from codegen.receipts import VerificationRecord
 from runtime.compile.inspection import INSTRUCTIONS
 from runtime.report import memory, patterns, pipeline
 from runtime.report.chain import links
@@ -139,15 +140,20 @@ def entry_of(kernel: Kernel, found: Found) -> dict[str, Any]:
         "operator": listing["operator"],
         "arch": listing["arch"],
         "dtype": listing["type"],
-        "what": listing["what"],
+        "what": ", ".join(dict.fromkeys((listing["operator"], listing["what"], listing["type"]))),
         "receipt": listing["receipt"],
-        "error": verification.worst_error if verification else None,
+        "error": _share_of_limit(verification) if verification else None,
         "tflops": max(speeds, default=None),
         "ratio": min(ratios, default=None),
         "older": any(not row.is_current for row in rows),
         "registers": resources.registers if resources else None,
         "shared": kernel.plan.shared_bytes,
     }
+
+
+def _share_of_limit(verification: VerificationRecord) -> float:
+    """Return the largest error of all cases over its limit: errors of gradients and of products differ in size."""
+    return max(case.max_error / case.tolerance if case.max_error else 0.0 for case in verification.cases)
 
 
 def index_page(entries: Sequence[dict[str, Any]], tree: Tree, changes: Changes | None) -> str:

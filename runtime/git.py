@@ -78,8 +78,10 @@ def texts_of(commit: str, below: str, suffixes: tuple[str, ...], folder: Path) -
     texts, at = {}, 0
     for path in blobs:
         end = data.index(b"\n", at)
-        size = data[at:end].split()[2].decode()
-        at = end + 1 + int(size) + 1
+        told_of = data[at:end].split()  # hash, type, size; or that it is missing
+        if len(told_of) != 3:
+            raise CodegenError(f"{one_line(path)} of {commit[:12]} cannot be read: the repository does not have it")
+        at = end + 1 + int(told_of[2]) + 1
         texts[path] = data[end + 1 : at - 1].decode(errors="replace")
     return texts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,6 +48,9 @@ def report_command(
 
     site.check_place(out)
     named_specs = sorted(chosen(specs, every=not specs), key=lambda named: named.stem)
+    for one, other in pairwise(named_specs):
+        if one.stem == other.stem:
+            raise CodegenError(f"two of the specs are called {one.stem}: their pages would have one name")
     tree = tree_of(out)
     changes = None if diff is None else _changes(diff)
     with report(as_json=as_json) as told:
@@ -55,8 +59,9 @@ def report_command(
         around = zip([None, *kernels[:-1]], kernels, [*kernels[1:], None], strict=True)
         pages, entries = {}, []
         for before, kernel, after in told.steps("writing", list(around), lambda each: each[1].stem):
-            pages[kernel.page] = site.kernel_page(kernel, found, tree, (before, after))
-            entries.append(site.entry_of(kernel, found))
+            view = site.view_of(kernel, found)
+            pages[kernel.page] = site.kernel_page(view, tree, (before, after))
+            entries.append(site.entry_of(view))
             told.row({"kernel": kernel.stem, "page": str(out / kernel.page), "receipt": entries[-1]["receipt"]})
         pages["index.html"] = site.index_page(entries, tree, changes)
         if changes is not None:

@@ -8,16 +8,36 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from codegen.cli import place_of
+from codegen.errors import CodegenError
 from codegen.files import is_file, read_text
 from codegen.library import ROOT, NamedSpec
 from codegen.plain import json_value
 from codegen.plan import Plan
-from codegen.receipts import MissingReceipt, Receipt, ReceiptError, ReceiptState, source_sha256, state
+from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256, source_sha256, state
 from codegen.render import generate
+from codegen.wording import one_line
 
 KNOWN = Path("tests", "compile", "known.json")
 """What compilations showed, in a source tree: of shipped kernels and of others."""
+
+
+class Record(BaseModel):
+    """What ``known.json`` says of a compilation."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    source: Sha256
+    compiler_package: str
+    cubin: Sha256
+    registers: Count
+    spill_bytes: Count
+    stack_bytes: Count
+    static_shared_bytes: Count
+    dynamic_shared_bytes: Count
+    instructions: dict[str, Count]
 
 
 @dataclass(frozen=True)
@@ -40,7 +60,7 @@ class Kernel:
     receipt: Receipt | None
     receipt_path: Path
     standing: ReceiptState
-    record: Mapping[str, Any] | None
+    record: Record | None
 
     @property
     def stem(self) -> str:
@@ -80,8 +100,13 @@ def known_records(root: Path = ROOT) -> Mapping[str, Any]:
         CodegenError: for a file that cannot be read.
     """
     path = root / KNOWN
-    found = json_value(read_text(path)) if is_file(path) else {}
-    return found if isinstance(found, dict) else {}
+    try:
+        found = json_value(read_text(path)) if is_file(path) else {}
+    except CodegenError as error:
+        raise CodegenError(f"{KNOWN.as_posix()}: {one_line(str(error))}") from None
+    if not isinstance(found, dict):
+        raise CodegenError(f"{KNOWN.as_posix()}: is no object of records")
+    return found
 
 
 def kernel_of(named: NamedSpec, known: Mapping[str, Any]) -> Kernel:
@@ -89,16 +114,27 @@ def kernel_of(named: NamedSpec, known: Mapping[str, Any]) -> Kernel:
 
     Raises:
         SpecError: for a spec that has no plan.
+        CodegenError: for a record that is none.
     """
     made = generate(named)
     path = place_of(named, ".json")
     folder = path.parents[len(named.subfolder.parts)]
     try:
         receipt = Receipt.read(path)
-    except (MissingReceipt, ReceiptError):
+    except ReceiptError:
         receipt = None
-    record = known.get(named.stem)
-    is_current = isinstance(record, dict) and record.get("source") == source_sha256(made.source)
-    return Kernel(
-        named, made.plan, made.source, receipt, path, state(named, made.source, folder), record if is_current else None
-    )
+    record = _record(named.stem, known)
+    if record is not None and record.source != source_sha256(made.source):
+        record = None
+    return Kernel(named, made.plan, made.source, receipt, path, state(named, made.source, folder), record)
+
+
+def _record(stem: str, known: Mapping[str, Any]) -> Record | None:
+    if stem not in known:
+        return None
+    try:
+        return Record.model_validate(known[stem])
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, (stem, *first["loc"])))
+        raise CodegenError(f"{KNOWN.as_posix()}: {one_line(field)}: {one_line(first['msg'])}") from None

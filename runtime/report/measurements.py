@@ -17,12 +17,14 @@ from codegen.parse import parse_spec
 from codegen.plain import json_value
 from codegen.receipts import Receipt, source_sha256
 from codegen.render import render
+from codegen.wording import one_line, shown
 from runtime.report.kernels import Kernel
 
 RESULTS = Path("benchmarks", "results")
 OURS = "ours"
 SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"
 COLD, WARM = "cold_us", "warm_us"  # with nothing of it in the caches, and with all
+FIGURES = (SINGLE, BACK_TO_BACK, COLD, WARM, "milliseconds", "error", "absolute_error")
 SHAPE = ("batch", "heads", "kv_heads", "length", "height", "size", "columns", "row_blocks", "density", "pattern")
 
 
@@ -119,13 +121,20 @@ def by_spec(texts: Mapping[str, str]) -> Found:
     for file, text in texts.items():
         lines = text.split("\n")[:-1] if PurePosixPath(file).suffix == ".jsonl" else [text]
         for line in filter(None, lines):
-            for row in _rows(json_value(line), {}):
+            for row in _rows(_read(file, line), {}):
                 spelt = json.dumps(row["spec"], sort_keys=True)
                 if spelt not in hashes:
                     hashes[spelt] = hash_of(row["spec"])
                 place = json.dumps([file, _name(row), row.get("data"), row.get("device"), _shape(row)])
                 found[hashes[spelt]][place] = (file, row)
     return {spec: list(rows.values()) for spec, rows in found.items()}
+
+
+def _read(file: str, text: str) -> Any:
+    try:
+        return json_value(text)
+    except CodegenError as error:
+        raise CodegenError(f"{file}: {error}") from None
 
 
 def _rows(node: Any, around: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -184,7 +193,7 @@ def _of_receipt(receipt: Receipt, *, is_current: bool) -> Iterator[Row]:
 
 def row_of(file: str, row: Mapping[str, Any], *, is_current: bool) -> Row:
     """Return a row as reports have it."""
-    results = row["results"]
+    results = {label: _numbers(file, f"{_name(row)}: {label}", told) for label, told in row["results"].items()}
     in_tflops = any(SINGLE in result for result in results.values())
     calls = [
         Call(label, *_figures(result, in_tflops), result.get("absolute_error", result.get("error")))
@@ -204,7 +213,21 @@ def row_of(file: str, row: Mapping[str, Any], *, is_current: bool) -> Row:
     )
 
 
-def _figures(result: Mapping[str, Any], in_tflops: bool) -> tuple[float | None, float | None]:
+def _numbers(file: str, where: str, result: Any) -> dict[str, float]:
+    """Return the figures of a result that pages tell.
+
+    Raises:
+        CodegenError: if one of them is no number.
+    """
+    told = result if isinstance(result, dict) else {"result": result}
+    found = {name: told[name] for name in ("result", *FIGURES) if told.get(name) is not None}
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CodegenError(f"{file}: {one_line(where)}: {name} is {shown(value)}; a number is expected")
+    return found
+
+
+def _figures(result: Mapping[str, float], in_tflops: bool) -> tuple[float | None, float | None]:
     """Return what is told of a result: of single calls, then back to back."""
     if in_tflops:
         return result.get(SINGLE), result.get(BACK_TO_BACK)

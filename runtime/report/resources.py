@@ -53,10 +53,10 @@ def resources_of(kernel: Kernel) -> tuple[Resources | None, str]:
         record = kernel.record
         found = Resources(
             "the record of a compilation (tests/compile/known.json); no receipt is of this source",
-            record["compiler_package"],
-            record["cubin"],
-            instructions=_present(record["instructions"]),
-            **{name: record[name] for name in FIELDS},
+            record.compiler_package,
+            record.cubin,
+            instructions=_present(record.instructions),
+            **{name: getattr(record, name) for name in FIELDS},
         )
         return found, ""
     return _compiled(kernel)

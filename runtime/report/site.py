@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -30,7 +31,7 @@ from runtime.report.highlight import anchor_of, cuda_html, yaml_html
 from runtime.report.kernels import Kernel
 from runtime.report.measurements import Found, Row, current, rows_of
 from runtime.report.overview import barriers, paragraphs
-from runtime.report.resources import resources_of
+from runtime.report.resources import Resources, resources_of
 from runtime.report.roofline import roofline
 from runtime.report.tree import Tree
 
@@ -67,17 +68,37 @@ def environment() -> jinja2.Environment:
     )
 
 
-def kernel_page(kernel: Kernel, found: Found, tree: Tree, neighbours: tuple[Kernel | None, Kernel | None]) -> str:
-    """Return the page of a kernel, and what the index tells of it.
+@dataclass(frozen=True)
+class View:
+    """A kernel with what is found of it outside of its receipt.
+
+    Attributes:
+        kernel: the kernel.
+        rows: what was measured of it.
+        resources: what its cubin uses, if that is known.
+        missing: why not.
+    """
+
+    kernel: Kernel
+    rows: tuple[Row, ...]
+    resources: Resources | None
+    missing: str
+
+
+def view_of(kernel: Kernel, found: Found) -> View:
+    """Return the view of a kernel; ``found`` are the rows of all measurements."""
+    return View(kernel, tuple(rows_of(kernel, found)), *resources_of(kernel))
+
+
+def kernel_page(view: View, tree: Tree, neighbours: tuple[Kernel | None, Kernel | None]) -> str:
+    """Return the page of a kernel.
 
     Args:
-        kernel: the kernel.
-        found: the rows of all measurements.
+        view: what is known of it.
         tree: what the report is of.
         neighbours: the kernels before and after it in the index.
     """
-    rows = rows_of(kernel, found)
-    resources, missing = resources_of(kernel)
+    kernel, rows = view.kernel, view.rows
     named = kernel.named
     text = named.spec.canonical_json() if named.path is None else spec_text(named.path)
     return (
@@ -97,8 +118,8 @@ def kernel_page(kernel: Kernel, found: Found, tree: Tree, neighbours: tuple[Kern
             overview=paragraphs(kernel.source),
             memory=memory.picture(kernel.plan),
             pattern=patterns.example(kernel.plan),
-            resources=resources,
-            resources_missing=missing,
+            resources=view.resources,
+            resources_missing=view.missing,
             opcodes=INSTRUCTIONS,
             verification=kernel.receipt.verification if kernel.receipt else None,
             workloads=_workloads(rows),
@@ -126,10 +147,9 @@ def _workloads(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def entry_of(kernel: Kernel, found: Found) -> dict[str, Any]:
+def entry_of(view: View) -> dict[str, Any]:
     """Return what the index tells of a kernel."""
-    every, (resources, _) = rows_of(kernel, found), resources_of(kernel)
-    rows = current(every)
+    kernel, resources, rows = view.kernel, view.resources, current(view.rows)
     speeds = [row.ours.single for row in rows if row.ours and row.ours.single and row.unit == "TFLOPS"]
     ratios = [ratio for row in rows if (ratio := row.ratio("single")) is not None]
     verification = kernel.receipt.verification if kernel.receipt and kernel.is_of_receipt else None

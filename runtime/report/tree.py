@@ -42,5 +42,12 @@ def tree_of(out: Path, root: Path = ROOT) -> Tree:
     if not in_repository(root):
         return Tree()
     commit, own = git.commit_of("HEAD", root), resolved(out)
-    changed = [name for name in git.changed_files(root) if not (root / name).is_relative_to(own)]
+    changed = [name for name in git.changed_files(root) if not _is_within(root / name, own)]
     return Tree(commit, tuple(map(one_line, changed)))
+
+
+def _is_within(path: Path, own: Path) -> bool:
+    """Return whether a file, or all that a new folder holds, is in a folder."""
+    if path.is_dir() and own.is_relative_to(path):
+        return all(each.is_relative_to(own) for each in path.rglob("*") if not each.is_dir())
+    return path.is_relative_to(own)

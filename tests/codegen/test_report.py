@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from codegen.errors import FileError
+from codegen.errors import CodegenError, FileError
 from codegen.library import ROOT, find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.receipts import Receipt
@@ -233,6 +233,8 @@ def test_the_tree_of_a_report(repository: Path) -> None:
     out.mkdir()
     (out / "index.html").write_text("")
     assert tree.tree_of(out, repository).changed == ()
+    assert tree.tree_of(out / "deeper", repository).changed == ("report/",)
+    assert tree.tree_of(out / "index.html", repository).changed == ()
     (repository / "new\n.py").write_text("")
     (repository / "generated" / "h100_topk32.cu").write_text("")
     assert tree.tree_of(out, repository).changed == ("generated/h100_topk32.cu", "new\\n.py")
@@ -326,7 +328,7 @@ def test_a_receipt_of_another_source_is_told() -> None:
     )  # fmt: skip
     assert {link.what for link in links(older) if link.fits is False} == {"source"}
     assert not older.is_of_receipt
-    page = Page(site.kernel_page(older, {}, CLEAN, (None, None)))
+    page = Page(site.kernel_page(site.view_of(older, {}), CLEAN, (None, None)))
     assert "The receipt is of an earlier source" in page.words
     assert "No row on record names the spec" in page.words
 
@@ -344,8 +346,40 @@ def test_a_kernel_without_receipt_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
     used, why = resources_of(found)
     assert used is None and "could not be compiled" in why
-    words = Page(site.kernel_page(found, {}, CLEAN, (None, None))).words
+    words = Page(site.kernel_page(site.view_of(found, {}), CLEAN, (None, None))).words
     assert "No GPU is on record" in words and why in words and "there is no receipt" in words
+
+
+def test_records_that_are_none_are_told(tmp_path: Path) -> None:
+    known = {"l4_topk32": {**known_records()["l4_topk32"], "registers": "many"}}
+    with pytest.raises(CodegenError, match=r"^tests/compile/known.json: l4_topk32.registers: Input should be"):
+        kernel_of(find_spec("l4_topk32"), known)
+    (tmp_path / "tests" / "compile").mkdir(parents=True)
+    for text, said in (('{"a": ', "is not JSON"), ("[]", "is no object")):
+        (tmp_path / "tests" / "compile" / "known.json").write_text(text)
+        with pytest.raises(CodegenError, match=rf"^tests/compile/known.json: {said}"):
+            known_records(tmp_path)
+    assert known_records(tmp_path / "tests") == {}
+
+
+def test_rows_that_are_none_are_told() -> None:
+    spec = json.loads(find_spec("l4_topk32").spec.canonical_json())
+    row = json.dumps({"name": "row", "spec": spec, "results": {"ours": {"tflops": "fast"}}})
+    with pytest.raises(CodegenError, match=r"^rows.json: row: ours: tflops is 'fast'; a number is expected"):
+        rows_of(kernel("l4_topk32"), by_spec({"rows.json": row}))
+    with pytest.raises(CodegenError, match=r"^rows.json: is not JSON"):
+        by_spec({"rows.json": row[:-1]})
+    assert by_spec({"rows.jsonl": row[:-1]}) == {}, "of a killed run the last line may be short"
+
+
+def test_two_specs_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "l4_dense_dq.yaml"
+    named = find_spec("l4_dense_dq")
+    assert named.path is not None
+    path.write_bytes(named.path.read_bytes())
+    code, _, err = report("l4_dense_dq", str(path), "--out", str(tmp_path / "out"))
+    assert code == 2 and "two of the specs are called l4_dense_dq" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_resources_are_of_the_source() -> None:
@@ -406,7 +440,7 @@ def test_rooflines_are_of_the_device_that_was_measured() -> None:
 def test_the_index_of_all_kernels_is_made_of_what_is_committed() -> None:
     """Nothing is compiled: each shipped kernel's resources are on record."""
     known, found = known_records(), by_spec(results())
-    entries = [site.entry_of(kernel_of(named, known), found) for named in shipped_specs()]
+    entries = [site.entry_of(site.view_of(kernel_of(named, known), found)) for named in shipped_specs()]
     page = Page(site.index_page(entries, CLEAN, None))
     assert {entry["page"] for entry in entries} <= set(page.links)
     assert all(entry["registers"] for entry in entries)

@@ -83,6 +83,12 @@ def test_lists_and_checks_what_it_carries(installed: Path, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_reports_what_it_carries(installed: Path, tmp_path: Path) -> None:
+    call(installed / "codegen", "report", "l4_topk32", "--out", "report", cwd=tmp_path)
+    text = (tmp_path / "report" / "kernel-l4_topk32.html").read_text(encoding="utf-8")
+    assert "no repository" in text and "cases on NVIDIA" in text
+
+
 def test_tells_its_version(wheel: Path, installed: Path, tmp_path: Path) -> None:
     assert call(installed / "codegen", "--version", cwd=tmp_path) == f"codegen {__version__}\n"
     assert wheel.name.startswith(f"sparse_kernel_codegen-{__version__}-")

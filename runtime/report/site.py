@@ -58,7 +58,7 @@ CHOICES = (("operator", "Operator"), ("arch", "Architecture"), ("dtype", "Type")
 @cache
 def environment() -> jinja2.Environment:
     """Return the environment of the pages: everything is escaped, and undefined names are errors."""
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -66,6 +66,13 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    found.filters["name"] = _breakable
+    return found
+
+
+def _breakable(name: str) -> Markup:
+    """Return the name of a kernel, which may be broken behind its underscores."""
+    return Markup("_<wbr>").join(name.split("_"))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Page(HTMLParser):
             self.links.append(told["href"])
         else:
             self.loads += [told[name] for name in ("src", "href", "srcset", "data", "xlink:href") if name in told]
-        if tag not in ("meta", "link", "br", "input"):
+        if tag not in ("meta", "link", "br", "wbr", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

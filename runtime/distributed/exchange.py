@@ -71,11 +71,13 @@ class Exchange:
         self.moves, self.returns = Lane(k.device, MOVES), Lane(k.device, RETURNS)
         self.is_needed = any(each.buffers for each in steps)
 
-    def arrivals(self, runs: Sequence[slice]) -> Iterator[tuple[slice, list[Pair]]]:
+    def arrivals(self, runs: Sequence[slice], *, gives_back: bool) -> Iterator[tuple[slice, list[Pair]]]:
         """Yield runs of heads and their buffers, as they have arrived; the first ones are begun at once.
 
-        Whoever takes one from this enqueues all that reads the buffers before the next one is taken.
+        Whoever takes one from this enqueues all that reads the buffers before the next one is taken; ``gives_back``:
+        and then gives back what it adds to their gradients.
         """
+        del gives_back  # NCCL keeps the order in which a rank asks
         return self._as_they_come(runs, [self._begin(run) for run in runs[:AHEAD]])
 
     def _as_they_come(self, runs: Sequence[slice], ahead: list[Arrival]) -> Iterator[tuple[slice, list[Pair]]]:

@@ -81,6 +81,8 @@ def prepare(
     """
     group = group_of(plan.group)
     agreed = state_of(group).agreed
+    if plan.symmetric and gradients:
+        check_not_kept(inputs.k, group)
     key = (what, plan, inputs.kind(), gradients)
     if key in agreed and not validate:
         return
@@ -97,8 +99,6 @@ def prepare(
     same(agree(group, what, facts, plan.timeout))
     if key not in agreed:
         meet(group, inputs.q.device)
-        if plan.symmetric and gradients:
-            check_not_kept(inputs.k, group)
         agreed.add(key)
 
 

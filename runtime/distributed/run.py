@@ -151,11 +151,11 @@ class Run:
                 keys = k[:, :, step.keys.start : step.keys.stop], v[:, :, step.keys.start : step.keys.stop]
                 yield step, q[:, :, step.rows.start : step.rows.stop], keys
 
-    def everything(self) -> Iterator[tuple[bool, slice, list[Pair]]]:
+    def everything(self, *, gives_back: bool) -> Iterator[tuple[bool, slice, list[Pair]]]:
         """Yield what there are calls over: the rank's own keys, then the buffers of heads that arrive."""
         inputs = self.inputs
         every = slice(0, inputs.k.shape[1])
-        coming = self.exchange.arrivals(self.runs) if self.exchange.is_needed else iter(())
+        coming = self.exchange.arrivals(self.runs, gives_back=gives_back) if self.exchange.is_needed else iter(())
         yield True, every, [(inputs.k, inputs.v)]
         for run, buffers in coming:
             yield False, run, buffers

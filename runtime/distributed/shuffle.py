@@ -147,9 +147,7 @@ class SymmetricShuffle(Shuffle):
             if run.start == 0:
                 self.show(tensors)
                 self.staged[0].handle.barrier(channel=WRITTEN)
-            self.read(run, tensors)
-            if run.stop == self.kv_heads:
-                self.staged[0].handle.barrier(channel=READ)
+            self.read(run, tensors)  # all have read everything once all have computed the last heads: PUSHED
             return Transfer(self.group, "", (), ()), self.moves.mark()
 
     def show(self, tensors: Sequence[Parted]) -> None:

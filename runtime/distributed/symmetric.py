@@ -134,27 +134,35 @@ class SymmetricExchange(Exchange):
         super().__init__(**exchange)
         self.whole, self.layout = whole, layout
 
-    def arrivals(self, runs: Sequence[slice]) -> Iterator[tuple[slice, list[Pair]]]:
-        """Yield runs of heads and their buffers, as they have arrived; all are begun at once."""
+    def arrivals(self, runs: Sequence[slice], *, gives_back: bool) -> Iterator[tuple[slice, list[Pair]]]:
+        """Yield runs of heads and their buffers, as they have arrived; all are begun at once.
+
+        A barrier is a kernel that waits on an SM, and a thread block of attention that finds this SM taken begins as
+        late as the other rank comes. So what is computed here begins behind the first barrier, and ends before the
+        last one. Nor may barriers of several streams wait crosswise, as thread blocks of gradients wait for each other:
+        where gradients are given back, their last barrier says that all have read everything.
+        """
         buffers = [self.room(run) for run in runs]
         self.moves.follow()
         with self.moves.on():
             self.fill()
             self.whole.handle.barrier(channel=WRITTEN)
+            written = self.moves.mark()
             events = []
             for run, there in zip(runs, buffers, strict=True):
                 self.read(run, there)
                 events.append(self.moves.mark())
-            self.whole.handle.barrier(channel=READ)  # the call ends behind it: then anybody may write again
-        return self._arrived(runs, buffers, events)
+        self.moves.join(written)
+        return self._arrived(runs, buffers, events, gives_back=gives_back)
 
     def _arrived(
-        self, runs: Sequence[slice], buffers: list[list[Pair]], events: Sequence[Any]
+        self, runs: Sequence[slice], buffers: list[list[Pair]], events: Sequence[Any], *, gives_back: bool
     ) -> Iterator[tuple[slice, list[Pair]]]:
         for run, event in zip(runs, events, strict=True):
             self.moves.join(event)
             yield run, buffers.pop(0)
-        self.moves.join()
+        if not gives_back:
+            self.whole.handle.barrier(channel=READ)  # then anybody may write again
 
     def room(self, run: slice) -> list[Pair]:
         """Return the buffers of heads, not filled yet."""

@@ -59,7 +59,7 @@ def near(heads: int = 4, batch: int = 2, length: int = LENGTH) -> Any:
     window = (own - torch.arange(4, device="cuda")).expand(batch, heads, -1, -1)
     drawn = torch.randint(0, blocks, (batch, heads, blocks, 1), generator=made, device="cuda")
     drawn = torch.where((own % 4 == 0) & ((drawn > own) | (drawn < own - 3)), drawn, -1)
-    every = torch.cat([window, drawn], -1)
+    every = torch.cat([window, drawn], -1).clamp(min=-1)
     order = (every < 0).to(torch.int32).argsort(dim=-1, stable=True)
     return every.take_along_dim(order, -1).to(torch.int32).contiguous()
 

@@ -68,9 +68,10 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, AttentionBackwardSpec):
         given, named = _attention(spec.forward, draw, device, LISTED_OF_GRADIENTS)
         rest = [named.get(tensor.name) for tensor in spec.forward.index_tensors[len(given) - 3 :]]
+        aux = {"aux": named.pop("aux")} if "aux" in named else {}
         given += rest if named else []  # by place, without the second list
         gradients = {name: torch.randn_like(given[0]) for name in ("out", "dout")}
-        return given, {**gradients, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
+        return given, {**gradients, **aux, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
     if isinstance(spec, BsrSpmmSpec):
         # Where long rows are cut, the first one is.
         longest = row_cutting(spec).cut(6, 0).limit + 5 if cuts_rows(spec) else 3
@@ -90,13 +91,18 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         return factors + ([_bsr(size, size, 6, 5, draw, device)] if spec.output == "bsr" else []), {}
     if isinstance(spec, BlockMaskSpec):
         sizes = {"batch": 2, "heads": HEADS, "q_len": LENGTH - 7, "kv_len": LENGTH - 3}
-        aux = draw_aux(spec.aux_tensors, sizes, torch.Generator().manual_seed(0), torch.device("cpu"))
-        return [*sizes.values()], {"aux": {name: tensor.to(device) for name, tensor in aux.items()}}
+        return [*sizes.values()], {"aux": _aux(spec, sizes, device)}
     if isinstance(spec, SelectTopkSpec):
         # Rows of fewer chunks than a warp has lanes, and blocks that do not divide the lengths.
         q, k = draw(1, 2 * HEADS, LENGTH - 7, 72), draw(1, HEADS, LENGTH - 3, 72)
         return [q, k, (48, 80), 5], {"causal": True, "always": (0, -1)}
     return [draw(DENSE_ROWS, COLUMNS)], {}
+
+
+def _aux(spec: AttentionSpec | BlockMaskSpec, sizes: dict[str, int], device: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a spec's expressions."""
+    drawn = draw_aux(spec.aux_tensors, sizes, torch.Generator().manual_seed(0), torch.device("cpu"))
+    return {name: tensor.to(device) for name, tensor in drawn.items()}
 
 
 def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED) -> Arguments:
@@ -105,7 +111,9 @@ def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED
     heads = packs * spec.pack_gqa
     kv_heads = packs if spec.pack_gqa > 1 else heads
     q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))
-    more = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
+    more: dict[str, Any] = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
+    if spec.aux_tensors:
+        more["aux"] = _aux(spec, {"batch": 1, "heads": heads, "q_len": LENGTH, "kv_len": LENGTH}, device)
     lengths = [torch.tensor([LENGTH - 101], dtype=torch.int32)] if spec.kv_lengths else []
     block = spec.pattern.fixed_block
     if block is None:  # one value for each batch, if there are tensors

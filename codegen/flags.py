@@ -180,6 +180,19 @@ class MaskFlags(Flags):
 
 
 @dataclass(frozen=True)
+class PairFlags(Flags):
+    """The mask of the pairs that a built-in pattern hides.
+
+    Attributes:
+        pair_expression: the expression.
+        pair_lines: its text, in lines of a comment.
+    """
+
+    pair_expression: ExpressionFlags
+    pair_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ScoreFlags(Flags):
     """What becomes of scores before the mask, where that is an expression.
 
@@ -204,12 +217,14 @@ class ExpressionsFlags(Flags):
 
     Attributes:
         mask: that of partial blocks.
+        pairs: that of the pairs of a built-in pattern.
         score: that of scores.
         expression_helpers: device functions and constants that they need.
         aux: the tensors that they look values up in.
     """
 
     mask: MaskFlags
+    pairs: PairFlags
     score: ScoreFlags
     expression_helpers: tuple[str, ...]
     aux: tuple[AuxFlags, ...]

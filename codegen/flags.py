@@ -199,14 +199,14 @@ class ScoreFlags(Flags):
     Attributes:
         score_expression: log2(e) times the expression.
         score_lines: its text, in lines of a comment.
-        score_key: the key of a column, in C++: one that there is, where something is looked up for it.
+        score_key_piece: what key a column has: one that there is, where something is looked up for it.
         slope_expression: its derivative by the score, in gradients, if that is not 1.
         slope_lines: the text of that.
     """
 
     score_expression: ExpressionFlags
     score_lines: tuple[str, ...]
-    score_key: str
+    score_key_piece: str
     slope_expression: ExpressionFlags
     slope_lines: tuple[str, ...]
 

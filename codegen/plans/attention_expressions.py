@@ -21,7 +21,7 @@ from codegen.plan import Param, i32, i64, pointer
 from codegen.score import Score
 from codegen.spec import AttentionSpec, BlockMaskSpec
 
-PARTS = "attention/mask_parts"
+PARTS, KEYS = "attention/mask_parts", "attention/score_keys"
 Side = Literal["row", "column", ""]
 """Of pairs: their queries, their keys, or neither."""
 ELEMENTS = {
@@ -88,7 +88,7 @@ def expressions_flags(
         slope = _slope_flags(spec.score.slope, spec.score.slope_of_pair) if gradients else slope
     pairs = _expression_flags(spec.pattern.pair_expression, in_one_place=True)
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
-    keys = "min(first_key + column, p.kv_len - 1)" if score.looks_up_keys else "first_key + column"
+    key_piece = f"{KEYS}/{'existing' if score.looks_up_keys else 'any'}.cuh.j2"
     return ExpressionsFlags(
         mask=MaskFlags(
             mask_expression=mask,
@@ -97,7 +97,7 @@ def expressions_flags(
             column_parts_piece=_parts_piece(mask.column if shared == "column" else ()),
         ),
         pairs=PairFlags(pairs, _lines(pairs)),
-        score=ScoreFlags(score, _lines(score), keys, slope, _lines(slope)),
+        score=ScoreFlags(score, _lines(score), key_piece, slope, _lines(slope)),
         expression_helpers=tuple(name for name in HELPERS if name in helpers),
         aux=tuple(_aux_flags(aux) for aux in spec.aux_tensors),
     )

@@ -17,18 +17,13 @@ the same. Documents are of uneven length: a query sees the keys of its own one u
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import harness
 import torch
-from harness import Fields, check_calls, environment, free_memory, time_calls
-from rich.console import Console
-from rich.table import Table
+from harness import Fields, check_calls, time_calls
 from torch.nn.attention.flex_attention import BlockMask
 
 from codegen.library import find_spec
@@ -156,27 +151,18 @@ def calls_of(sees: Sees, lists: Lists, q: torch.Tensor, k: torch.Tensor, v: torc
 
 
 @torch.no_grad()
-def measure(rows: Sequence[Row], path: Path | None) -> Fields:
-    """Run rows; the JSON is written after each, so that a crash costs no finished one."""
-    report: Fields = environment(PACKAGES)
-    report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
-    for row in rows:
-        torch.manual_seed(0)
-        q, k, v = (torch.randn(1, HEADS, row.length, HEAD_DIM, device="cuda").half() for _ in range(3))
-        sees = mask_mod(row, "cuda")
-        lists = lists_of(sees, row.length, "cuda")
-        calls = calls_of(sees, lists, q, k, v)
-        errors, failed = check_calls(calls, error_of(row, sees, q, k, v))
-        partial, full = int(lists[0].sum()), int(lists[2].sum())
-        work = 4.0 * HEAD_DIM * HEADS * BLOCK * BLOCK * (partial + full)
-        results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
-        report["rows"].append(
-            {"name": row.name, "partial": partial, "full": full, "results": results, "failed": failed}
-        )
-        if path:
-            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        free_memory()
-    return report
+def record_of(row: Row) -> Fields:
+    """Run one row."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, HEADS, row.length, HEAD_DIM, device="cuda").half() for _ in range(3))
+    sees = mask_mod(row, "cuda")
+    lists = lists_of(sees, row.length, "cuda")
+    calls = calls_of(sees, lists, q, k, v)
+    errors, failed = check_calls(calls, error_of(row, sees, q, k, v))
+    partial, full = int(lists[0].sum()), int(lists[2].sum())
+    work = 4.0 * HEAD_DIM * HEADS * BLOCK * BLOCK * (partial + full)
+    results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
+    return {"name": row.name, "partial": partial, "full": full, "results": results, "failed": failed}
 
 
 def table_rows(report: Fields) -> list[list[str]]:
@@ -195,31 +181,19 @@ def table_rows(report: Fields) -> list[list[str]]:
 
 def show(report: Fields) -> None:
     """Print the table, and below it what failed."""
-    printed = Table(title=f"{report['device']}, driver {report['driver']}, {report['date']}")
-    for heading in ("workload", "blocks of a head", "mask", "us, single / back to back", "over none"):
-        printed.add_column(heading)
-    for cells in table_rows(report):
-        printed.add_row(*cells)
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    console.print(printed)
-    for (label, why), names in harness.failures(report).items():
-        console.print(f"{'; '.join(names)}: {label} has no time: {why}", markup=False, soft_wrap=True)
+    headings = ("workload", "blocks of a head", "mask", "us, single / back to back", "over none")
+    harness.show_cells(report, headings, table_rows(report))
+
+
+def measure(options: argparse.Namespace) -> Fields:
+    """Run all rows."""
+    return harness.measure_rows(options, CASES, record_of, PACKAGES)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
-    parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
-    options = parser.parse_args(arguments)
-    if options.earlier:
-        show(json.loads(options.earlier.read_text(encoding="utf-8")))
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
-    report = measure(CASES, options.json)
+    report = harness.report_of(harness.report_parser(__doc__).parse_args(arguments), measure)
     show(report)
-    if any(BITS not in record["results"] for record in report["rows"]):
-        raise SystemExit("error: rows without a time of bits, see above")
+    harness.check_own(report, BITS)
 
 
 if __name__ == "__main__":

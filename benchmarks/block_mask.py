@@ -16,18 +16,13 @@ FlexAttention cannot make, as its memory does not suffice, is told below the tab
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import harness
 import torch
-from harness import Fields, environment, free_memory, reason
-from rich.console import Console
-from rich.table import Table
+from harness import Fields, free_memory, reason
 from torch.nn.attention import flex_attention as flex
 
 from runtime import create_block_mask
@@ -157,6 +152,7 @@ def times(calls: dict[str, Call]) -> dict[str, Fields]:
     return {label: {"milliseconds": single[label], "back_to_back_milliseconds": long[label]} for label in calls}
 
 
+@torch.no_grad()
 def record_of(row: Row) -> Fields:
     """Run one row."""
     make = ours(row, "cuda")
@@ -177,19 +173,6 @@ def record_of(row: Row) -> Fields:
     return {"name": row.name, "partial": partial, "full": full, "results": times(calls), "failed": failed}
 
 
-@torch.no_grad()
-def measure(rows: Sequence[Row], path: Path | None) -> Fields:
-    """Run rows; the JSON is written after each, so that a crash costs no finished one."""
-    report: Fields = environment(PACKAGES)
-    report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
-    for row in rows:
-        report["rows"].append(record_of(row))
-        if path:
-            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        free_memory()
-    return report
-
-
 def table_rows(report: Fields) -> list[list[str]]:
     """Return the cells of the table: microseconds of both ways."""
     found = []
@@ -203,28 +186,17 @@ def table_rows(report: Fields) -> list[list[str]]:
 
 def show(report: Fields) -> None:
     """Print the table, and below it what failed."""
-    printed = Table(title=f"{report['device']}, driver {report['driver']}, {report['date']}")
-    for heading in ("workload", "blocks", "by", "us, single / back to back"):
-        printed.add_column(heading)
-    for cells in table_rows(report):
-        printed.add_row(*cells)
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    console.print(printed)
-    for (label, why), names in harness.failures(report).items():
-        console.print(f"{'; '.join(names)}: {label} has no time: {why}", markup=False, soft_wrap=True)
+    harness.show_cells(report, ("workload", "blocks", "by", "us, single / back to back"), table_rows(report))
+
+
+def measure(options: argparse.Namespace) -> Fields:
+    """Run all rows."""
+    return harness.measure_rows(options, CASES, record_of, PACKAGES)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
-    parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
-    options = parser.parse_args(arguments)
-    if options.earlier:
-        show(json.loads(options.earlier.read_text(encoding="utf-8")))
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
-    show(measure(CASES, options.json))
+    report = harness.report_of(harness.report_parser(__doc__).parse_args(arguments), measure)
+    show(report)
 
 
 if __name__ == "__main__":

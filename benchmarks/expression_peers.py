@@ -82,18 +82,18 @@ def functions() -> dict[str, tuple[Callable[..., Any] | None, Callable[..., Any]
 
 
 def fa4(row: Row, tensors: Sequence[torch.Tensor], lists: tuple[torch.Tensor, ...] | None) -> Call:
-    """Return FlashAttention 4's call. It takes (batch, length, heads, head_dim), and causal masks as an option.
+    """Return FlashAttention 4's call. It takes causal masks as an option.
 
     Args:
         row: the workload.
-        tensors: q, k and v, (batch, heads, length, head_dim).
+        tensors: q, k and v, (batch, length, heads, head_dim).
         lists: counts and entries of partial blocks, then those of full ones, of the row's mask; None: it has none.
     """
     from flash_attn.cute import flash_attn_func
     from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
     mask_mod, score_mod = functions()[row.name]
-    q, k, v = (t.transpose(1, 2).contiguous() for t in tensors)
+    q, k, v = tensors
     options: dict[str, Any] = {"score_mod": score_mod} if score_mod else {}
     options |= {"aux_tensors": list(row.tensors.values())} if row.tensors else {}
     if mask_mod is None:

@@ -1,6 +1,6 @@
 """Times masks and scores that are expressions beside what is built in, FlexAttention and FlashAttention 4, in one run.
 
-    python benchmarks/expressions.py --json benchmarks/results/expressions_h100.json
+    python benchmarks/expressions.py --data std1 std4 std9 key_norms sink --json expressions_h100.json
     python benchmarks/expressions.py --from benchmarks/results/expressions_h100.json     # no GPU: prints an earlier run
 
 Every call of a row computes the same function of the same tensors (benchmarks/expression_rows.py):
@@ -10,18 +10,18 @@ Every call of a row computes the same function of the same tensors (benchmarks/e
 - FlexAttention: compiled, with the same functions and blocks, and the best of a short list of options.
 - FA4: FlashAttention 4 with functions of its own language, on the same lists; causal where it is its option.
 
-All are checked against float64 on ROWS queries before they are timed. TFLOPS are of the blocks that are listed, or of
-the pairs that a causal pattern or none leaves.
+All are checked against float64 on CHECKED queries before they are timed. TFLOPS are of the blocks that are listed, or
+of the pairs that a causal pattern or none leaves. They are of plain normal data (std1). On other data sets that --data
+names (runtime/bench/data_sets.py) the expression is checked and timed beside FlexAttention and FA4 alone, in fewer
+calls: the table has the least of all ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import expressions_page
@@ -30,12 +30,12 @@ import torch
 from expression_peers import fa4
 from expression_rows import BLOCK, HEAD_DIM, HEADS, Row, rows
 from expressions_page import BUILT_IN, FA4, FLEX, OURS
-from harness import Fields, check_calls, environment, free_memory, reason, time_calls
-from rich.console import Console
-from rich.table import Table
+from harness import Fields, check_calls, reason, time_calls
+from records import PLAIN
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from runtime import block_sparse_attention
+from runtime.bench.data_sets import DATA, make_data
 from runtime.bench.measurement import flex_call
 from runtime.bench.timing import Call, single_calls
 from runtime.patterns import BlockLists, Causal, Dense, Score
@@ -43,6 +43,7 @@ from runtime.patterns import BlockLists, Causal, Dense, Score
 PACKAGES = ("torch", "flash-attn-4")
 CHECKED = 16  # queries of a head
 REPEATS = 21
+REPEATS_OF_DATA, ROUNDS_OF_DATA = 7, 1
 FLEX_OPTIONS: tuple[dict[str, int] | None, ...] = (
     None,
     *(
@@ -50,6 +51,33 @@ FLEX_OPTIONS: tuple[dict[str, int] | None, ...] = (
         for columns, warps, stages in ((64, 4, 3), (64, 8, 3))
     ),
 )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q, k and v of a row.
+
+    Attributes:
+        own: (batch, heads, length, head_dim).
+        transposed: copies of them, (batch, length, heads, head_dim), for FlashAttention 4.
+    """
+
+    own: list[torch.Tensor]
+    transposed: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, row: Row, device: str) -> Inputs:
+        """Return tensors that hold nothing yet."""
+        shape = (row.batch, HEADS, row.length, HEAD_DIM)
+        own = [torch.empty(shape, device=device, dtype=torch.bfloat16) for _ in range(3)]
+        return cls(own, [tensor.transpose(1, 2).contiguous() for tensor in own])
+
+    def fill(self, data: str) -> None:
+        """Fill them with a data set, the same values each time."""
+        q, k, v = self.own
+        make_data(data, q, k, v, torch.Generator(q.device).manual_seed(0))
+        for copy, tensor in zip(self.transposed, self.own, strict=True):
+            copy.copy_(tensor.transpose(1, 2))
 
 
 def block_mask_of(row: Row) -> BlockMask | None:
@@ -101,15 +129,13 @@ def flex_best(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> 
     return calls[min(times, key=lambda label: times[label])]
 
 
-def calls_of(
-    row: Row, tensors: list[torch.Tensor], without: Sequence[str]
-) -> tuple[dict[str, Call], dict[str, str], float]:
+def calls_of(row: Row, inputs: Inputs, without: Sequence[str]) -> tuple[dict[str, Call], dict[str, str], float]:
     """Return the calls of a row by label, why others are not there, and its work in FLOPs."""
-    mask = block_mask_of(row)
+    mask, tensors = block_mask_of(row), inputs.own
     makers: dict[str, Callable[[], Call]] = {
         OURS: lambda: ours(row, tensors, mask),
         FLEX: lambda: flex_best(row, tensors, mask),
-        FA4: lambda: fa4(row, tensors, None if mask is None else lists_of(mask)),
+        FA4: lambda: fa4(row, inputs.transposed, None if mask is None else lists_of(mask)),
     }
     if row.built_in:
         makers[BUILT_IN] = lambda: built_in(row, tensors)
@@ -145,65 +171,50 @@ def error_of(row: Row, tensors: list[torch.Tensor]) -> Callable[[str, Any], floa
 
 
 @torch.no_grad()
-def measure(path: Path | None, names: list[str], without: list[str]) -> Fields:
-    """Run rows; the JSON is written after each, so that a crash costs no finished one."""
-    report: Fields = environment(PACKAGES)
-    report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
-    for row in rows("cuda"):
-        if names and row.name not in names:
-            continue
-        torch.manual_seed(0)
-        shape = (row.batch, HEADS, row.length, HEAD_DIM)
-        tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-        calls, failed, work = calls_of(row, tensors, without)
-        errors, wrong = check_calls(calls, error_of(row, tensors))
-        results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
-        report["rows"].append({"name": row.name, "results": results, "failed": failed | wrong})
-        if path:
-            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        free_memory()
-    return report
+def record_of(row: Row, data: Sequence[str], without: Sequence[str]) -> Fields:
+    """Run one row."""
+    inputs = Inputs.of(row, "cuda")
+    inputs.fill(PLAIN)
+    calls, failed, work = calls_of(row, inputs, without)
+    errors, wrong = check_calls(calls, error_of(row, inputs.own))
+    results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
+    record: Fields = {"name": row.name, "results": results, "failed": failed | wrong, "data": {}}
+    compared = {label: calls[label] for label in results if label != BUILT_IN}
+    for name in data:
+        if name != PLAIN:
+            inputs.fill(name)
+            errors, wrong = check_calls(compared, error_of(row, inputs.own))
+            right = {label: compared[label] for label in errors}
+            record["data"][name] = time_calls(right, work, REPEATS_OF_DATA, ROUNDS_OF_DATA)
+            record["failed"] |= {f"{label} on {name}": why for label, why in wrong.items()}
+    return record
 
 
-def table_of(report: Fields) -> Table:
-    """Return the table of docs/expressions.md, for a terminal."""
-    printed = Table(
-        title=f"{report['device']}, driver {report['driver']}, {report['date']}; bf16, d {HEAD_DIM}; TFLOPS"
-    )
-    for heading in expressions_page.HEADINGS:
-        printed.add_column(heading)
-    for record in report["rows"]:
-        printed.add_row(*expressions_page.cells(record))
-    return printed
+def measure(options: argparse.Namespace) -> Fields:
+    """Run the rows that the options ask for."""
+    chosen = [row for row in rows("cuda") if not options.row or row.name in options.row]
+    record = functools.partial(record_of, data=harness.chosen_data(options, DATA), without=options.without)
+    return harness.measure_rows(options, chosen, record, PACKAGES)
 
 
 def show(report: Fields) -> None:
-    """Print the table, and below it what failed."""
-    console = Console(width=None if Console().is_terminal else 180, highlight=False)
-    console.print(table_of(report))
-    for (label, why), names in harness.failures(report).items():
-        console.print(f"{'; '.join(names)}: {label} has no time: {why}", markup=False, soft_wrap=True)
+    """Print the table of docs/expressions.md, and below it what failed."""
+    headings, lines = expressions_page.headings_and_cells(report)
+    harness.show_cells(report, headings, lines, f"; bf16, d {HEAD_DIM}; TFLOPS")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
-    parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
+    parser = harness.report_parser(__doc__)
     parser.add_argument("--row", action="append", default=[], metavar="NAME", help="measure this one; may be repeated")
     parser.add_argument("--without", action="append", default=[], choices=(FLEX, FA4), help="leave this one out")
+    harness.add_data_option(parser, DATA)
     options = parser.parse_args(arguments)
-    if options.earlier:
-        show(json.loads(options.earlier.read_text(encoding="utf-8")))
-        return
-    if not torch.cuda.is_available():
-        raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
-    known = [row.name for row in rows("cuda")]
+    known = [row.name for row in rows("cpu")]
     if unknown := [name for name in options.row if name not in known]:
         raise SystemExit(f"error: --row: {unknown[0]!r}; rows: {', '.join(known)}")
-    report = measure(options.json, options.row, options.without)
+    report = harness.report_of(options, measure)
     show(report)
-    if any(OURS not in record["results"] for record in report["rows"]):
-        raise SystemExit("error: rows without a time of the expression, see above")
+    harness.check_own(report, OURS)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
 import importlib.metadata
 import importlib.util
@@ -71,6 +72,13 @@ class Row(Protocol):
     def groups(self) -> tuple[str, ...]: ...
     @property
     def quick(self) -> bool: ...
+
+
+class Named(Protocol):
+    """What the rows of :func:`measure_rows` have."""
+
+    @property
+    def name(self) -> str: ...
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -205,7 +213,29 @@ def show(report: Fields, remarks: Sequence[str] = ()) -> None:
         table.add_column(heading, justify="left" if heading in ("row", "which") else "right")
     for record in report["rows"]:
         table.add_row(*cells(record))
-    console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    print_report(table, report, remarks)
+
+
+def show_cells(report: Fields, headings: Sequence[str], rows: Sequence[Sequence[str]], unit: str = "") -> None:
+    """Print a table of cells, below it what failed and what was not run.
+
+    Args:
+        report: with device, driver and date.
+        headings: of the columns.
+        rows: the cells.
+        unit: what its title says beside the machine.
+    """
+    table = Table(title=f"{report['device']}, driver {report['driver']}, {report['date']}{unit}")
+    for heading in headings:
+        table.add_column(heading)
+    for each in rows:
+        table.add_row(*each)
+    print_report(table, report, width=180)
+
+
+def print_report(table: Table, report: Fields, remarks: Sequence[str] = (), width: int = 120) -> None:
+    """Print a table, below it some remarks, what failed and what was not run."""
+    console = Console(width=None if Console().is_terminal else width, highlight=False)
     console.print(table)
     lines = list(remarks)
     for (label, why), rows in failures(report).items():
@@ -277,6 +307,23 @@ def peer_names(peers: Collection[str]) -> Callable[[str], list[str]]:
     return read
 
 
+def report_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what every benchmark with a report of rows takes."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw, allow_abbrev=False)
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
+    )
+    return parser
+
+
 def parse_arguments(
     doc: str | None,
     rows: Sequence[Row],
@@ -286,8 +333,7 @@ def parse_arguments(
     data: Collection[str] = (),
 ) -> argparse.Namespace:
     """Return the options that every benchmark takes, and ``--data`` if there are data sets to choose from."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=raw, allow_abbrev=False)
+    parser = report_parser(doc)
     names = [row.name for row in rows]
     parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--groups", nargs="+", choices=groups, metavar="NAME", help=f"of {', '.join(groups)}")
@@ -298,17 +344,7 @@ def parse_arguments(
     parser.add_argument("--peers", type=peer_names(peers), default=usual, metavar="NAME,...", help=every)
     if data:
         add_data_option(parser, data)
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
-    parser.add_argument(
-        "--from",
-        dest="sources",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
-    )
     options = parser.parse_args(arguments)
     if data:
         options.data = chosen_data(options, data)
@@ -370,6 +406,34 @@ def measure(
     return report
 
 
+def measure_rows(
+    options: argparse.Namespace,
+    rows: Sequence[Named],
+    record_of: Callable[[Any], Fields],
+    packages: Sequence[str],
+) -> Fields:
+    """Run rows that have no peers to choose from, as :func:`measure` does.
+
+    Args:
+        options: from the command line of :func:`report_parser`.
+        rows: to run, in this order.
+        record_of: takes a row, returns its record.
+        packages: whose versions the report has.
+    """
+    begun = time.monotonic()
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    report: Fields = {**environment(packages), "date": date, "rows": [], "not_run": [row.name for row in rows]}
+    for row in rows:
+        if options.budget is not None and time.monotonic() - begun > options.budget:
+            break
+        report["rows"].append(record_of(row))
+        report["not_run"].remove(row.name)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        free_memory()
+    return report
+
+
 def merged(reports: Sequence[Fields]) -> Fields:
     """Return the rows of several runs as one report; each row's results are those of one run.
 
@@ -405,7 +469,7 @@ def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace
     return measure(options)
 
 
-def check_own(report: Fields) -> None:
-    """Fail if a row has no time of ours."""
-    if any(OURS not in record["results"] for record in report["rows"]):
-        raise SystemExit("error: rows without a time of ours, see above")
+def check_own(report: Fields, own: str = OURS) -> None:
+    """Fail if a row has no time of ours, or of what else a benchmark is about."""
+    if any(own not in record["results"] for record in report["rows"]):
+        raise SystemExit(f"error: rows without a time of {own}, see above")

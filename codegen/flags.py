@@ -180,20 +180,33 @@ class MaskFlags(Flags):
 
 
 @dataclass(frozen=True)
+class PairFlags(Flags):
+    """The mask of the pairs that a built-in pattern hides.
+
+    Attributes:
+        pair_expression: the expression.
+        pair_lines: its text, in lines of a comment.
+    """
+
+    pair_expression: ExpressionFlags
+    pair_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ScoreFlags(Flags):
     """What becomes of scores before the mask, where that is an expression.
 
     Attributes:
         score_expression: log2(e) times the expression.
         score_lines: its text, in lines of a comment.
-        score_key: the key of a column, in C++: one that there is, where something is looked up for it.
+        score_key_piece: what key a column has: one that there is, where something is looked up for it.
         slope_expression: its derivative by the score, in gradients, if that is not 1.
         slope_lines: the text of that.
     """
 
     score_expression: ExpressionFlags
     score_lines: tuple[str, ...]
-    score_key: str
+    score_key_piece: str
     slope_expression: ExpressionFlags
     slope_lines: tuple[str, ...]
 
@@ -204,12 +217,14 @@ class ExpressionsFlags(Flags):
 
     Attributes:
         mask: that of partial blocks.
+        pairs: that of the pairs of a built-in pattern.
         score: that of scores.
         expression_helpers: device functions and constants that they need.
         aux: the tensors that they look values up in.
     """
 
     mask: MaskFlags
+    pairs: PairFlags
     score: ScoreFlags
     expression_helpers: tuple[str, ...]
     aux: tuple[AuxFlags, ...]

@@ -62,27 +62,30 @@ class Printed:
     reads: tuple[Aux, ...]
 
 
-def printed(node: Node, *, score: str = "score", rows_have_heads: bool = False) -> Printed:
+def printed(node: Node, *, score: str = "score", rows_have_heads: bool = False, in_one_place: bool = False) -> Printed:
     """Print an expression.
 
     Args:
         node: the expression.
         score: what the score is called: a name, or something else that needs no parentheses.
         rows_have_heads: whether queries side by side are of several heads.
+        in_one_place: whether all of it is for a pair: ``row`` and ``column`` are empty.
 
     Raises:
         ExpressionError: for an integer of more than 64 bits.
     """
-    return _Printer(node, score, rows_have_heads).printed()
+    return _Printer(node, score, rows_have_heads, in_one_place).printed()
 
 
 class _Printer:
-    def __init__(self, node: Node, score: str, rows_have_heads: bool) -> None:
+    def __init__(self, node: Node, score: str, rows_have_heads: bool, in_one_place: bool) -> None:
         parts = Parts()
         self._root = parts.add(node)
         self._parts = parts.all
         self._score = score
         self._depends = dependencies(self._parts, rows_have_heads=rows_have_heads)
+        if in_one_place:
+            self._depends = [on | {"q_idx", "kv_idx"} if on else on for on in self._depends]
         self._uses = uses_of(self._parts, self._root, self._depends)
         self._terms: dict[tuple[int, Place], Term] = {}
         self._statements: dict[Place, list[Statement]] = {place: [] for place in Place}

@@ -96,9 +96,15 @@ class Aux:
 
 @dataclass(frozen=True)
 class Literal:
-    """A number or a truth value."""
+    """A number or a truth value.
+
+    Attributes:
+        value: the value.
+        name: of the constant that a source has of it; "" for what is written as a number.
+    """
 
     value: bool | int | float
+    name: str = ""
 
     @property
     def type(self) -> Type:
@@ -106,10 +112,10 @@ class Literal:
         return {bool: Type.BOOL, int: Type.INT, float: Type.FLOAT}[type(self.value)]
 
     def __eq__(self, other: object) -> bool:  # 1, 1.0 and True are equal to Python
-        return isinstance(other, Literal) and repr(other.value) == repr(self.value)
+        return isinstance(other, Literal) and (repr(other.value), other.name) == (repr(self.value), self.name)
 
     def __hash__(self) -> int:
-        return hash(repr(self.value))
+        return hash((repr(self.value), self.name))
 
 
 @dataclass(frozen=True)

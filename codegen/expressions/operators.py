@@ -7,10 +7,11 @@ comparisons of truth values mean the same as in Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from codegen.expressions.bounds import bounds_of, is_inside
 from codegen.expressions.nodes import DTYPES, Item, Literal, Node, Operation, Type, Variable
-from codegen.expressions.terms import Term, binary, call, cast, choice, number, unary
+from codegen.expressions.terms import Binding, Term, binary, call, cast, choice, number, unary
 
 VARIABLES: Mapping[str, str] = {
     "q_idx": "query",
@@ -31,7 +32,7 @@ _Print = Callable[[Operation, tuple[Term, ...]], Term]
 def term_of(node: Node, operands: tuple[Term, ...], score: str) -> Term:
     """Return a node as C++."""
     if isinstance(node, Literal):
-        return number(node.value)
+        return replace(number(node.value), text=node.name, binding=Binding.PRIMARY) if node.name else number(node.value)
     if isinstance(node, Variable):
         return Term(VARIABLES.get(node.name, score), "float" if node.type is Type.FLOAT else "int")
     if isinstance(node, Item):

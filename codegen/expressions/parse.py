@@ -10,6 +10,7 @@ import ast
 import math
 from collections.abc import Callable, Mapping
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 from codegen.expressions import nodes
@@ -52,13 +53,16 @@ _REFUSED: Mapping[type[ast.expr], str] = {
 _DEEPEST = 2 * nodes.MOST_DEPTH + 2  # an index of several is a tuple, and a sign is a node of Python's
 
 
-def parse_expression(text: str, aux: Mapping[str, Aux], *, score: bool) -> Node:
+def parse_expression(
+    text: str, aux: Mapping[str, Aux], *, score: bool, constants: Mapping[str, int] = MappingProxyType({})
+) -> Node:
     """Read an expression.
 
     Args:
         text: the expression, as Python has it; any white space is a space.
         aux: the aux tensors that it may look values up in, by name.
         score: whether it is about a score, and may use it.
+        constants: numbers that the source has names for, by these.
 
     Raises:
         ExpressionError: on one line, with the column and the piece of the text that is at fault.
@@ -66,7 +70,7 @@ def parse_expression(text: str, aux: Mapping[str, Aux], *, score: bool) -> Node:
     line = spaced(text)
     before = len(line) - len(line.lstrip())
     root = _parsed(line, before)
-    reader = _Reader(line, before, aux, score)
+    reader = _Reader(line, before, aux, score, constants)
     try:
         _check_depth(root)
         node = reader.read(root)
@@ -111,12 +115,16 @@ class _Reader:
         before: spaces before it, which Python has not seen.
         aux: the aux tensors by name.
         score: whether ``score`` is a name.
+        constants: numbers by their names.
     """
 
-    def __init__(self, line: str, before: int, aux: Mapping[str, Aux], score: bool) -> None:
+    def __init__(
+        self, line: str, before: int, aux: Mapping[str, Aux], score: bool, constants: Mapping[str, int]
+    ) -> None:
         self._line = line
         self._before = before
         self._aux = aux
+        self._constants = constants
         self._ways: Mapping[type[ast.expr], Callable[[Any], Node]] = {
             ast.Constant: self._constant,
             ast.Name: self._name,
@@ -151,6 +159,8 @@ class _Reader:
             return Variable(node.id)
         if node.id == nodes.INFINITY:
             return nodes.Literal(math.inf)
+        if node.id in self._constants:
+            return nodes.Literal(self._constants[node.id], node.id)
         if node.id in self._aux:
             return self._put(node, nodes.item, self._aux[node.id])
         if node.id in nodes.FUNCTIONS:

@@ -36,7 +36,8 @@ def _text(node: Node) -> tuple[str, int]:
     """Return the text of a tree, and how tightly it holds together."""
     match node:
         case Literal():
-            return repr(node.value), _SIGN if repr(node.value).startswith("-") else _ATOM
+            text = node.name or repr(node.value)
+            return text, _SIGN if text.startswith("-") else _ATOM
         case Variable():
             return node.name, _ATOM
         case Item():
@@ -69,7 +70,7 @@ def _number_apart(node: Operation) -> str:
     operand = node.operands[0]
     if node.name != "neg" or not isinstance(operand, Literal) or isinstance(operand.value, bool):
         return ""
-    return "" if repr(operand.value).startswith("-") else "+"
+    return "" if _text(operand)[1] == _SIGN or operand.name else "+"
 
 
 def _held(node: Node, level: int) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from codegen.expressions.nodes import Aux, Node
+from codegen.expressions.parse import parse_expression
 
 
 def _only_int(value: object) -> object:
@@ -147,6 +148,20 @@ class PatternBase(SpecModel):
         return None
 
     @property
+    def pair_mask(self) -> str:
+        """What ``visible`` says of keys that exist, as an expression that kernels print; "" where they print none.
+
+        It may have the names of ``constants``, and ``name[batch]`` of index tensors with one value for each batch. The
+        template defines ``load_<name>`` of these.
+        """
+        return ""
+
+    @property
+    def pair_expression(self) -> Node | None:
+        """The tree of ``pair_mask``."""
+        return _pair_expression(self) if self.pair_mask else None
+
+    @property
     def aux_tensors(self) -> tuple[Aux, ...]:
         """Tensors of the expression, which the caller passes beside the index tensors."""
         return ()
@@ -238,3 +253,9 @@ class PatternBase(SpecModel):
     def stem(self) -> str:
         """Return a short name for file names of specs that have none."""
         raise NotImplementedError
+
+
+def _pair_expression(pattern: PatternBase) -> Node:
+    constants = {name: value for name, (value, _) in pattern.constants().items()}
+    loaded = {each.name: Aux(each.name, "int32", ("batch",)) for each in pattern.index_tensors if each.per_batch}
+    return parse_expression(pattern.pair_mask, loaded, score=False, constants=constants)

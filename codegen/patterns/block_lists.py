@@ -101,6 +101,11 @@ class BlockLists(PatternBase):
         return expression_of(self.mask, self.aux)
 
     @property
+    def pair_mask(self) -> str:
+        """Return which pairs of the partial blocks are visible, where that has a name."""
+        return "kv_idx <= q_idx + kv_len - q_len" if self.mask == "causal" else ""
+
+    @property
     def aux_tensors(self) -> tuple[Aux, ...]:
         """Tensors of the expression, in the order of their names."""
         return () if self.mask in NAMED_MASKS else _parsed(self.mask, tuple(self.aux.items()))[1]

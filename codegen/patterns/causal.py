@@ -57,6 +57,11 @@ class Causal(PatternBase):
         shift = kv_len - q_len if self.align == "bottom_right" else 0
         return super().visible(q, k, q_len, kv_len, values) & (k <= q + shift)
 
+    @property
+    def pair_mask(self) -> str:
+        """Return which pairs are visible."""
+        return f"kv_idx <= q_idx{' + (kv_len - q_len)' if self.align == 'bottom_right' else ''}"
+
     def describe(self) -> str:
         """Return the pattern in words."""
         return f"query i sees the keys up to its own position, diagonal aligned {self.align}"

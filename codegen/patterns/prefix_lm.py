@@ -53,6 +53,11 @@ class PrefixLM(PatternBase):
         inside = super().visible(q, k, q_len, kv_len, values)
         return inside & ((k < values["prefix_len"]) | (k <= q + (kv_len - q_len)))
 
+    @property
+    def pair_mask(self) -> str:
+        """Return which pairs are visible."""
+        return "kv_idx < prefix_len[batch] or kv_idx <= q_idx + kv_len - q_len"
+
     def describe(self) -> str:
         """Return the pattern in words."""
         return "query i sees the keys of its batch's prefix and those up to i (positions aligned at the end)"

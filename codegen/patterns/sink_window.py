@@ -9,6 +9,8 @@ from pydantic import Field
 
 from codegen.patterns.base import NO_VALUES, PatternBase
 
+OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
+
 
 class SinkWindow(PatternBase):
     """Query i sees key j if j <= c + right and (j < sink or j >= c - left), where c = i + kv_len - q_len.
@@ -43,6 +45,11 @@ class SinkWindow(PatternBase):
         centre = q + (kv_len - q_len)
         inside = super().visible(q, k, q_len, kv_len, values) & (k <= centre + self.right)
         return inside & ((k < self.sink) | (k >= centre - self.left))
+
+    @property
+    def pair_mask(self) -> str:
+        """Return which pairs are visible."""
+        return f"(kv_idx < kSink or {OFFSET} >= -kWindowLeft) and {OFFSET} <= kWindowRight"
 
     def constants(self) -> dict[str, tuple[int, str]]:
         """Return the number of sinks and the reach of the window."""

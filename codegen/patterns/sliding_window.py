@@ -9,6 +9,8 @@ from pydantic import Field
 
 from codegen.patterns.base import NO_VALUES, PatternBase
 
+OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
+
 
 class SlidingWindow(PatternBase):
     """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size)."""
@@ -65,6 +67,11 @@ class SlidingWindow(PatternBase):
         """Return the most steps that the windows of neighbouring queries touch."""
         del listed
         return min(-(-kv_len // keys), (self.left + rows + self.right + keys - 2) // keys + 1)
+
+    @property
+    def pair_mask(self) -> str:
+        """Return which pairs are visible."""
+        return f"{OFFSET} >= -kWindowLeft and {OFFSET} <= kWindowRight"
 
     def constants(self) -> dict[str, tuple[int, str]]:
         """Return the reach of the window."""

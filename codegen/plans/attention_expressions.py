@@ -16,12 +16,12 @@ from codegen.expressions.cuda import HELPERS, Printed, Statement, printed
 from codegen.expressions.kernel_form import kernel_form
 from codegen.expressions.nodes import Aux, Item, Node, Variable, children, nodes_of
 from codegen.expressions.text import text_of
-from codegen.flags import AuxFlags, AuxSumFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, ScoreFlags
+from codegen.flags import AuxFlags, AuxSumFlags, ExpressionFlags, ExpressionsFlags, MaskFlags, PairFlags, ScoreFlags
 from codegen.plan import Param, i32, i64, pointer
 from codegen.score import Score
 from codegen.spec import AttentionSpec, BlockMaskSpec
 
-PARTS = "attention/mask_parts"
+PARTS, KEYS = "attention/mask_parts", "attention/score_keys"
 Side = Literal["row", "column", ""]
 """Of pairs: their queries, their keys, or neither."""
 ELEMENTS = {
@@ -86,8 +86,9 @@ def expressions_flags(
     if isinstance(spec, AttentionSpec) and spec.score is not None:
         score = _score_flags(spec.score, spec.pack_gqa)
         slope = _slope_flags(spec.score.slope, spec.score.slope_of_pair) if gradients else slope
+    pairs = _expression_flags(spec.pattern.pair_expression, in_one_place=True)
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
-    keys = "min(first_key + column, p.kv_len - 1)" if score.looks_up_keys else "first_key + column"
+    key_piece = f"{KEYS}/{'existing' if score.looks_up_keys else 'any'}.cuh.j2"
     return ExpressionsFlags(
         mask=MaskFlags(
             mask_expression=mask,
@@ -95,7 +96,8 @@ def expressions_flags(
             row_parts_piece=_parts_piece(mask.row if shared == "row" else ()),
             column_parts_piece=_parts_piece(mask.column if shared == "column" else ()),
         ),
-        score=ScoreFlags(score, _lines(score), keys, slope, _lines(slope)),
+        pairs=PairFlags(pairs, _lines(pairs)),
+        score=ScoreFlags(score, _lines(score), key_piece, slope, _lines(slope)),
         expression_helpers=tuple(name for name in HELPERS if name in helpers),
         aux=tuple(_aux_flags(aux) for aux in spec.aux_tensors),
     )
@@ -161,16 +163,16 @@ def _aux_flags(aux: Aux) -> AuxFlags:
     )
 
 
-def _expression_flags(node: Node | None) -> ExpressionFlags:
+def _expression_flags(node: Node | None, *, in_one_place: bool = False) -> ExpressionFlags:
     """Return an expression as templates print it; of none all is empty."""
     if node is None:
         return ExpressionFlags(text="", row=(), column=(), used_row=(), used_column=(), pair=(), result="", helpers=())
-    return replace(_printed_flags(node), text=text_of(node))
+    return replace(_printed_flags(node, in_one_place=in_one_place), text=text_of(node))
 
 
-def _printed_flags(node: Node, *, rows_have_heads: bool = False) -> ExpressionFlags:
+def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: bool = False) -> ExpressionFlags:
     """Return an expression as templates print it, without a text."""
-    made: Printed = printed(node, rows_have_heads=rows_have_heads)
+    made: Printed = printed(node, rows_have_heads=rows_have_heads, in_one_place=in_one_place)
     words = set(re.findall(r"\w+", " ".join([made.result, *(part.value for part in made.pair)])))
     used_row, used_column = (tuple(part for part in parts if part.name in words) for parts in (made.row, made.column))
     return ExpressionFlags(

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_alibi_daux_bf16.yaml
 // spec: {"arch":"sm_90a","aux_gradients":["slope"],"copy":"cp_async","dtype":"bf16","gradients":"daux","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":64,"n":32}}
 // spec hash: e502eee2bdf659261dfb2bc75b7e92206ea74dce8e8aaa296eb4fb49a76cb032
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/causal.cuh.j2, attention/score_expression.cuh.j2, attention/score_function.cuh.j2, attention_backward/aux_sums.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync_daux.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 071d050315569d816637fa527185423926df43610985e4687678b40b90c8c567
+// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/score_expression.cuh.j2, attention/score_function.cuh.j2, attention/score_keys/any.cuh.j2, attention_backward/aux_sums.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync_daux.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 e7fd3eefa55e969ea3e83377a70208539b95f95ca7f67683ed63b0037fdabf8d
 
 // Attention backward for sm_90a, gradients of tensors of the score over the keys that the pattern shows:
 //   P = exp(score(scale * Q K^T) - LSE),  dS = P (dO V^T - delta)
@@ -216,8 +216,10 @@ struct KvBlockIterator {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx <= q_idx + (kv_len - q_len)
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  return key <= query + diagonal(p);
+  return key <= query + (p.kv_len - p.q_len);
 }
 
 struct Tile {

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_d192_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":96}}
 // spec hash: 6ea8fc7826afbcec955bc439b21702fe7da5b46bc2b8d6f6b68653d921ceaa2c
-// templates: attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ef1bd16012140a80cc11f8599ba2105b2774aa4a62dae0324353c0a03da188f4
+// templates: attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 48db6e50065e364606fa5df60d821bff6c98f6d2944bfc263dd225f2b129eaf2
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -408,8 +408,10 @@ struct KvBlockIterator {
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx <= q_idx + (kv_len - q_len)
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  return key <= query + diagonal(p);
+  return key <= query + (p.kv_len - p.q_len);
 }
 
 // A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_causal_d96_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":96,"n":128}}
 // spec hash: cbe8c6682769de659c3a183c2670af85dfbd67bf96d08ed4ff8234bfb81fd257
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5d617b97828279df8f68066e11e25decd0bcebfb9bd085770372a80a38d99f5a
+// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 dab7b7baaac901938822d0f90e7ae2d1d0cb406f73fa1e48b2d3ea498970a898
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -398,8 +398,10 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx <= q_idx + (kv_len - q_len)
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  return key <= query + diagonal(p);
+  return key <= query + (p.kv_len - p.q_len);
 }
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.

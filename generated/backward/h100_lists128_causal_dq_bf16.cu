@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 6546e019583a06798869da44631e042bae56f7f113909d41053bed41e4a70458
-// templates: attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 abe43a41782fb2e656931b5c9fbb3b7698c4eb7f604029c6fcfa2ef5c36bc0a2
+// templates: attention/pair_mask.cuh.j2, attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 dd411fc3a5ed90c00c83938dff3732eeba4a1d07eb1485e90b1dd667a68d86ef
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -449,6 +449,8 @@ struct KvBlockIterator {
   __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx <= q_idx + kv_len - q_len
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + p.kv_len - p.q_len;
 }

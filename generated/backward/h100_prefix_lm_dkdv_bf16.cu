@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_prefix_lm_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 7b2f9d9a41f9c3ac3d14dc6c9f029f85a584e37d21e167ed2e28c9b8947af240
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/prefix_lm.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1c1ab069b7a82655415a3f2082f07e32a7f58d854499bcc064de6c9ae3f666aa
+// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/prefix_lm.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 a10a163ce8c80001f7fed2939c3d8dffc2fdcfa6b3c8a562e34492aa8ef0e5d0
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -380,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 }
 
 // Pattern: query i of a batch sees key j if j < its prefix_len or j <= i + kv_len - q_len. A negative prefix is empty.
-__device__ __forceinline__ int prefix_of(const Params& p, int batch) {
+__device__ __forceinline__ int load_prefix_len(const Params& p, int batch) {
   return __ldg(p.prefix_len + batch * p.prefix_len_batch_stride);
 }
 
@@ -391,7 +391,7 @@ struct QueryBlockIterator {
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int diagonal = p.kv_len - p.q_len, last_key = min(first_key + kTileN, p.kv_len) - 1;
-    const int prefix = prefix_of(p, batch);
+    const int prefix = load_prefix_len(p, batch);
     first = first_key < prefix ? 0 : max(first_key - diagonal, 0) / kTileM;
     all_from = last_key < prefix ? 0 : first_key + kTileN - 1 - diagonal;
     count = max((p.q_len + kTileM - 1) / kTileM - first, 0);
@@ -402,8 +402,11 @@ struct QueryBlockIterator {
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx < prefix_len[batch] or kv_idx <= q_idx + kv_len - q_len
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  return (key < prefix_of(p, batch)) | (key <= query + p.kv_len - p.q_len);
+  const int prefix_len_of_pair = load_prefix_len(p, batch);
+  return (key < prefix_len_of_pair) | (key <= query + p.kv_len - p.q_len);
 }
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_sink_window_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: b76bebed7ddc4b33e5323ed20466f216b6a17ddd26b41973cb958abfebafaacd
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sink_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f6fa6c74eccace54fcd44c7281d672be9c1031ce4779b206bcb8a890ae6458df
+// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sink_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 921178d0309160fcfb0c1a2e3b9f5c8701bfaefdefa92b044832c367eded141e
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -406,9 +406,12 @@ struct QueryBlockIterator {
   }
 };
 
+// Whether a query sees a key that exists:
+//   (kv_idx < kSink or kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft) and kv_idx - (q_idx + kv_len - q_len) <=
+//   kWindowRight
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int offset = key - (query + p.kv_len - p.q_len);
-  return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
+  const int pair_0 = key - (query + p.kv_len - p.q_len);
+  return ((key < kSink) | (pair_0 >= -kWindowLeft)) & (pair_0 <= kWindowRight);
 }
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_sink_window_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a154d5e84cb9c088ce827a92add8e93e6e00d6632e741abaedfa8797abad4afd
-// templates: attention/patterns/sink_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c484c33300ae50931c8a6b69a607877d169c03bb637b1e42f0cb48d5262956e1
+// templates: attention/pair_mask.cuh.j2, attention/patterns/sink_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 fda513ab589c866d0a31d129e2c24be50b506917e118511b37d0ba1cdec5a5a7
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -414,9 +414,12 @@ struct KvBlockIterator {
   }
 };
 
+// Whether a query sees a key that exists:
+//   (kv_idx < kSink or kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft) and kv_idx - (q_idx + kv_len - q_len) <=
+//   kWindowRight
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int offset = key - (query + p.kv_len - p.q_len);
-  return ((key < kSink) | (offset >= -kWindowLeft)) & (offset <= kWindowRight);
+  const int pair_0 = key - (query + p.kv_len - p.q_len);
+  return ((key < kSink) | (pair_0 >= -kWindowLeft)) & (pair_0 <= kWindowRight);
 }
 
 // A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.

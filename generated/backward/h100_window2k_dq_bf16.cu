@@ -3,8 +3,8 @@
 //     codegen render specs/backward/h100_window2k_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: bf63f95d6f33fa36d7c4c07a526e93b205d797fcb7f181fb9996da90eea86029
-// templates: attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 67c751ca3686b38abb37f87ca5987d5ba23e70c2b3241d63dbd2cc0c4f45e18c
+// templates: attention/pair_mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 4dfbdbad1e5e2aeb03cd1c1d0164fdffac7e6b061e56a09be4040c0d6bf2153a
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -409,9 +409,11 @@ struct KvBlockIterator {
   }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft and kv_idx - (q_idx + kv_len - q_len) <= kWindowRight
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int offset = key - (query + p.kv_len - p.q_len);
-  return offset >= -kWindowLeft && offset <= kWindowRight;
+  const int pair_0 = key - (query + p.kv_len - p.q_len);
+  return (pair_0 >= -kWindowLeft) & (pair_0 <= kWindowRight);
 }
 
 // A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.

@@ -3,8 +3,8 @@
 //     codegen render specs/backward/l4_window2k_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: b7554845ed77a311d8ac370159154bcea348700c2b372394419e47ed34001994
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dkdv_mask/pairs.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b1fa3d0c198e948332170ff7ad149fceda2c475e84a18d31619696728059da12
+// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dkdv_mask/pairs.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 0f4a5a9cc2d5c69521cc008c22de39e9ec74db069881bdf2ce831626443b3784
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:
@@ -231,9 +231,11 @@ struct QueryBlockIterator {
   }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft and kv_idx - (q_idx + kv_len - q_len) <= kWindowRight
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int offset = key - (query + p.kv_len - p.q_len);
-  return (offset >= -kWindowLeft) & (offset <= kWindowRight);
+  const int pair_0 = key - (query + p.kv_len - p.q_len);
+  return (pair_0 >= -kWindowLeft) & (pair_0 <= kWindowRight);
 }
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.

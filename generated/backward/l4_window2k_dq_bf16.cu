@@ -3,8 +3,8 @@
 //     codegen render specs/backward/l4_window2k_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: e8d1deab08a813174807124844c81f07aa6c6c7cf3b4a137b925dbef3d0efcd4
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d43c73396b0d8ca88b2bb2de106e752dd7bda27bafc16e7e7aa472f8c6725d9e
+// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 bd18c427734b476b7c24ac2a99ab6bb75f5e6ecdec45eff11fe8f6496afe96f3
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:
@@ -227,9 +227,11 @@ struct KvBlockIterator {
   }
 };
 
+// Whether a query sees a key that exists:
+//   kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft and kv_idx - (q_idx + kv_len - q_len) <= kWindowRight
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int offset = key - (query + p.kv_len - p.q_len);
-  return offset >= -kWindowLeft && offset <= kWindowRight;
+  const int pair_0 = key - (query + p.kv_len - p.q_len);
+  return (pair_0 >= -kWindowLeft) & (pair_0 <= kWindowRight);
 }
 
 // A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.

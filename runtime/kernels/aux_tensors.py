@@ -94,6 +94,8 @@ class AuxArguments:
             raise ArgumentError(name, f"is on {tensor.device}, expected {device}: call .to({str(device)!r})")
         if tensor.dtype != TORCH_DTYPES[aux.dtype]:
             raise ArgumentError(name, f"is {tensor.dtype}, expected {TORCH_DTYPES[aux.dtype]}")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(name, "requires a gradient, and has none by this kernel: pass it with .detach()")
         expected: list[tuple[str, tuple[int, ...] | None]] = [
             (str(dim), tuple(sorted({1, sizes[str(dim)]})) if dim in SIZES else (int(dim),)) for dim in aux.dims
         ]

@@ -134,7 +134,7 @@ def block_sparse_attention(
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
-    if direct and score is not None and _grad_enabled():
+    if direct and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
         direct = not any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if deterministic is not True and deterministic is not False:
         raise ArgumentError("deterministic", f"is {deterministic!r}, expected True or False")

@@ -27,12 +27,19 @@ def score_names(spec_json: str) -> tuple[str, ...]:
 
 
 def learned_aux(spec_json: str, tensors: Tensors) -> tuple[str, ...]:
-    """Return the names of the tensors of the score that require a gradient, of a call's tensors."""
-    names = score_names(spec_json)
-    if not names:
-        return ()
+    """Return the names of the tensors of the score that require a gradient, of a call's tensors.
+
+    Raises:
+        ArgumentError: for a tensor of the mask alone that requires one: what a mask shows does not change by little.
+    """
     aux = apart(spec_json, tensors)[1]
-    return tuple(name for name in names if aux[name].requires_grad)
+    required = [name for name, tensor in aux.items() if tensor is not None and tensor.requires_grad]
+    names = score_names(spec_json) if required else ()
+    for name in required:
+        if name not in names:
+            reason = "requires a gradient, and tensors of masks have none"
+            raise ArgumentError(f"aux[{name!r}]", f"{reason}: pass it with .detach()")
+    return tuple(name for name in names if name in required)
 
 
 def apart(spec_json: str, tensors: Tensors) -> tuple[Tensors, dict[str, torch.Tensor]]:

@@ -10,11 +10,13 @@ import torch
 
 from codegen.select import Choice
 from codegen.select.backward import BackwardKernels
+from codegen.spec import AttentionBackwardSpec
 from runtime.errors import ArgumentError
 from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
+from runtime.ops.aux_tensors import learned_aux
 from runtime.ops.scores import joined
 from runtime.patterns import Score
 
@@ -67,6 +69,10 @@ class Explanation:
             if self.gradients.dq_dkdv is not None:
                 lines.append(f"dQ, dK and dV: {self.gradients.dq_dkdv.stem}")
             lines += [f"dQ alone: {self.gradients.dq.stem}", f"dK and dV alone: {self.gradients.dkdv.stem}"]
+            if self.gradients.daux is not None:
+                of = self.gradients.daux.spec
+                assert isinstance(of, AttentionBackwardSpec)
+                lines.append(f"gradients of {', '.join(of.aux_gradients)}: {self.gradients.daux.stem}")
         return "\n".join(lines)
 
 
@@ -91,7 +97,8 @@ def explain_attention(
         q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: those of the call.
         arch: architecture of the kernel, for tensors that are on no GPU (``device="meta"`` will do); by default that of
             q's device.
-        gradients: also say which kernels compute the gradients of q, k and v. The forward then has a log-sum-exp.
+        gradients: also say which kernels compute the gradients of q, k and v, and of those tensors of the score that
+            require one. The forward then has a log-sum-exp.
 
     Returns:
         The choice. ``str()`` of it has the kernel, the rule and the measured row, the class of shapes that share it,
@@ -125,11 +132,13 @@ def explain_attention(
     )
     backward = None
     if gradients:
-        check_gradients(spec_json)
+        learned = learned_aux(spec_json, tensors)
+        check_gradients(spec_json, learned)
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
         options: dict[str, Any] = {
             "softcap": None if softcap is None else float(softcap),
             "deterministic": deterministic,
+            "aux_gradients": learned,
         }
         kind = spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
         backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels

@@ -23,7 +23,7 @@ from codegen.plans import plan_for  # noqa: E402
 from codegen.plans.attention_backward_daux import BLOCKS, SUM_BYTES  # noqa: E402
 from codegen.problem import AttentionShape  # noqa: E402
 from codegen.score import Score as ScoreOfSpec  # noqa: E402
-from runtime import ArgumentError, block_sparse_attention  # noqa: E402
+from runtime import ArgumentError, block_sparse_attention, explain_attention  # noqa: E402
 from runtime.expressions.evaluate import evaluate  # noqa: E402
 from runtime.kernels.aux_gradients import of_read  # noqa: E402
 from runtime.patterns import Causal, Dense, Score, SlidingWindow  # noqa: E402
@@ -203,6 +203,17 @@ def test_what_has_no_gradient_is_refused_before_the_forward(loaded: Any) -> None
     out = torch.empty(BATCH, HEADS, Q_LEN, 64, dtype=torch.bfloat16)
     with pytest.raises(ArgumentError, match="out: is given, and slope requires a gradient"):
         block_sparse_attention(*qkv(), Dense(), score=learned("slopes")[0], out=out)
+
+
+def test_explain_names_the_kernel_of_learned_tensors() -> None:
+    score, aux = learned("slopes")
+    tensors = [t.to("meta") for t in qkv()]
+    told = explain_attention(*tensors, Dense(), score=score, arch="sm_90a", gradients=True)
+    assert told.gradients is not None and told.gradients.daux is not None
+    assert str(told).endswith(f"\ngradients of {', '.join(aux)}: {told.gradients.daux.stem}")
+    fixed = Score(score.value, aux={name: tensor.detach() for name, tensor in aux.items()})
+    told = explain_attention(*tensors, Dense(), score=fixed, arch="sm_90a", gradients=True)
+    assert told.gradients is not None and told.gradients.daux is None and "gradients of" not in str(told)
 
 
 def test_no_gradient_of_a_gradient(loaded: Any) -> None:

@@ -13,7 +13,7 @@ import gradient_oracle  # noqa: E402
 import oracle_kernel  # noqa: E402
 
 from runtime import ArgumentError, block_sparse_attention, convert  # noqa: E402
-from runtime.patterns import BlockLists  # noqa: E402
+from runtime.patterns import BlockLists, Score  # noqa: E402
 
 BATCH, HEADS, LENGTH = 2, 4, 300
 SIZES = {"q_len": LENGTH, "kv_len": LENGTH, "batch": BATCH, "heads": HEADS}
@@ -129,6 +129,28 @@ def test_compile_reads_the_tensors_of_each_call() -> None:
 def test_what_is_refused_where_the_pattern_is_made(made: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         made()
+
+
+def test_a_tensor_of_a_mask_has_no_gradient(loaded: Any) -> None:
+    """It is refused where gradients are on, whatever else requires one; of one that a score reads too, it has that."""
+    limit = torch.rand(HEADS, requires_grad=True)
+    (q, k, v), text = qkv(), "kv_idx * limit[head] <= q_idx"
+    pattern, message = (
+        lists(text, {"limit": limit}),
+        r"aux\['limit'\]: requires a gradient, and tensors of masks have none",
+    )
+    for leaf in (q, q.detach().requires_grad_()):
+        with pytest.raises(ArgumentError, match=message):
+            block_sparse_attention(leaf, k, v, pattern)
+        with pytest.raises(ArgumentError, match=message):
+            block_sparse_attention(leaf.detach(), k, v, pattern, out=torch.empty_like(q))
+    assert not loaded
+    right = block_sparse_attention(q, k, v, lists(text, {"limit": limit.detach()}))
+    with torch.no_grad():
+        assert torch.equal(block_sparse_attention(q, k, v, pattern), right)
+    score = Score("score * limit[head]", aux={"limit": limit})
+    block_sparse_attention(q, k, v, pattern, score=score).float().sum().backward()
+    assert limit.grad is not None and bool(limit.grad.any())
 
 
 @pytest.mark.parametrize(("arch", "deterministic"), [("sm_90a", True), ("sm_90a", False), ("sm_89", True)])

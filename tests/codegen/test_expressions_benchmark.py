@@ -51,15 +51,44 @@ def test_documents_are_uneven_and_the_same_each_time(script: ModuleType) -> None
     assert lengths.max() > 4 * lengths.min()
 
 
-def test_an_earlier_run_is_shown(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def result(milliseconds: float) -> dict[str, float]:
-        return {
-            "milliseconds": milliseconds,
-            "tflops": 100.0,
-            "back_to_back_milliseconds": 2 * milliseconds,
-            "back_to_back_tflops": 50.0,
-        }
+def test_inputs_of_a_data_set(script: ModuleType) -> None:
+    row = next(row for row in script.rows("cpu") if row.length < 8192)
+    inputs = script.Inputs.of(row, "cpu")
+    inputs.fill("std1")
+    plain = [tensor.clone() for tensor in inputs.own]
+    inputs.fill("sink")
+    assert all(torch.equal(copy.transpose(1, 2), own) for copy, own in zip(inputs.transposed, inputs.own, strict=True))
+    assert not torch.equal(inputs.own[1], plain[1]) and torch.equal(inputs.own[2], plain[2])
+    inputs.fill("std1")
+    assert all(map(torch.equal, inputs.own, plain))
 
+
+def result(milliseconds: float) -> dict[str, float]:
+    return {
+        "milliseconds": milliseconds,
+        "tflops": 100.0,
+        "back_to_back_milliseconds": 2 * milliseconds,
+        "back_to_back_tflops": 50.0,
+    }
+
+
+def test_the_worst_over_the_data(script: ModuleType) -> None:
+    page = script.expressions_page
+    results = {script.OURS: result(1.0), script.FLEX: result(3.0), script.FA4: result(1.2)}
+    sets = {"std4": {**results, script.FA4: result(1.1)}, "sink": {script.OURS: result(1.0), script.FLEX: result(1.6)}}
+    row = {"name": "documents", "results": results, "failed": {}, "data": sets}
+    report = {"device": "a GPU", "driver": "1", "date": "2026-01-01", "rows": [row, {**row, "data": {}}]}
+    told, _, headings, _, first, second = page.table(report).splitlines()
+    assert told.endswith("Worst: the least over FlexAttention and FA4, of std1, std4, sink.")
+    assert headings.endswith("| worst over the data |")
+    assert first.endswith("| 1.10 / 1.10 |") and second.endswith("| - |")
+    sets["sink"] = {script.FLEX: result(1.6)}  # what is wrong on one data set is no number
+    assert page.worst(row) == "-"
+    del row["data"]
+    assert "worst" not in page.table({**report, "rows": [row]})
+
+
+def test_an_earlier_run_is_shown(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = {script.OURS: result(1.0), script.FLEX: result(3.0), script.BUILT_IN: result(0.9)}
     row = {"name": "documents", "results": results, "failed": {script.FA4: "not installed"}}
     report = {"device": "a GPU", "driver": "1", "date": "2026-01-01", "versions": {}, "rows": [row]}

@@ -97,7 +97,8 @@ def test_templates_ask_every_flag() -> None:
 
 
 EXPRESSIONS = {"aux", "expression_helpers", "mask_lines", "row_parts_piece", "column_parts_piece"}
-EXPRESSIONS |= {"score_expression", "score_key", "score_lines", "slope_expression", "slope_lines"}
+EXPRESSIONS |= {"score_expression", "score_key_piece", "score_lines", "slope_expression", "slope_lines"}
+EXPRESSIONS |= {"pair_expression", "pair_lines"}
 """Of masks and scores that are expressions: all kernels are asked for them, and not all have some."""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import data_cells
+import distributed_page
 import expressions_page
 import few_columns_page
 import host_page
@@ -50,6 +51,8 @@ OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100":
 HOST = MEASURED / "host_h100.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
 FEW_COLUMNS = MEASURED / "few_columns_h100.json"
+DISTRIBUTED = [MEASURED / f"distributed_2xh100{name}.json" for name in ("", "_fp16", "_barriers")]
+"""The last one is of window and causal alone, once barriers had one order."""
 SELECTION = MEASURED / "selection_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
 COMPACT = tuple(OTHER_DEVICES.values())  # what the README shows is of the device of CELLS
@@ -530,6 +533,7 @@ def main() -> int:
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
         docs / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
+        docs / "scale-out.md": {"measured": distributed_page.table([read(path) for path in DISTRIBUTED])},
         docs / "select.md": {"selection": selection_page.table(read(SELECTION))},
     }
     return max([update(page, tables, check=check) for page, tables in pages.items()])

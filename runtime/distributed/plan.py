@@ -19,7 +19,7 @@ _TILES = 264  # of a call: two for each SM of an H100, so that a call of some he
 _GROWTH = 1.4  # of runs of lists, whose work is little more than what arrives for it
 _PAIRS_A_KEY = 3000  # pairs that an H100 computes while a key and its value arrive: at 600 TFLOPS, 200 GB/s
 _SHARE = {"dense": 1.0, "causal": 0.5, "prefix_lm": 0.5}  # of all pairs, at least
-_LEAST_SLOWER = 4  # how much longer a run takes than it needs to arrive; then waiting for the first of two is 3% at most
+_LEAST_SLOWER = 4  # times longer that a run takes than it needs to arrive: waiting for the first of two is 3% then
 _MOST_PIECES = 2  # of a rank, as zigzag has: each is a message for each head
 Caps = tuple[tuple[int, ...], ...]
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from runtime.distributed.exchange import MOVES, RETURNS, rows_of
 from runtime.distributed.layout import Layout
-from runtime.distributed.symmetric import FREE, PUSHED, READ, WRITTEN, Symmetric, memory_of
+from runtime.distributed.symmetric import FREE, PUSHED, WRITTEN, Symmetric, memory_of
 from runtime.distributed.transfer import Lane, Message, Transfer
 
 

@@ -26,6 +26,7 @@ from runtime.patterns import (  # noqa: E402
     BlockLists,
     Causal,
     Dense,
+    Pattern,
     PrefixLM,
     SinkWindow,
     SlidingWindow,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +15,7 @@ from codegen.expressions.text import text_of
 from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.expressions.captured import settled
-from runtime.expressions.dtypes import NAMES
+from runtime.expressions.dtypes import NAMES, TORCH_DTYPES
 from runtime.expressions.trace import Traced, trace_mask, trace_score
 
 
@@ -69,15 +70,32 @@ def _of_function(
 
 
 def _of_text(what: str, text: str, aux: Mapping[str, torch.Tensor] | None) -> Expression:
+    tensors = {} if aux is None else dict(aux)
     try:
-        tensors = {} if aux is None else dict(aux)
-        given = {name: _declared(name, tensor) for name, tensor in tensors.items()}
-        parse_aux({name: str(each) for name, each in given.items()})
-        node = parse_expression(text, given, score=what == "score")
-        check_size(node)
-        return _made(*settled(node, tensors, {}))
+        found, declared, sources = _read(what, text, tuple(_declared(*each) for each in tensors.items()))
     except ExpressionError as error:
         raise ArgumentError(what, f"is {shown(text)}: {error}") from None
+    return Expression(found, dict(declared), {name: tensors[source] for name, source in sources.items()})
+
+
+class _Named(NamedTuple):
+    """Stands for a tensor while a text is read."""
+
+    source: str
+    dtype: torch.dtype
+
+
+@lru_cache(maxsize=256)  # a text is read for each shape of its tensors once: that takes longer than a call may
+def _read(what: str, text: str, given: tuple[Aux, ...]) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return the text in one spelling, its tensors as a spec has them, and whose each is of those that were given."""
+    parse_aux({each.name: str(each) for each in given})
+    node = parse_expression(text, {each.name: each for each in given}, score=what == "score")
+    check_size(node)
+    in_place: dict[str, Any] = {each.name: _Named(each.name, TORCH_DTYPES[each.dtype]) for each in given}
+    tree, declared, sources = settled(node, in_place, {})
+    found = _made(tree, declared, sources)
+    named: Any = found.tensors
+    return found.text, found.declared, {name: each.source for name, each in named.items()}
 
 
 def _declared(name: str, tensor: Any) -> Aux:

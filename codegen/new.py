@@ -152,11 +152,15 @@ def text_of(problem: Problem, choice: Choice) -> str:
     """Return a spec as a file has it, with what it is for above it."""
     remarks = [f"For {problem}.", f"Chosen by codegen new ({choice.rule}): {choice.reason}."]
     comments = [line for remark in remarks for line in textwrap.wrap(in_comment(remark), _WIDTH)]
-    used = json.loads(choice.spec.canonical_json())
-    every = choice.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return "\n".join(f"# {line}" for line in comments) + "\n" + yaml_of(choice.spec)
+
+
+def yaml_of(spec: Spec) -> str:
+    """Return a spec as a file has it: options that are off are left out."""
+    used = json.loads(spec.canonical_json())
+    every = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     fields = {name: value for name, value in every.items() if name in used}
-    lines = [f"{name}: {_flow(fields[name])}" for name in _order(choice.spec, fields)]
-    return "\n".join([*(f"# {line}" for line in comments), *lines]) + "\n"
+    return "".join(f"{name}: {_flow(fields[name])}\n" for name in _order(spec, fields))
 
 
 def _order(spec: Spec, fields: Mapping[str, Any]) -> list[str]:

@@ -49,7 +49,7 @@ def _partial_union() -> Any:
     return Annotated[reduce(or_, (_partial(model) for model in get_args(Spec))), Field(discriminator="op")]
 
 
-_BY_OP: dict[str, type[BaseModel]] = dict(zip(OPS, MODELS, strict=True))
+BY_OP: dict[str, type[BaseModel]] = dict(zip(OPS, MODELS, strict=True))
 PARTIAL_ADAPTER: TypeAdapter[Spec] = TypeAdapter(_partial_union())
 
 
@@ -69,7 +69,7 @@ def parse_spec(data: object, file: str = "") -> Spec:
     try:
         specs = [SPEC_ADAPTER.validate_python(each) for each in candidates(PARTIAL_ADAPTER.validate_python(fields))]
     except ValidationError as error:
-        raise outdated(fields, file) or SpecError(*first_error(error, _BY_OP, "this spec")) from None
+        raise outdated(fields, file) or SpecError(*first_error(error, BY_OP, "this spec")) from None
     check_combination(specs[0], fields)  # in which they do not differ
     check_fp8(specs[0])
     if isinstance(specs[0], AttentionSpec | AttentionBackwardSpec):

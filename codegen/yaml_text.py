@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -57,6 +58,28 @@ def read_yaml(text: str, origin: str) -> Document:
         raise SpecError("", _reason_of(error), origin) from None
 
 
+def with_values(document: Document, values: Mapping[str, Any]) -> str:
+    """Return the text of a document with other values of some fields; comments and layout stay.
+
+    Args:
+        document: what was read; its tree is changed.
+        values: scalars, and mappings of one level, of which parts that are not named stay. What the document has not
+            comes behind the rest.
+    """
+    for name, value in values.items():
+        if not isinstance(value, dict):
+            document.tree[name] = value
+            continue
+        if not isinstance(document.tree.get(name), CommentedMap):
+            document.tree[name] = CommentedMap()
+            document.tree[name].fa.set_flow_style()
+        document.tree[name].update(value)
+    writer, stream = YAML(typ="rt", pure=True), StringIO()
+    writer.width = MOST_CHARACTERS
+    writer.dump(document.tree, stream)
+    return stream.getvalue()
+
+
 def _reason_of(error: Exception) -> str:
     """Return what a parser's own error says, in one line."""
     if isinstance(error, TypeError) and "unhashable" in str(error):
@@ -77,6 +100,7 @@ def location_of(origin: str, lines: Mapping[str, int], field: str) -> str:
 def _parser() -> YAML:
     parser = YAML(typ="rt", pure=True)
     parser.Composer = _BoundedComposer
+    parser.preserve_quotes = True
     return parser
 
 

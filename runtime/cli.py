@@ -13,25 +13,25 @@ import typer
 
 from codegen import new_command as _new_command  # noqa: F401 - its command
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
-from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE
 from codegen.files import holds
 from codegen.freshness import display_path, render_command, render_to
 from codegen.library import NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, VerificationRecord, receipt_path, source_sha256
 from codegen.render import render
 from codegen.report import JsonOption, Report, report
-from codegen.select.candidates import MOST
 from codegen.wording import in_shell, one_line
 from runtime.analysis import cli as _analysis  # noqa: F401 - its commands
 from runtime.attest import cli as _attest  # noqa: F401 - its commands
+from runtime.bench.required import require_gpu
 from runtime.compile import rows as compile_rows
 from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import usage
-from runtime.errors import DeviceError, ToolchainError
 from runtime.report import cli as _report  # noqa: F401 - its command
+from runtime.tune import cli as _tune  # noqa: F401 - its command
 
 if TYPE_CHECKING:
     from runtime.verify.receipts import Comparison
@@ -191,16 +191,6 @@ def cubin_place(compiled: Compiled) -> str:
     return str(path or f"no longer in the cache, which keeps at most {cache.max_bytes} bytes (CODEGEN_CACHE_MAX_BYTES)")
 
 
-def require_gpu(verb: str, undone: str) -> None:
-    """Raise an error where there is no GPU; nothing was ``undone`` then."""
-    try:
-        import torch  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise ToolchainError(f"{verb} needs torch: pip install 'sparse-kernel-codegen[torch]'") from None
-    if not torch.cuda.is_available():
-        raise DeviceError(f"{verb} needs a GPU, and torch sees none; nothing was {undone}")
-
-
 def tell_timings(told: Report, timings: Iterable[MeasurementRecord]) -> None:
     """Say what was timed."""
     for timing in timings:
@@ -343,59 +333,6 @@ def migrate_command(
             migration.file(path)
         if migration.refused or (check and migration.changed):
             raise typer.Exit(CHECK_FAILED)
-
-
-@app.command("tune")
-def tune_command(
-    *,
-    problems: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROBLEM...", help="FIELD=VALUE,...: see docs/select.md.", show_default=False),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Problems as JSON, one a line.", show_default=False),
-    ] = None,
-    database: Annotated[Path, typer.Option("--db", metavar="FILE", help="What was found, candidate by candidate.")] = (
-        Path("tune.sqlite")
-    ),
-    compile_only: Annotated[
-        bool, typer.Option("--compile-only", help="Compile the candidates into the cache; needs no GPU.")
-    ] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option("--export", metavar="FILE", help="Write rows of the table of measurements.", show_default=False),
-    ] = None,
-    most: Annotated[int, typer.Option("--most", min=0, help="Variations of a problem, beside shipped specs.")] = MOST,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Find the fastest kernels of problems: shipped specs and variations, compiled, verified, timed.
-
-    A candidate whose result is wrong gets no time. Each one is kept in the database as soon as it is timed: a run that
-    was interrupted goes on where it ended. Problems need their sizes.
-
-    [bold]Examples[/bold]
-      codegen tune op=bsr_spmm,block=64,m=14336,n=16,k=4096,density=0.3 --compile-only
-      codegen tune op=bsr_spmm,block=64,m=14336,n=16,k=4096,density=0.3
-      codegen tune --file problems.jsonl --db tune.sqlite --export rows.jsonl
-      codegen tune --db tune.sqlite --export rows.jsonl
-    """
-    from runtime.tune.command import export_rows, read_problems, run  # noqa: PLC0415
-    from runtime.tune.database import Database  # noqa: PLC0415
-
-    asked = read_problems(problems or (), file)
-    if not asked and export is None:
-        raise CodegenError("name a problem or more, or a file of them with --file")
-    if asked and not compile_only:
-        require_gpu("tune", "timed")
-    found = Database(database)
-    with report(as_json=as_json) as told:
-        if asked:
-            run(told, found, asked, compile_only=compile_only, most=most, jobs=jobs)
-        if export is not None:
-            count = export_rows(found, export)
-            told.note("exported", {"rows": count, "file": str(export)}, f"wrote {count} rows to {display_path(export)}")
 
 
 @app.command("doctor")

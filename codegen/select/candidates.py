@@ -101,7 +101,7 @@ def candidates(problem: Problem, most: int = MOST) -> list[NamedSpec]:
     found: dict[str, NamedSpec] = {}
     for named in shipped_specs():
         if named.spec.op == problem.op and named.spec.arch == problem.arch and named.spec.mma != SLOW:
-            if problem_of(named.spec).key() != problem.key() or not _is_allowed(named.spec, problem):
+            if problem_of(named.spec).key() != problem.key() or not is_allowed(named.spec, problem):
                 continue
             if applied := _accepted({**problem.fields(), **tuning_of(named.spec)}):
                 spec, _ = applied
@@ -109,7 +109,7 @@ def candidates(problem: Problem, most: int = MOST) -> list[NamedSpec]:
     tiles: Counter[str] = Counter()
     for spec in _ranked(problem):
         tile = str(spec.tile)
-        if spec.hash in found or tiles[tile] >= OF_A_TILE or not _is_allowed(spec, problem):
+        if spec.hash in found or tiles[tile] >= OF_A_TILE or not is_allowed(spec, problem):
             continue
         if sum(tiles.values()) >= most:
             break
@@ -126,7 +126,7 @@ def _unnamed(spec: Spec) -> NamedSpec:
     return NamedSpec(stem=unnamed_stem(spec), spec=spec)
 
 
-def _is_allowed(spec: Spec, problem: Problem) -> bool:
+def is_allowed(spec: Spec, problem: Problem) -> bool:
     """Return whether A is prepared as a kernel needs it."""
     needs = preparation_of(spec)
     if needs is None or isinstance(problem, AttentionProblem):

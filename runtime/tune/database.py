@@ -6,8 +6,10 @@ spec and source, the device and its driver; a compilation by hashes and compiler
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,32 +24,20 @@ from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.select.problem import Problem, parse_problem
 from codegen.spec import canonical
-from codegen.wording import one_line, shown
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS timings (
-    problem TEXT NOT NULL, spec_hash TEXT NOT NULL, source_sha256 TEXT NOT NULL,
-    device TEXT NOT NULL, driver TEXT NOT NULL,
-    stem TEXT NOT NULL, spec TEXT NOT NULL, date TEXT NOT NULL,
-    failure TEXT NOT NULL, single_us REAL, back_to_back_us REAL, again INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (problem, spec_hash, source_sha256, device, driver)
-);
-CREATE TABLE IF NOT EXISTS begun (
-    problem TEXT NOT NULL, spec_hash TEXT NOT NULL, source_sha256 TEXT NOT NULL,
-    device TEXT NOT NULL, driver TEXT NOT NULL, times INTEGER NOT NULL,
-    PRIMARY KEY (problem, spec_hash, source_sha256, device, driver)
-);
-CREATE TABLE IF NOT EXISTS dense (
-    problem TEXT NOT NULL, device TEXT NOT NULL, driver TEXT NOT NULL,
-    name TEXT NOT NULL, single_us REAL, back_to_back_us REAL,
-    PRIMARY KEY (problem, device, driver)
-);
-CREATE TABLE IF NOT EXISTS compilations (
-    spec_hash TEXT NOT NULL, source_sha256 TEXT NOT NULL, compiler TEXT NOT NULL, stem TEXT NOT NULL,
-    failure TEXT NOT NULL,
-    PRIMARY KEY (spec_hash, source_sha256, compiler)
-);
-"""
+from codegen.wording import one_line
+from runtime.tune.columns import (
+    BUSY_SECONDS,
+    FORMAT,
+    RECOVER,
+    REMEDY,
+    SCHEMA,
+    Figures,
+    fields_of,
+    figures_of,
+    remedied,
+    repeats_of,
+    word_of,
+)
 
 
 class DatabaseError(CodegenError):
@@ -60,14 +50,6 @@ class Device:
 
     name: str
     driver: str
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a call takes, in microseconds."""
-
-    single_us: float
-    back_to_back_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,39 +86,6 @@ def source_of(named: NamedSpec) -> str:
     return source_sha256(render(named))
 
 
-def _fields(text: Any) -> dict[str, Any]:
-    """Return the fields of a spec that was kept.
-
-    Raises:
-        CodegenError: for a text that is none.
-    """
-    if not isinstance(fields := json_value(text), dict):
-        raise CodegenError(f"{shown(text)} is no spec")
-    return fields
-
-
-def _word(value: Any) -> str:
-    """Return a text of a row.
-
-    Raises:
-        CodegenError: for a column that is none.
-    """
-    if not isinstance(value, str):
-        raise CodegenError(f"{shown(value)} is no text")
-    return value
-
-
-def _figures(single: Any, back_to_back: Any) -> Figures:
-    """Return the figures of a row.
-
-    Raises:
-        CodegenError: for columns that are no numbers: SQLite keeps any value in any of them.
-    """
-    if not (isinstance(single, float) and isinstance(back_to_back, float | None)):
-        raise CodegenError(f"{shown((single, back_to_back))} are no figures in microseconds")
-    return Figures(single, back_to_back)
-
-
 OF_PLACE = "problem=? AND spec_hash=? AND source_sha256=? AND device=? AND driver=?"
 
 
@@ -156,20 +105,39 @@ class Database:
         except FileError as error:
             raise DatabaseError(str(error)) from None
         try:
-            with closing(sqlite3.connect(path)) as connection:
+            with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+                self._check(connection)
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.executescript(SCHEMA)
+                connection.execute(f"PRAGMA user_version={FORMAT}")
+        except sqlite3.DatabaseError as error:
+            raise DatabaseError(f"{self.place}: cannot be opened: {remedied(error)}") from None
         except (sqlite3.Error, ValueError) as error:  # ValueError: a null byte in the name
             raise DatabaseError(f"{self.place}: cannot be opened: {error}") from None
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Refuse a file of another kind, or a damaged one, before anything is written to it."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        known = set(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA))
+        if version > FORMAT:
+            raise DatabaseError(f"{self.place}: is of format {version}, this version reads {FORMAT}: {REMEDY}")
+        if tables and not tables & known:
+            raise DatabaseError(
+                f"{self.place}: is a database of something else ({', '.join(sorted(tables))}): {REMEDY}"
+            )
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise DatabaseError(f"{self.place}: is damaged ({one_line(found)}); {RECOVER}")
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one statement, which is committed at the end."""
         try:
-            with closing(sqlite3.connect(self.path, timeout=30)) as connection, connection:
+            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as connection, connection:
                 yield connection
         except sqlite3.Error as error:
-            raise DatabaseError(f"{self.place}: {error}") from None
+            raise DatabaseError(f"{self.place}: {remedied(error)}") from None
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -215,8 +183,8 @@ class Database:
         )
         for date, failure, single, back_to_back, again in found:
             with self._kept():
-                figures = None if single is None else _figures(single, back_to_back)
-                return Record(problem, named, device, _word(date), _word(failure), figures, bool(again))
+                figures = None if single is None else figures_of(single, back_to_back)
+                return Record(problem, named, device, word_of(date), word_of(failure), figures, bool(again))
         return None
 
     def problems(self) -> list[tuple[Problem, Device]]:
@@ -234,7 +202,7 @@ class Database:
         )
         with self._kept():
             return [
-                (_word(stem), _fields(spec), _word(source), _word(date), _figures(a, b))
+                (word_of(stem), fields_of(spec), word_of(source), word_of(date), figures_of(a, b))
                 for stem, spec, source, date, a, b in found
             ]
 
@@ -253,8 +221,41 @@ class Database:
         )
         for name, single, back_to_back in found:
             with self._kept():
-                return name, None if single is None else _figures(single, back_to_back)
+                return name, None if single is None else figures_of(single, back_to_back)
         return None
+
+    def write_comparison(
+        self,
+        problem: Problem,
+        one: NamedSpec,
+        other: NamedSpec,
+        device: Device,
+        figures: tuple[Sequence[Figures], Sequence[Figures]],
+    ) -> None:
+        """Keep repeats of the timings of two candidates."""
+        told = json.dumps([[[each.single_us, each.back_to_back_us] for each in side] for side in figures])
+        place = (*_place(problem, one, device), other.spec.hash, source_of(other), told)
+        with self._connection() as connection:
+            connection.execute("INSERT OR REPLACE INTO comparisons VALUES (?,?,?,?,?,?,?,?)", place)
+
+    def comparison(
+        self, problem: Problem, one: NamedSpec, other: NamedSpec, device: Device
+    ) -> tuple[list[Figures], list[Figures]] | None:
+        """Return repeats of the timings of two candidates; None if they were not compared."""
+        found = self._all(
+            f"SELECT figures FROM comparisons WHERE {OF_PLACE} AND other_hash=? AND other_source=?",
+            (*_place(problem, one, device), other.spec.hash, source_of(other)),
+        )
+        for (told,) in found:
+            with self._kept():
+                return repeats_of(told)
+        return None
+
+    def devices(self) -> list[tuple[Device, int]]:
+        """Return the devices on which candidates were tried, and how many on each."""
+        found = self._all("SELECT device, driver, count(*) FROM timings GROUP BY 1, 2 ORDER BY 1, 2")
+        with self._kept():
+            return [(Device(word_of(name), word_of(driver)), int(count)) for name, driver, count in found]
 
     def write_compilation(self, named: NamedSpec, compiler: str, failure: str) -> None:
         """Keep whether a candidate compiles: ``failure`` is what the compiler said, or ""."""

@@ -14,11 +14,13 @@ import torch
 from codegen.arch import ARCHS
 from codegen.library import NamedSpec
 from codegen.select.problem import AttentionProblem, Problem
+from runtime.bench.noise import REPEATS
 from runtime.bench.timing import Call, back_to_back, captured, single_calls
 from runtime.errors import DeviceError
 from runtime.kernel import load_kernel
+from runtime.tune.columns import Figures
 from runtime.tune.data import AttentionInputs, BsrInputs
-from runtime.tune.database import Device, Figures
+from runtime.tune.database import Device
 from runtime.verify.common import ROUNDOFF
 from runtime.verify.run import driver_version, outcomes
 
@@ -87,6 +89,12 @@ class GpuBench:
         """Time kernels in turns, several longer blocks of each."""
         with _told():
             return _figures({each.spec.hash: self._call(each) for each in named}, LONG_BLOCK, LONG_ROUNDS)
+
+    def rounds(self, named: Sequence[NamedSpec]) -> list[list[Figures]]:
+        """Time kernels in turns, as often as noise needs: a round has single calls and one longer block of each."""
+        with _told():
+            calls = {each.spec.hash: self._call(each) for each in named}
+            return [list(each) for each in zip(*(_figures(calls, LONG_BLOCK, 1) for _ in range(REPEATS)), strict=True)]
 
     def lost(self) -> str:
         """Return why the GPU's context is of no use any more, as after an illegal address, or ""."""

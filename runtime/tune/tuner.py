@@ -13,23 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from pydantic import ValidationError
-
 from codegen.errors import CodegenError, SpecError
-from codegen.library import NamedSpec, find_spec
-from codegen.receipts import source_sha256
-from codegen.render import render
-from codegen.select.problem import Problem, preparation_of, tuning_of
-from codegen.select.table import Dense, Measurement, Timing, ordered
-from codegen.spec import canonical
-from codegen.wording import shown
+from codegen.library import NamedSpec
+from codegen.select.problem import Problem
 from runtime.errors import CompileError
-from runtime.tune.database import Database, DatabaseError, Device, Figures, Record
+from runtime.tune.columns import Figures
+from runtime.tune.database import Database, Device, Record
 
 BEST = 4  # of a problem, which are timed again, in turns
 CLOSE = 1.1  # times the fastest: what is slower by a first timing is none of them
-SOURCE = "codegen tune"
-KEPT = 24  # of the fastest kernels of a problem, in a row of the table: slow ones say where the model is wrong
 MOST_AGAIN = 3  # times that the best are timed again
 MOST_BEGUN = 2  # a kernel that was begun so often and did not end is not begun again
 Progress = Callable[[str], None]
@@ -50,6 +42,9 @@ class Bench(Protocol):
 
     def again(self, named: Sequence[NamedSpec]) -> list[Figures]:
         """Time some kernels longer, in turns."""
+
+    def rounds(self, named: Sequence[NamedSpec]) -> list[list[Figures]]:
+        """Time some kernels in turns, several times: all figures of each."""
 
     def lost(self) -> str:
         """Return why nothing can be run in this process any more, or ""."""
@@ -106,6 +101,81 @@ def compile_all(
     return failures
 
 
+class Course:
+    """The candidates of one problem on one device: what the database has not is verified and timed.
+
+    Args:
+        database: where it is kept, candidate by candidate.
+        problem: the problem.
+        reference: the kernel that others must agree with.
+        device: where they run.
+        make_bench: called once, if there is anything to do.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        problem: Problem,
+        reference: NamedSpec,
+        device: Device,
+        make_bench: Callable[[Problem, NamedSpec], Bench],
+    ) -> None:
+        self._database, self._problem, self._device = database, problem, device
+        self._make = functools.partial(make_bench, problem, reference)
+        self._made: Bench | None = None
+
+    def _bench(self) -> Bench:
+        self._made = self._made or self._make()
+        return self._made
+
+    def attempt(self, named: NamedSpec, failure: str = "") -> Record:
+        """Verify and time a candidate, unless the database has it; ``failure`` is why it does not compile, or ""."""
+        known = self._database.record(self._problem, named, self._device)
+        if known is not None:
+            return known
+        if failure:
+            record = Record(self._problem, named, self._device, today(), f"does not compile: {failure}")
+        else:
+            record = _tried(self._database, self._problem, named, self._device, self._bench)
+        self._database.write(record)
+        return record
+
+    def finish(self, candidates: Sequence[NamedSpec], beside: NamedSpec | None = None) -> list[Record]:
+        """Time the dense product, and the best candidates again, in turns; return a record of each candidate.
+
+        Args:
+            candidates: those that were tried.
+            beside: a candidate that is timed again with the best, whatever it takes.
+        """
+        database, problem, device = self._database, self._problem, self._device
+        if database.dense(problem, device) is None:
+            name, figures = self._bench().dense()
+            database.write_dense(problem, device, name, figures)
+
+        def recorded() -> list[Record]:
+            return [found for named in candidates if (found := database.record(problem, named, device)) is not None]
+
+        for _ in range(MOST_AGAIN):  # by longer timings others may be the best
+            timed = best_of(recorded())
+            best = [
+                each for i, each in enumerate(timed) if (i < BEST and _is_close(each, timed[0])) or _is(each, beside)
+            ]
+            if all(record.again for record in best):
+                break
+            for record, figures in zip(best, self._bench().again([record.named for record in best]), strict=True):
+                database.write(Record(problem, record.named, device, today(), "", figures, again=True))
+        return recorded()
+
+    def compare(self, one: NamedSpec, other: NamedSpec) -> tuple[list[Figures], list[Figures]]:
+        """Return repeats of the timings of two candidates, in turns."""
+        known = self._database.comparison(self._problem, one, other, self._device)
+        if known is None:
+            first, second = self._bench().rounds([one, other])
+            known = first, second
+            self._database.write_comparison(self._problem, one, other, self._device, known)
+        return known
+
+
 def tune(
     database: Database,
     problem: Problem,
@@ -132,36 +202,11 @@ def tune(
     Returns:
         A record of each candidate, in their order.
     """
-    bench: Bench | None = None
-
-    def the_bench() -> Bench:
-        nonlocal bench
-        bench = bench or make_bench(problem, candidates[0])
-        return bench
-
+    course = Course(database, problem, candidates[0], device, make_bench)
     for named in candidates:
-        if database.record(problem, named, device) is None:
-            if failure := (failures or {}).get(named.spec.hash):
-                record = Record(problem, named, device, today(), f"does not compile: {failure}")
-            else:
-                record = _tried(database, problem, named, device, the_bench)
-            database.write(record)
+        course.attempt(named, (failures or {}).get(named.spec.hash, ""))
         progress(named.stem)
-    if database.dense(problem, device) is None:
-        name, figures = the_bench().dense()
-        database.write_dense(problem, device, name, figures)
-
-    def recorded() -> list[Record]:
-        return [found for named in candidates if (found := database.record(problem, named, device)) is not None]
-
-    for _ in range(MOST_AGAIN):  # by longer timings others may be the best
-        timed = best_of(recorded())
-        best = [each for i, each in enumerate(timed) if (i < BEST and _is_close(each, timed[0])) or _is(each, beside)]
-        if all(record.again for record in best):
-            break
-        for record, figures in zip(best, the_bench().again([record.named for record in best]), strict=True):
-            database.write(Record(problem, record.named, device, today(), "", figures, again=True))
-    return recorded()
+    return course.finish(candidates, beside)
 
 
 def _is_close(record: Record, fastest: Record) -> bool:
@@ -207,67 +252,3 @@ def best_of(records: Iterable[Record]) -> list[Record]:
     """Return the candidates that have a time, the fastest first."""
     timed = [(cost(record.figures), i, record) for i, record in enumerate(records) if record.figures is not None]
     return [record for _, _, record in sorted(timed, key=lambda each: each[:2])]
-
-
-def exported(database: Database, most: int = KEPT) -> list[Measurement]:
-    """Return what a database has as rows of the table of measurements: the ``most`` fastest kernels and shipped ones.
-
-    A kernel whose source has changed since is left out: what it takes today is not known.
-
-    Raises:
-        CodegenError: for a database that holds what no tuner wrote there.
-    """
-    try:
-        return _exported(database, most)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        told = f"{'.'.join(map(str, first['loc']))}: is {shown(first['input'])}; {first['msg']}"
-        raise DatabaseError(f"{database.place}: holds what no tuner wrote there: {told}") from None
-
-
-def _exported(database: Database, most: int) -> list[Measurement]:
-    rows = []
-    for problem, device in database.problems():
-        timings: dict[str, Timing] = {}
-        dates = []
-        for stem, fields, source, date, figures in database.rows(problem, device):
-            named = _named(stem, fields)
-            if source_sha256(render(named)) != source:
-                continue
-            packed = getattr(problem, "prepared", None) == "packed"
-            timings[named.spec.hash] = Timing(
-                spec=stem if named.path is not None else tuning_of(named.spec),
-                single_us=round(figures.single_us, 4),
-                back_to_back_us=figures.back_to_back_us and round(figures.back_to_back_us, 4),
-                prepared=preparation_of(named.spec, packed),
-            )
-            dates.append(date)
-        if not timings:
-            continue
-        known = database.dense(problem, device)
-        dense = None
-        if known is not None and known[1] is not None:
-            dense = Dense(name=known[0], single_us=known[1].single_us, back_to_back_us=known[1].back_to_back_us)
-        row = Measurement(
-            problem=problem.model_copy(update={"prepared": None} if hasattr(problem, "prepared") else {}),
-            device=device.name,
-            date=max(dates),
-            source=f"{SOURCE}, driver {device.driver}",
-            kernels=tuple(timings.values()),
-            dense=dense,
-        )
-        best = ordered(row)
-        kept = [each for i, each in enumerate(best.kernels) if i < most or isinstance(each.spec, str)]
-        rows.append(best.model_copy(update={"kernels": tuple(kept)}))
-    return rows
-
-
-def _named(stem: str, fields: dict[str, object]) -> NamedSpec:
-    """Return a candidate as it was named."""
-    named = find_spec(fields)
-    if named.stem == stem:
-        return named
-    shipped = find_spec(stem)
-    if canonical(fields) != shipped.spec.canonical_json():
-        raise CodegenError(f"{stem} has another spec today than in the database: tune anew")
-    return shipped

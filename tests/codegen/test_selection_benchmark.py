@@ -18,8 +18,9 @@ from codegen.select.table import measurements
 
 pytest.importorskip("runtime.tune.command", exc_type=ImportError)
 
+from runtime.tune.columns import Figures
 from runtime.tune.command import read_problems
-from runtime.tune.database import Database, Device, Figures
+from runtime.tune.database import Database, Device
 from runtime.tune.tuner import tune
 
 DEVICE = Device("a GPU", "580.1")

@@ -24,9 +24,11 @@ from codegen.select.table import read_rows, written
 pytest.importorskip("runtime.tune.tuner", exc_type=ImportError)
 
 from runtime.errors import CompileError, ToolchainError
+from runtime.tune.columns import Figures
 from runtime.tune.command import read_problems
-from runtime.tune.database import Database, DatabaseError, Device, Figures
-from runtime.tune.tuner import BEST, Bench, TuneError, best_of, compile_all, exported, tune
+from runtime.tune.database import Database, DatabaseError, Device
+from runtime.tune.exported import exported
+from runtime.tune.tuner import BEST, Bench, TuneError, best_of, compile_all, tune
 
 PROBLEM = parse_problem(
     {"op": "bsr_spmm", "block": {"rows": 64, "cols": 64}, "m": 4096, "n": 16, "k": 4096, "density": 0.3}
@@ -239,7 +241,7 @@ def _stems() -> list[str]:
 
 def test_a_kernel_whose_source_has_changed_is_not_exported(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(database, PROBLEM, KERNELS, H100, FakeBench())
-    monkeypatch.setattr("runtime.tune.tuner.render", lambda named: f"another source of {named.stem}")
+    monkeypatch.setattr("runtime.tune.exported.render", lambda named: f"another source of {named.stem}")
     assert exported(database) == []
 
 

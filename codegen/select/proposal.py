@@ -1,0 +1,86 @@
+"""A spec file with another tuning, as a diff of its text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.errors import CodegenError
+from codegen.files import resolved, write_if_changed
+from codegen.library import IN_SOURCE_TREE, NamedSpec, read_spec, shown_place, spec_text
+from codegen.new import yaml_of
+from codegen.select.problem import tuning_of
+from codegen.spec import Spec
+from codegen.yaml_text import read_yaml, with_values
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A text beside the one that there is.
+
+    Attributes:
+        place: the file, as messages name it; a stem where there is none.
+        old: the text of today.
+        new: the proposed one.
+    """
+
+    place: str
+    old: str
+    new: str
+
+    def diff(self) -> str:
+        """Return the unified diff; "" if nothing differs."""
+        lines = difflib.unified_diff(
+            self.old.splitlines(), self.new.splitlines(), f"a/{self.place}", f"b/{self.place}", lineterm=""
+        )
+        return "\n".join(lines)
+
+
+def check_writable(current: NamedSpec) -> None:
+    """Refuse a spec that a proposal cannot be written to: before anything is measured.
+
+    Raises:
+        CodegenError: for a spec without a file, or one of an installed package.
+    """
+    if current.path is None:
+        raise CodegenError("--write: the current spec is of no file; name one with --spec FILE")
+    if current.is_shipped and not IN_SOURCE_TREE:
+        raise CodegenError(
+            f"--write: {current.stem} belongs to the installed package; copy its spec into a file of your own, "
+            "and name that with --spec FILE"
+        )
+
+
+def propose(current: NamedSpec, best: Spec) -> Proposal:
+    """Return the file of a spec with the tuning of another one; comments and layout stay.
+
+    Raises:
+        CodegenError: if the file has changed since it was read, or cannot be changed so.
+    """
+    if current.path is None:
+        return Proposal(current.stem, yaml_of(current.spec), yaml_of(best))
+    tuning = _written_tuning(current.spec, best)
+    place = shown_place(current.path)
+    old = spec_text(current.path)
+    if read_spec(current.path, old).spec != current.spec:
+        raise CodegenError(f"{place}: has changed since it was read; run again")
+    new = with_values(read_yaml(old, place), tuning)
+    if read_spec(current.path, new).spec != best:
+        raise CodegenError(f"{place}: cannot be changed where its fields stand; by hand: {tuning}")
+    return Proposal(place, old, new)
+
+
+def write_proposal(current: NamedSpec, proposal: Proposal) -> bool:
+    """Write a proposal to the spec's file; return whether that changed."""
+    check_writable(current)
+    assert current.path is not None
+    return write_if_changed(resolved(current.path), proposal.new)
+
+
+def _written_tuning(current: Spec, best: Spec) -> Mapping[str, Any]:
+    """Return the fields of the tuning that differ; an option that is off now, but was on, by its value when off."""
+    one, other = tuning_of(best), tuning_of(current)
+    dumped = best.model_dump(mode="json", by_alias=True)
+    return {name: dumped[name] for name in {**other, **one} if one.get(name) != other.get(name)}

@@ -1,0 +1,90 @@
+"""How well the model of plans ranked kernels that were timed since."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.errors import SpecError
+from codegen.library import NamedSpec
+from codegen.plans import plan_of
+from codegen.select.estimate import estimate
+from codegen.select.problem import Problem
+
+FEWEST = 3
+"""Kernels of a ranking: of two, every order is a perfect one, or its reverse."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A model's order beside that of measured times.
+
+    Attributes:
+        kernels: how many have both.
+        spearman: Spearman's rank correlation: 1 for the same order, 0 for none, -1 for the reverse; None for fewer than
+            three kernels, or where all have the same estimate or time.
+        first: the place by measured time of the kernel that the model puts first, from 1 on.
+        loss: what that kernel takes, over the fastest.
+    """
+
+    kernels: int
+    spearman: float | None
+    first: int
+    loss: float
+
+    def told(self) -> str:
+        """Return it in words."""
+        known = "not defined" if self.spearman is None else f"{self.spearman:.2f}"
+        return (
+            f"rank correlation (Spearman) {known} over {self.kernels} kernels; the model's first is number "
+            f"{self.first} by time, {self.loss:.3f} x the fastest"
+        )
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation: that of the ranks, equal values having the mean of theirs.
+
+    None for fewer than three values, or where all values of one side are equal: it is not defined there.
+    """
+    if len(one) < FEWEST or len(set(one)) == 1 or len(set(other)) == 1:
+        return None
+    return statistics.correlation(_ranks(one), _ranks(other))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    # Of equal values: the middle between the first place that one has and the last.
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+def ranking(problem: Problem, named: Sequence[NamedSpec], costs: Sequence[float]) -> Ranking | None:
+    """Compare the model's estimates with measured costs.
+
+    Args:
+        problem: what the kernels computed.
+        named: the kernels.
+        costs: of each, in any unit.
+
+    Returns:
+        The comparison; None if the model has no estimate of any of them.
+    """
+    pairs = []
+    for each, cost in zip(named, costs, strict=True):
+        guess = _guess(each, problem)
+        if guess is not None:
+            pairs.append((guess, cost))
+    if not pairs:
+        return None
+    guesses, times = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    first = times[guesses.index(min(guesses))]
+    place = 1 + sum(time < first for time in times)
+    return Ranking(len(pairs), spearman(guesses, times), place, first / min(times))
+
+
+def _guess(named: NamedSpec, problem: Problem) -> float | None:
+    try:
+        guess = estimate(plan_of(named.spec, named.stem), problem)
+    except SpecError:
+        return None
+    return None if guess is None else guess.microseconds

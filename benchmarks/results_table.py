@@ -22,6 +22,7 @@ import expressions_page
 import few_columns_page
 import host_page
 import selection_page
+import tuning_page
 from records import (
     BACK_TO_BACK,
     DASH,
@@ -54,6 +55,7 @@ FEW_COLUMNS = MEASURED / "few_columns_h100.json"
 DISTRIBUTED = [MEASURED / f"distributed_2xh100{name}.json" for name in ("", "_fp16", "_barriers")]
 """The last one is of window and causal alone, once barriers had one order."""
 SELECTION = MEASURED / "selection_h100.json"
+TUNING = MEASURED / "tuning_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
 COMPACT = tuple(OTHER_DEVICES.values())  # what the README shows is of the device of CELLS
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
@@ -535,6 +537,10 @@ def main() -> int:
         docs / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
         docs / "scale-out.md": {"measured": distributed_page.table([read(path) for path in DISTRIBUTED])},
         docs / "select.md": {"selection": selection_page.table(read(SELECTION))},
+        docs / "select.md": {
+            "selection": selection_page.table(read(SELECTION)),
+            "tuning": tuning_page.table(read(TUNING)),
+        },
     }
     return max([update(page, tables, check=check) for page, tables in pages.items()])
 

@@ -105,10 +105,10 @@ def choose(
         return _chosen(given.fields(), given, device, rows)
     if not isinstance(given, Mapping):
         named = find_spec(given)
-        checked_problem(named.spec, problem)
+        _checked_problem(named.spec, problem)
         return Choice(named, "written", "the spec is whole: it is used as it is")
     spec = parse_spec(given)
-    asked = checked_problem(spec, problem)
+    asked = _checked_problem(spec, problem)
     if asked is None:
         return Choice(_unnamed(spec), "default", f"{spec.op} has one kernel for each tile: the default")
     if all(given.get(name) for name in WHOLE):
@@ -133,8 +133,8 @@ def planned(choice: Choice) -> Choice:
     return choice
 
 
-def checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) -> Problem | None:
-    """Return the problem of a spec, with sizes; None for an operator that has nothing to choose.
+def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) -> Problem | None:
+    """Return the problem of a spec, with sizes.
 
     Raises:
         SpecError: where they contradict one another.
@@ -357,4 +357,4 @@ def _unmeasured(written: Fields, problem: Problem) -> Choice | None:
     return Choice(kernels[times.index(min(times))], rule, reason)
 
 
-__all__ = ["Choice", "checked_problem", "choose", "distance", "planned"]
+__all__ = ["Choice", "choose", "distance", "planned"]

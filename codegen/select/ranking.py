@@ -24,8 +24,8 @@ class Ranking:
         kernels: how many have both.
         spearman: Spearman's rank correlation: 1 for the same order, 0 for none, -1 for the reverse; None for fewer than
             three kernels, or where all have the same estimate or time.
-        first: the place by measured time of the kernel that the model puts first, from 1 on.
-        loss: what that kernel takes, over the fastest.
+        first: kernels that the model puts first: several may have the same estimate.
+        loss: what those take, in the mean, over the fastest.
     """
 
     kernels: int
@@ -36,10 +36,8 @@ class Ranking:
     def told(self) -> str:
         """Return it in words."""
         known = "not defined" if self.spearman is None else f"{self.spearman:.2f}"
-        return (
-            f"rank correlation (Spearman) {known} over {self.kernels} kernels; the model's first is number "
-            f"{self.first} by time, {self.loss:.3f} x the fastest"
-        )
+        first = "its first one takes" if self.first == 1 else f"its first {self.first}, which it ranks alike, take"
+        return f"rank correlation (Spearman) {known} over {self.kernels} kernels; {first} {self.loss:.3f} x the fastest"
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
@@ -77,9 +75,8 @@ def ranking(problem: Problem, named: Sequence[NamedSpec], costs: Sequence[float]
     if not pairs:
         return None
     guesses, times = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    first = times[guesses.index(min(guesses))]
-    place = 1 + sum(time < first for time in times)
-    return Ranking(len(pairs), spearman(guesses, times), place, first / min(times))
+    first = [time for guess, time in pairs if guess == min(guesses)]
+    return Ranking(len(pairs), spearman(guesses, times), len(first), statistics.mean(first) / min(times))
 
 
 def _guess(named: NamedSpec, problem: Problem) -> float | None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import typer
 
-from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError, SpecError
 from codegen.files import read_text, write_if_changed
 from codegen.library import NamedSpec
 from codegen.plain import json_value
 from codegen.progress import progress
 from codegen.report import Report
 from codegen.select.candidates import MOST, candidates
-from codegen.select.choice import checked_problem, choose, planned
-from codegen.select.problem import Problem, parse_problem, problem_fields
+from codegen.select.choice import choose, planned
+from codegen.select.problem import Fields, Problem, parse_problem, problem_fields, said_by
 from codegen.select.space import Space, parse_axes, space
 from codegen.select.table import written
-from codegen.wording import one_line
+from codegen.wording import one_line, shown
 from runtime.compile import jit, toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.tune.database import Database, Device
@@ -97,19 +97,19 @@ def read_problems(texts: Sequence[str], file: Path | None, spec: NamedSpec | Non
         CodegenError: for one that is none, with the line of the file; for one that the spec contradicts.
     """
 
-    def of(fields: dict[str, object]) -> Problem:
-        if spec is None:
-            return parse_problem(fields)
-        found = checked_problem(spec.spec, fields)
-        if found is None:
-            raise CodegenError(f"{spec.stem}: {spec.spec.op} has nothing to tune: its kernel follows from the call")
-        return found
+    def of(fields: Fields) -> Problem:
+        own = {} if spec is None else said_by(spec.spec)
+        for name in own.keys() & fields.keys():
+            if own[name] != fields[name]:
+                raise SpecError(f"problem.{name}", f"is {shown(fields[name])}, and the spec's is {shown(own[name])}")
+        return parse_problem({**fields, **own})
 
     found = [of(problem_fields(text)) for text in texts]
     if file is not None:
         for number, line in enumerate(read_text(file).splitlines(), 1):
             try:
-                found.append(of(json_value(line)))
+                fields = json_value(line)
+                found.append(of(fields) if isinstance(fields, dict) else parse_problem(fields))
             except CodegenError as error:
                 raise CodegenError(f"{one_line(str(file), MOST_OF_PLACE)}:{number}: {error}") from None
     return list(dict.fromkeys(found))

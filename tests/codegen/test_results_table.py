@@ -382,6 +382,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
         ("docs/expressions.md", ["speed"], True),
         ("docs/scale-out.md", ["measured"], True),
         ("docs/select.md", ["selection"], True),
+        ("docs/select.md", ["selection", "tuning"], True),
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -28,7 +30,7 @@ from runtime.tune.columns import Figures
 from runtime.tune.command import read_problems
 from runtime.tune.database import Database, DatabaseError, Device
 from runtime.tune.exported import exported
-from runtime.tune.tuner import BEST, Bench, TuneError, best_of, compile_all, tune
+from runtime.tune.tuner import BEST, Bench, Course, TuneError, best_of, compile_all, tune
 
 PROBLEM = parse_problem(
     {"op": "bsr_spmm", "block": {"rows": 64, "cols": 64}, "m": 4096, "n": 16, "k": 4096, "density": 0.3}
@@ -69,6 +71,10 @@ class FakeBench:
     def again(self, named: Sequence[NamedSpec]) -> list[Figures]:
         self.longer.append([each.stem for each in named])
         return [Figures(self.times[each.stem] + 0.5, self.times[each.stem] + 0.5) for each in named]
+
+    def rounds(self, named: Sequence[NamedSpec]) -> list[list[Figures]]:
+        self.longer.append([each.stem for each in named])
+        return [[Figures(self.times[each.stem] + i, 2.0) for i in range(2)] for each in named]
 
     def lost(self) -> str:
         return ""
@@ -250,6 +256,93 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     path.write_text("no database, but long enough to be taken for one" * 100)
     with pytest.raises(DatabaseError, match=r"tune.sqlite: cannot be opened"):
         Database(path)
+
+
+def test_a_half_written_database_says_what_can_be_saved(database: Database) -> None:
+    tune(database, PROBLEM, candidates(PROBLEM), H100, FakeBench(times=dict.fromkeys(_stems(), 12.0)))
+    with closing(sqlite3.connect(database.path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = database.path.read_bytes()
+    database.path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DatabaseError, match=r"tune.sqlite: .*nothing was changed; .*sqlite3 FILE .recover"):
+        Database(database.path)
+    assert database.path.read_bytes() == whole[: len(whole) // 2]
+
+
+def test_a_page_that_was_overwritten_is_found_before_anything_is_timed(database: Database) -> None:
+    tune(database, PROBLEM, candidates(PROBLEM), H100, FakeBench(times=dict.fromkeys(_stems(), 12.0)))
+    with closing(sqlite3.connect(database.path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(database.path.read_bytes())
+    data[4096:8192] = b"x" * 4096
+    database.path.write_bytes(data)
+    with pytest.raises(DatabaseError, match=r"tune.sqlite: .*sqlite3 FILE .recover"):
+        Database(database.path)
+
+
+def test_what_was_committed_before_a_process_was_killed_is_there(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom codegen.library import find_spec\n"
+        "from runtime.tune.database import *\nfrom runtime.tune.columns import Figures\n"
+        "from codegen.select import parse_problem\n"
+        f"problem = parse_problem({PROBLEM.model_dump(mode='json', exclude_none=True)!r})\n"
+        "database = Database(Path(sys.argv[1]))\n"
+        "named, device = find_spec('h100_bsr_spmm_b64'), Device('H100', '1')\n"
+        "database.write(Record(problem, named, device, '2026-01-01', '', Figures(1.0, 2.0)))\nos.kill(os.getpid(), 9)\n"
+    )
+    path = tmp_path / "tune.sqlite"
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run([sys.executable, "-c", code, str(path)], env={**os.environ, "PYTHONPATH": root}, check=False)
+    assert done.returncode == -9
+    found = Database(path).record(PROBLEM, KERNELS[0], Device("H100", "1"))
+    assert found is not None and found.figures == Figures(1.0, 2.0)
+
+
+def test_a_database_of_something_else_or_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    other, later = tmp_path / "other.sqlite", tmp_path / "later.sqlite"
+    for path, statement in ((other, "CREATE TABLE people (name TEXT)"), (later, "PRAGMA user_version=7")):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(statement)
+    before = other.read_bytes(), later.read_bytes()
+    with pytest.raises(DatabaseError, match=r"is a database of something else \(people\): nothing was changed; "):
+        Database(other)
+    with pytest.raises(DatabaseError, match=r"is of format 7, this version reads 1: nothing was changed"):
+        Database(later)
+    assert (other.read_bytes(), later.read_bytes()) == before
+
+
+def test_a_database_of_before_there_was_a_format_goes_on(database: Database) -> None:
+    tune(database, PROBLEM, KERNELS, H100, FakeBench())
+    with closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute("DROP TABLE comparisons")
+        connection.execute("PRAGMA user_version=0")
+    third = FakeBench()
+    tune(Database(database.path), PROBLEM, KERNELS, H100, third)
+    assert third.made == 0
+
+
+def test_a_database_that_another_process_writes_to(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.tune.database.BUSY_SECONDS", 0)
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseError, match=r"locked; another process .* wait for it, and run again"):
+            database.write_dense(PROBLEM, H100, "", None)
+
+
+def test_repeats_of_two_candidates_are_kept(database: Database) -> None:
+    bench = FakeBench()
+    course = Course(database, PROBLEM, KERNELS[0], H100, bench)
+    one, other = course.compare(KERNELS[1], KERNELS[0])
+    assert (one[1].single_us, other[0].single_us, len(one)) == (11.25, 10.0, 2)
+    assert Course(Database(database.path), PROBLEM, KERNELS[0], H100, bench).compare(KERNELS[1], KERNELS[0]) == (
+        one,
+        other,
+    )
+    assert bench.longer == [[KERNELS[1].stem, KERNELS[0].stem]]
+    with closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute("UPDATE comparisons SET figures = '[[1], [2]]'")
+    with pytest.raises(DatabaseError, match=r"holds what no tuner wrote there: .* are no repeats of two timings"):
+        course.compare(KERNELS[1], KERNELS[0])
 
 
 def test_a_fifo_or_a_device_is_no_database(tmp_path: Path) -> None:

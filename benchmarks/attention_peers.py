@@ -15,6 +15,7 @@ from harness import Fields, Peer
 from codegen.parse import parse_spec
 from codegen.spec import AttentionSpec
 from runtime import load_kernel
+from runtime.baselines.peers import fa4_call
 from runtime.bench.measurement import flex_call, flex_mask, sdpa_calls
 from runtime.bench.timing import Call, single_calls
 
@@ -105,32 +106,9 @@ def flex_tuned(problem: Problem) -> dict[str, Call]:
 
 def fa4(problem: Problem) -> dict[str, Call]:
     """FlashAttention 4, which takes (batch, length, heads, head_dim)."""
-    from flash_attn.cute import flash_attn_func
-
     q, k, v = problem.copies(lambda t: t.transpose(1, 2).contiguous())
-    pattern = problem.spec.pattern
-    options: Fields = {"causal": pattern.kind == "causal"}
-    if pattern.kind == "sliding_window":
-        options = {"window_size": (pattern.left, pattern.right)}
-    elif pattern.kind == "topk":
-        from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
-
-        (full,) = problem.head_lists
-        partial = torch.zeros(full.shape[:3], dtype=torch.int32, device="cuda")
-        sparse = BlockSparseTensorsTorch(
-            mask_block_cnt=partial,
-            mask_block_idx=partial[..., None].contiguous(),
-            full_block_cnt=torch.full_like(partial, full.shape[3]),
-            full_block_idx=full,
-            block_size=(pattern.block.q, pattern.block.kv),
-        )
-        options = {"block_sparse_tensors": sparse}
-
-    def call() -> torch.Tensor:
-        out = flash_attn_func(q, k, v, **options)
-        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
-
-    return {"FA4": call}
+    lists = problem.head_lists if problem.spec.pattern.kind == "topk" else ()
+    return {"FA4": fa4_call(problem.spec, q, k, v, lists)}
 
 
 def cudnn_bsa(problem: Problem) -> dict[str, Call]:

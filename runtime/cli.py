@@ -23,6 +23,7 @@ from codegen.report import JsonOption, Report, report
 from codegen.wording import in_shell, one_line
 from runtime.analysis import cli as _analysis  # noqa: F401 - its commands
 from runtime.attest import cli as _attest  # noqa: F401 - its commands
+from runtime.baselines import cli as _baselines  # noqa: F401 - its command
 from runtime.bench.required import require_gpu
 from runtime.compile import rows as compile_rows
 from runtime.compile import toolchain

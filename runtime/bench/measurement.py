@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,6 +52,8 @@ class Workload:
     call: Call
     peers: dict[str, Call]
     peer_flops: dict[str, float]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """Tensors of the kernel's arguments, for peers of other libraries: q, k, v and lists; a and b."""
 
 
 def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
@@ -117,6 +119,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         call=lambda: kernel(q, k, v, *lists, out=out, sink=sink, **lengths, **aux),
         peers=peers,
         peer_flops=peer_flops,
+        inputs={"q": q, "k": k, "v": v, "lists": indices},
     )
 
 
@@ -329,6 +332,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
             "cuBLAS, dense A": lambda: finished(torch.mm(left, b)),
         },
         peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},
+        inputs={"a": a, "b": b},
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from runtime.tune.columns import Figures
 from runtime.tune.data import AttentionInputs, BsrInputs
 from runtime.tune.database import Device
 from runtime.verify.common import ROUNDOFF
-from runtime.verify.run import driver_version, outcomes
+from runtime.verify.run import driver_version, plain_failure
 
 SINGLES = 15
 MOST_SECONDS = 0.3  # of single calls: long ones are fewer
@@ -69,10 +68,10 @@ class GpuBench:
             return self._verify(named)
 
     def _verify(self, named: NamedSpec) -> str:
-        if wrong := self._plain(named):
+        if wrong := plain_failure(self._kernel(named)):
             return wrong
         if self._expected is None:
-            if named.spec != self._reference.spec and (wrong := self._plain(self._reference)):
+            if named.spec != self._reference.spec and (wrong := plain_failure(self._kernel(self._reference))):
                 return f"the reference kernel {self._reference.stem} is wrong: {wrong}"
             self._expected = self._call(self._reference)().clone()
         found, expected = self._call(named)(), self._expected
@@ -113,13 +112,6 @@ class GpuBench:
             except RuntimeError:  # of torch: a backend that does not take the problem, or too little memory
                 continue
         return min(found, key=lambda each: each[1].single_us, default=("", None))
-
-    def _plain(self, named: NamedSpec) -> str:
-        for outcome in itertools.islice(outcomes(self._kernel(named)), 1):
-            if not outcome.passed:
-                told = f"{outcome.name}: error {outcome.max_error:.3g}, allowed {outcome.tolerance:.3g}"
-                return f"{told}; {outcome.problem}" if outcome.problem else told
-        return ""
 
     def _kernel(self, named: NamedSpec) -> Any:
         if named.spec.hash not in self._kernels:

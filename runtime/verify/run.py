@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,15 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
         forward = kernel.spec if isinstance(kernel, AttentionKernel) else kernel.spec.forward
         shapes = [attention.fitted(case, forward) for case in attention.random_cases()]
         yield summary("random_shapes", [run_case(kernel, case, device) for case in shapes])
+
+
+def plain_failure(kernel: Kernel) -> str:
+    """Run the first case of a kernel, which is its plain one; return what is wrong, or ""."""
+    for outcome in itertools.islice(outcomes(kernel), 1):
+        if not outcome.passed:
+            told = f"{outcome.name}: error {outcome.max_error:.3g}, allowed {outcome.tolerance:.3g}"
+            return f"{told}; {outcome.problem}" if outcome.problem else told
+    return ""
 
 
 def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:

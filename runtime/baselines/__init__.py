@@ -1,0 +1,1 @@
+"""Kernels beside named peers in one process, and stored timings to compare with: the command ``codegen bench``."""

@@ -1,0 +1,151 @@
+"""Stored timings: a file that a later run on the same device and driver is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from codegen.errors import MOST_OF_PLACE, CodegenError
+from codegen.files import is_file, read_text, write_if_changed
+from codegen.wording import one_line, shown
+
+WAYS = ("single", "back_to_back")
+"""How calls are timed: alone after a pause, and one after the other (docs/measuring.md)."""
+Milliseconds = Annotated[float, Field(gt=0)]
+Samples = Annotated[tuple[Milliseconds, ...], Field(min_length=2, strict=False)]
+
+
+class BaselineError(CodegenError):
+    """A baseline that is none, or of another device or driver."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Timings(_Model):
+    """Repeats of a call's timings, in milliseconds."""
+
+    single: Samples
+    back_to_back: Samples
+
+
+class Row(_Model):
+    """A kernel on a workload, beside its peers.
+
+    Attributes:
+        kernel: its name.
+        spec_hash: of its spec.
+        source_sha256: of its source.
+        workload: in words.
+        flops: floating-point operations of the kernel; 0 where it has none.
+        own: its timings.
+        peers: those of peers by their names.
+        peer_flops: operations of peers that do other work.
+    """
+
+    kernel: str
+    spec_hash: str
+    source_sha256: str
+    workload: str
+    flops: float
+    own: Timings
+    peers: dict[str, Timings]
+    peer_flops: dict[str, float]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What rows of two runs have in common."""
+        return self.kernel, self.workload
+
+
+class Machine(_Model):
+    """What timings depend on beside the kernel."""
+
+    device: str
+    driver: str
+    torch: str
+    compiler: str
+
+
+class Baseline(_Model):
+    """The file."""
+
+    format: Literal[1]
+    machine: Machine
+    date: str
+    rows: Annotated[tuple[Row, ...], Field(strict=False)]
+
+    def row(self, like: Row) -> Row | None:
+        """Return the row of the same kernel and workload."""
+        return next((row for row in self.rows if row.key == like.key), None)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline.
+
+    Raises:
+        BaselineError: for a file that is none.
+        FileError: for one that cannot be read.
+    """
+    text, place = read_text(path), one_line(str(path), MOST_OF_PLACE)
+    try:
+        return Baseline.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        given = "" if first["type"] == "json_invalid" else f"is {shown(first['input'])}; "
+        raise BaselineError(
+            f"{place}: is no baseline of codegen bench: {one_line(field)}: {given}{one_line(first['msg'])}; "
+            "nothing was changed"
+        ) from None
+
+
+def check_comparable(baseline: Baseline, path: Path, here: Machine) -> None:
+    """Refuse a baseline of another device or driver.
+
+    Raises:
+        BaselineError: with what to do.
+    """
+    there = baseline.machine
+    if (there.device, there.driver) != (here.device, here.driver):
+        raise BaselineError(
+            f"{one_line(str(path), MOST_OF_PLACE)}: was measured on {_told(there)}; this is {_told(here)}, whose "
+            "timings say nothing of those: measure a baseline here, by --save-baseline with another file"
+        )
+
+
+def _told(machine: Machine) -> str:
+    return f"{one_line(machine.device)}, driver {one_line(machine.driver)}"
+
+
+def check_may_save(path: Path, here: Machine) -> Baseline | None:
+    """Return the baseline that rows will join; None for a new file.
+
+    Raises:
+        BaselineError: for a file that holds anything else, or timings of another device, driver, torch or compiler.
+    """
+    if not is_file(path):
+        return None
+    found = read_baseline(path)
+    check_comparable(found, path, here)
+    there = found.machine
+    if (there.torch, there.compiler) != (here.torch, here.compiler):
+        raise BaselineError(
+            f"{one_line(str(path), MOST_OF_PLACE)}: holds timings of torch {one_line(there.torch)}, "
+            f"{one_line(there.compiler)}; this is torch {here.torch}, {here.compiler}: "
+            "--save-baseline with another file"
+        )
+    return found
+
+
+def save(path: Path, before: Baseline | None, here: Machine, date: str, rows: Sequence[Row]) -> None:
+    """Write rows; those of other kernels and workloads stay."""
+    new = {row.key for row in rows}
+    kept = [] if before is None else [row for row in before.rows if row.key not in new]
+    ordered = sorted([*kept, *rows], key=lambda row: row.key)
+    found = Baseline(format=1, machine=here, date=date, rows=tuple(ordered))
+    write_if_changed(path, found.model_dump_json(indent=1) + "\n")

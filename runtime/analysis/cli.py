@@ -18,6 +18,7 @@ from runtime.analysis.diff import Section
 from runtime.analysis.disasm import WIDTH, Show
 
 if TYPE_CHECKING:
+    from codegen.library import NamedSpec
     from runtime.analysis.findings import Finding
 
 SIDE_HELP = "A spec, as other commands take it, or COMMIT:NAME: a kernel as a commit of git has it."
@@ -94,14 +95,14 @@ def profile_command(
 ) -> None:
     """Say what bounds a kernel: from its plan and machine code, and from counters where Nsight Compute is.
 
-    Counters are of one launch of the reference workload, the one of codegen measure. Without ncu or a GPU it is the
-    static part, and that is said.
+    Counters are of one launch of the reference workload, the one of codegen measure; power and clocks are those of its
+    calls back to back, by nvidia-smi. Without ncu or a GPU it is the static part, and that is said.
 
     [bold]Examples[/bold]
       codegen profile h100_topk32
       codegen profile h100_topk32 --static --json
     """
-    from runtime.analysis import ncu, profile  # noqa: PLC0415
+    from runtime.analysis import ncu, power, profile  # noqa: PLC0415
     from runtime.analysis.disassembly import disassemble  # noqa: PLC0415
     from runtime.analysis.findings import counted_findings, static_findings  # noqa: PLC0415
 
@@ -112,14 +113,36 @@ def profile_command(
     with report(as_json=as_json) as told:
         told.note("kernel", named.stem, f"{named.stem}, by plan and machine code:")
         _tell(told, static_findings(disassemble(named)))
+        if not (static or read):
+            _tell_power(told, named, power.missing())
         why = "nothing else was asked for" if static else "" if read else profile.missing()
         if why:
-            told.note("counters", None, f"static part alone: {why}")
+            part = "no counters" if told.document.get("power") else "static part alone"
+            told.note("counters", None, f"{part}: {why}")
+            told.note("no_counters", why)
             return
         counted = read or profile.count(named)
         told.note("counters", counted.source, f"counted, {counted.source}:")
         told.note("metrics", dict(counted.counters.values))
         _tell(told, counted_findings(counted.counters, counted.flops))
+
+
+def _tell_power(told: Report, named: NamedSpec, why: str) -> None:
+    """Report power and clocks; where they cannot be told, why: it costs no counters."""
+    from runtime.analysis import power  # noqa: PLC0415
+
+    if not why:
+        try:
+            drawn = power.draw(named)
+        except CodegenError as error:
+            why = str(error)
+            told.say(f"no power: {why}")
+        else:
+            told.note("power", asdict(drawn), "measured, by nvidia-smi:")
+            _tell(told, drawn.findings())
+            return
+    told.note("power", None)
+    told.note("no_power", why)
 
 
 def _tell(told: Report, findings: Iterable[Finding]) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+
+AT_ONCE_SECONDS = 0.05  # of calls, before the host waits for them
 
 
-def main(spec: str, launches: int) -> None:
-    """Launch a kernel on its reference workload, and print what that is as JSON."""
+def main(spec: str, launches: int, seconds: float = 0.0) -> None:
+    """Launch a kernel on its reference workload, and print what that is as JSON.
+
+    With ``seconds`` it is then launched back to back for so long; a line of JSON that names the GPU is written before.
+    """
     import torch  # noqa: PLC0415
 
     from runtime.bench.measurement import WORKLOADS  # noqa: PLC0415
@@ -19,8 +25,23 @@ def main(spec: str, launches: int) -> None:
         for _ in range(launches):
             load.call()
         torch.cuda.synchronize()
-    sys.stdout.write(json.dumps({"shape": load.shape, "flops": load.flops, "device": torch.cuda.get_device_name()}))
+        if seconds:
+            _tell({"gpu": f"GPU-{torch.cuda.get_device_properties(0).uuid}"})
+            began = time.perf_counter()
+            load.call()
+            torch.cuda.synchronize()
+            many = max(1, int(AT_ONCE_SECONDS / (time.perf_counter() - began)))
+            while time.perf_counter() - began < seconds:
+                for _ in range(many):
+                    load.call()
+                torch.cuda.synchronize()
+    _tell({"shape": load.shape, "flops": load.flops, "device": torch.cuda.get_device_name()})
+
+
+def _tell(fields: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:]))

@@ -67,14 +67,13 @@ def count(named: NamedSpec) -> Counted:
     """
     tool = find_ncu()
     assert tool is not None
-    spec = str(named.path) if named.path is not None else named.spec.canonical_json()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
-        child = [sys.executable, "-P", launched.__file__, spec, str(WARM_UP + 1)]
+        child = [sys.executable, "-P", launched.__file__, spec_argument(named), str(WARM_UP + 1)]
         command = [tool, *ncu.options(named.stem, log, WARM_UP), *child]
         try:
             result = subprocess.run(
-                command, capture_output=True, text=True, check=False, env=_environment(), timeout=MOST_SECONDS
+                command, capture_output=True, text=True, check=False, env=environment(), timeout=MOST_SECONDS
             )
         except subprocess.TimeoutExpired:
             raise ToolchainError(f"ncu did not end within {MOST_SECONDS} s, and was stopped") from None
@@ -82,7 +81,7 @@ def count(named: NamedSpec) -> Counted:
             raise ToolchainError(f"{tool} cannot be started: {error.strerror}") from None
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if result.returncode != 0:
-        raise ToolchainError(f"ncu failed{_why(text + result.stdout, result.stderr)}")
+        raise ToolchainError(f"ncu failed{why(text + result.stdout, result.stderr)}")
     try:
         counters = ncu.parse(text, named.stem)
     except CodegenError as error:
@@ -91,14 +90,19 @@ def count(named: NamedSpec) -> Counted:
     return Counted(counters, f"{Path(tool).name} on {load['device']}: {load['shape']}", load["flops"])
 
 
-def _environment() -> Mapping[str, str]:
+def spec_argument(named: NamedSpec) -> str:
+    """Return a spec as another process is given it."""
+    return str(named.path) if named.path is not None else named.spec.canonical_json()
+
+
+def environment() -> Mapping[str, str]:
     """Return the environment of the process that is profiled: it finds this package first."""
     root = str(Path(launched.__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "LC_ALL": "C"}  # numbers with points
 
 
-def _why(text: str, errors: str) -> str:
+def why(text: str, errors: str) -> str:
     """Return what went wrong, by ncu or by the process that it started."""
     told = ncu.complaint(text)
     last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")

@@ -1,0 +1,191 @@
+"""Writes docs/profiles/: what bounds six kernels, from what `codegen profile` found and benchmarks/results/ keeps.
+
+    python benchmarks/profile_pages.py --collect benchmarks/results/profiles.json    # profiles them; needs NVRTC
+    python benchmarks/profile_pages.py            # writes the pages
+    python benchmarks/profile_pages.py --check    # exits 1 if that would change one
+
+Where Nsight Compute can count, pages have its counters; where a GPU is, power and clocks; else the static part, and why
+it is alone. The file is written after each kernel, and what another run has found of one is kept unless this one has
+found more: counters are not lost to a machine without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from codegen.files import holds, write_if_changed
+from codegen.library import ROOT, find_spec
+from codegen.receipts import source_sha256
+from codegen.render import render
+
+KERNELS = (
+    "h100_dense",
+    "h100_causal",
+    "h100_topk32",
+    "h100_topk32_b64_self_ordered",
+    "h100_bsr_spmm_b128",
+    "h100_causal_dq_dkdv_bf16",
+)
+RESULTS = ROOT / "benchmarks" / "results" / "profiles.json"
+PAGES = ROOT / "docs" / "profiles"
+WRITTEN = "<!-- written by benchmarks/profile_pages.py -->"
+STALE = "is not what the results say; run: python benchmarks/profile_pages.py"
+MEASURED = ("power", "sustained clock")
+"""Findings of nvidia-smi; other counted ones are of Nsight Compute."""
+Found = dict[str, Any]
+
+
+def profiled(stem: str, *, static: bool) -> Found:
+    """Return what `codegen profile` finds of a kernel, in a process of its own; without counters where ncu fails."""
+    command = [sys.executable, "-m", "sparse_kernel_codegen", "profile", stem, "--json"]
+    done = subprocess.run([*command, *(["--static"] if static else [])], capture_output=True, text=True, check=False)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    try:
+        document: Found = json.loads(done.stdout)
+    except ValueError:
+        raise SystemExit(f"error: {stem}: {done.stderr.strip() or 'codegen profile printed nothing'}") from None
+    if not document["rows"]:
+        raise SystemExit(f"error: {stem}: {errors[-1] if errors else done.stderr.strip()}")
+    document.pop("metrics", None)
+    if errors:
+        document["no_counters"] = errors[-1].removeprefix("error: ")
+    return document | {"source_sha256": source_sha256(render(find_spec(stem)))}
+
+
+def rank(found: Mapping[str, Any] | None) -> int:
+    """Return how much a profile has: counters count most."""
+    return 0 if found is None else 1 + 2 * bool(found.get("counters")) + bool(found.get("power"))
+
+
+def machine() -> Found:
+    """Return the device of this run, and its driver; nothing where there is none."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    from runtime.verify.run import driver_version
+
+    return {"device": torch.cuda.get_device_name(), "driver": driver_version()}
+
+
+def collect(path: Path, seconds: float) -> None:
+    """Profile the kernels, and write what was found after each; after so many seconds without counters."""
+    known: dict[str, Found] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    here = machine() | {"date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    began = time.monotonic()
+    for stem in KERNELS:
+        late = time.monotonic() - began > seconds
+        found = (
+            profiled(stem, static=late) | here | ({"no_counters": "the run had no time left for it"} if late else {})
+        )
+        current = known.get(stem)
+        is_same = current is not None and current["source_sha256"] == found["source_sha256"]
+        if is_same and rank(current) > rank(found):
+            print(f"{stem}: kept what was found on {current['date']}, which has more")  # type: ignore[index]
+        else:
+            known[stem] = found
+            print(f"{stem}: {standing(found)} ({time.monotonic() - began:.0f} s)")
+        write_if_changed(path, json.dumps(known, indent=1) + "\n")
+
+
+def standing(found: Mapping[str, Any]) -> str:
+    """Return in words what a profile has."""
+    parts = ["static part"]
+    parts += ["power and clocks"] if found.get("power") else []
+    return ", ".join(parts + (["counters"] if found.get("counters") else [])) + (
+        "" if found.get("counters") else f"; no counters: {why(found)}"
+    )
+
+
+def why(found: Mapping[str, Any]) -> str:
+    """Return why a profile has no counters."""
+    return str(found["no_counters"])
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def page(stem: str, found: Mapping[str, Any]) -> str:
+    """Return the page of a kernel."""
+    current = found["source_sha256"] == source_sha256(render(find_spec(stem)))
+    rows = found["rows"]
+    static = [row for row in rows if not row["counted"]]
+    measured = [row for row in rows if row["counted"] and row["about"] in MEASURED]
+    counted = [row for row in rows if row["counted"] and row["about"] not in MEASURED]
+    place = f" on {found['device']}, driver {found['driver']}" if found.get("device") else ""
+    lines = [
+        f"# Profile of {stem}",
+        "",
+        WRITTEN,
+        "",
+        wrapped(f"What `codegen profile {stem}` found{place}, {found['date']}; how to read it: [tools](../tools.md)."),
+    ]
+    if not current:
+        lines += ["", "The kernel's source has changed since."]
+    lines += ["", "## By plan and machine code", "", *table(static)]
+    if measured:
+        lines += ["", "## Measured while calls run back to back", "", *table(measured)]
+    lines += ["", "## Counted by Nsight Compute", ""]
+    lines += (
+        [wrapped(f"{found['counters']}."), "", *table(counted)] if counted else [wrapped(f"Nothing: {why(found)}.")]
+    )
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: list[Found]) -> list[str]:
+    """Return findings, a line each."""
+    return ["| what | finding |", "| --- | --- |", *(f"| {row['about']} | {row['text']} |" for row in rows)]
+
+
+def index(known: Mapping[str, Found]) -> str:
+    """Return the page that names the others."""
+    lines = ["# Profiles", "", WRITTEN, "", "What bounds six kernels, as `codegen profile` tells it.", ""]
+    lines += ["| kernel | what there is |", "| --- | --- |"]
+    lines += [f"| [{stem}]({stem}.md) | {standing(known[stem])} |" for stem in KERNELS if stem in known]
+    return "\n".join(lines) + "\n"
+
+
+def pages(known: Mapping[str, Found]) -> dict[Path, str]:
+    """Return the texts of all pages by their files."""
+    found = {PAGES / f"{stem}.md": page(stem, known[stem]) for stem in KERNELS if stem in known}
+    return {PAGES / "README.md": index(known), **found}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="profile the kernels into a file")
+    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="no kernel is counted after so many")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
+    options = parser.parse_args(arguments)
+    if options.collect:
+        collect(options.collect, options.seconds)
+        return 0
+    texts = pages(json.loads(RESULTS.read_text(encoding="utf-8")))
+    left = sorted(set(PAGES.glob("*.md")) - set(texts)) if PAGES.is_dir() else []
+    stale = [path for path, text in texts.items() if not holds(path, text)]
+    if options.check:
+        for path in (*stale, *left):
+            print(f"{path.relative_to(ROOT)} {STALE}")
+        return int(bool(stale or left))
+    for path, text in texts.items():
+        if write_if_changed(path, text):
+            print(f"wrote {path.relative_to(ROOT)}")
+    for path in left:
+        path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

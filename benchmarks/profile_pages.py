@@ -86,9 +86,9 @@ def collect(path: Path, seconds: float) -> None:
     began = time.monotonic()
     for stem in KERNELS:
         late = time.monotonic() - began > seconds
-        found = (
-            profiled(stem, static=late) | here | ({"no_counters": "the run had no time left for it"} if late else {})
-        )
+        found = profiled(stem, static=late) | here
+        if late:
+            found["no_counters"] = "the run had no time left for it"
         current = known.get(stem)
         is_same = current is not None and current["source_sha256"] == found["source_sha256"]
         if is_same and rank(current) > rank(found):
@@ -101,16 +101,13 @@ def collect(path: Path, seconds: float) -> None:
 
 def standing(found: Mapping[str, Any]) -> str:
     """Return in words what a profile has."""
-    parts = ["static part"]
-    parts += ["power and clocks"] if found.get("power") else []
-    return ", ".join(parts + (["counters"] if found.get("counters") else [])) + (
-        "" if found.get("counters") else f"; no counters: {why(found)}"
-    )
+    parts = {"power and clocks": found.get("power"), "counters": found.get("counters")}
+    return ", ".join(["static part", *(name for name, there in parts.items() if there)])
 
 
 def why(found: Mapping[str, Any]) -> str:
-    """Return why a profile has no counters."""
-    return str(found["no_counters"])
+    """Return why a profile has no counters, without what mends it."""
+    return str(found["no_counters"]).partition("; ")[0]
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -134,19 +131,20 @@ def page(stem: str, found: Mapping[str, Any]) -> str:
     ]
     if not current:
         lines += ["", "The kernel's source has changed since."]
-    lines += ["", "## By plan and machine code", "", *table(static)]
+    lines += ["", "## By plan and machine code", "", *listed(static)]
     if measured:
-        lines += ["", "## Measured while calls run back to back", "", *table(measured)]
+        lines += ["", "## Measured while calls run back to back", "", *listed(measured)]
     lines += ["", "## Counted by Nsight Compute", ""]
-    lines += (
-        [wrapped(f"{found['counters']}."), "", *table(counted)] if counted else [wrapped(f"Nothing: {why(found)}.")]
-    )
+    if counted:
+        lines += [wrapped(f"{found['counters']}."), "", *listed(counted)]
+    else:
+        lines += [wrapped(f"Nothing: {why(found)}.")]
     return "\n".join(lines) + "\n"
 
 
-def table(rows: list[Found]) -> list[str]:
-    """Return findings, a line each."""
-    return ["| what | finding |", "| --- | --- |", *(f"| {row['about']} | {row['text']} |" for row in rows)]
+def listed(rows: list[Found]) -> list[str]:
+    """Return findings, a paragraph each."""
+    return [wrapped(f"- **{row['about']}**: {row['text']}", "  ") for row in rows]
 
 
 def index(known: Mapping[str, Found]) -> str:

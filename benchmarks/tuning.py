@@ -69,7 +69,7 @@ def tuned(row: Row, database: Database, *, compile_only: bool, told: Report) -> 
     (problem,) = read_problems([row.sizes], None, named)
     began = time.perf_counter()
     run(told, database, [task_of(problem, named, options)], options)
-    kept = {"kernel": row.kernel, "sizes": row.sizes, "over": row.over, **told.document["spaces"][-1]}
+    kept = {"kernel": row.kernel, "sizes": row.sizes, **told.document["spaces"][-1]}
     if compile_only:
         return kept
     rows = [each for each in told.rows if each["problem"] == str(problem)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from records import DASH
+from records import DASH, both
 
 UNMEASURED = "No row has been tuned over a space of its own."
-HEADINGS = ("kernel", "timed", "fastest beside the shipped one", "its us", "shipped, us", "ratio", "model")
+HEADINGS = ("kernel", "timed", "fastest", "its us", "next, or the shipped one", "its us", "ratio", "model")
+ITSELF = "the current spec is the fastest"
 WIDTH = 120
 
 
@@ -17,13 +19,16 @@ def table(report: Mapping[str, Any] | None) -> str:
     """Return the table of docs/select.md, and how the model ranked each space."""
     if report is None:
         return UNMEASURED
+    count, seconds = (sum(row[name] for row in report["rows"]) for name in ("timed", "seconds"))
     intro = (
-        f"{report['device']}, driver {report['driver']}; {report['date']}. Microseconds: geometric mean of both ways of "
-        "timing, median (least to greatest) of five repeats in turns. Model: Spearman's rank correlation of its "
-        "estimates with the times of all that were timed."
+        f"{report['device']}, driver {report['driver']}; {report['date']}: {count} candidates in {seconds:.0f} s, "
+        "compilation included. Microseconds of single calls / back to back; kernels are told by what differs from the "
+        "shipped one. Ratio: of the geometric means of both; where another kernel than the shipped one is the fastest, "
+        "that of the medians of five more repeats. Model: Spearman's rank correlation of its estimates with the times "
+        "of all that were timed."
     )
     lines = [textwrap.fill(intro, WIDTH), "", f"| {' | '.join(HEADINGS)} |"]
-    lines += [f"| {' | '.join(['---', '---:', '---', '---:', '---:', '---:', '---:'])} |"]
+    lines += [f"| {' | '.join(['---', '---:', '---', '---:', '---', '---:', '---:', '---:'])} |"]
     lines += [f"| {' | '.join(cells(row))} |" for row in report["rows"]]
     lines += ["", "The spaces:", ""]
     for row in report["rows"]:
@@ -41,44 +46,39 @@ def spelt(value: Any) -> str:
 
 def space(over: Mapping[str, list[Any]]) -> str:
     """Return the values of a space in words."""
-
     return "; ".join(f"{name} {', '.join(map(spelt, values))}" for name, values in over.items())
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """Return a line of the table."""
+    timed = [each for each in row["rows"] if "tuning" in each]  # the fastest first
+    shipped = next(each for each in timed if each["kernel"] == row["current"])
+    first = timed[0]
+    second = timed[1] if first is shipped else shipped
+    ratio = f"{row.get('ratio', cost(second) / cost(first)):.3f}"
     known = (row.get("ranking") or {}).get("spearman")
-    new, old = (times(row.get(name)) for name in ("best_us", "current_us"))
     return [
         f"`{row['kernel']}`",
         f"{row['timed']} of {row['combinations']}",
-        verdict(row),
-        new,
-        old,
-        f"{row['ratio']:.3f}" if "ratio" in row else DASH,
+        changes(first, shipped),
+        both(first["single_us"], first["back_to_back_us"]),
+        changes(second, shipped),
+        both(second["single_us"], second["back_to_back_us"]),
+        ratio if row["verdict"] in ("faster", ITSELF) else f"{ratio}, {row['verdict']}",
         DASH if known is None else f"{known:.2f}",
     ]
 
 
-def verdict(row: Mapping[str, Any]) -> str:
-    """Return which kernel is the best of a space, in words."""
-    if row["verdict"] == "the current spec is the fastest":
-        return "the shipped one itself"
-    if row["verdict"] == "within noise":
-        return f"{changes(row)}: within noise"
-    return changes(row) if row["verdict"] == "faster" else str(row["verdict"])
+def cost(timing: Mapping[str, float]) -> float:
+    """Return what kernels are compared by."""
+    return math.sqrt(timing["single_us"] * timing["back_to_back_us"])
 
 
-def changes(row: Mapping[str, Any]) -> str:
-    """Return in which fields the fastest kernel's tuning differs from the shipped one's."""
-    best, current = ({**flat(each["tuning"])} for name in (row["best"], row["current"]) for each in of(row, name))
-    names = [name for name in {**best, **current} if best.get(name) != current.get(name)]
-    return ", ".join(f"{name} {spelt(best.get(name, 'off'))}" for name in names)
-
-
-def of(row: Mapping[str, Any], kernel: str) -> list[Mapping[str, Any]]:
-    """Return the timing of a kernel of a row."""
-    return [each for each in row["rows"] if each["kernel"] == kernel and "tuning" in each][:1]
+def changes(timing: Mapping[str, Any], shipped: Mapping[str, Any]) -> str:
+    """Return in which fields a kernel's tuning differs from the shipped one's."""
+    one, other = flat(timing["tuning"]), flat(shipped["tuning"])
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return ", ".join(f"{name} {spelt(one.get(name, 'off'))}" for name in names) or "the shipped one"
 
 
 def flat(tuning: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,10 +87,3 @@ def flat(tuning: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in tuning.items():
         found |= {f"{name}.{part}": size for part, size in value.items()} if isinstance(value, dict) else {name: value}
     return found
-
-
-def times(interval: Mapping[str, float] | None) -> str:
-    """Return a median with its interval."""
-    if interval is None:
-        return DASH
-    return f"{interval['middle']:.1f} ({interval['low']:.1f} to {interval['high']:.1f})"

@@ -31,43 +31,39 @@ def test_each_space_has_the_shipped_kernel_and_others(script: ModuleType) -> Non
         assert 30 <= len(found.candidates) <= 90, row.kernel
 
 
-def result(**more: Any) -> dict[str, Any]:
-    tuning = {"stages": 2, "tile": {"m": 128, "n": 80}}
-    rows = [
-        {"kernel": "h100_dense", "tuning": tuning},
-        {"kernel": "other", "tuning": tuning | {"stages": 3, "l2_lockstep": True}},
-    ]
-    over = {"tile": [{"m": 128, "n": 80}], "stages": [2, 3]}
-    base = {"kernel": "h100_dense", "current": "h100_dense", "sizes": "heads=16,q_len=8", "over": over, "rows": rows}
-    return base | {"timed": 2, "combinations": 4, "legal": 2, "ranking": {"spearman": 0.5}} | more
+def timing(kernel: str, microseconds: float, **more: Any) -> dict[str, Any]:
+    tuning = {"stages": 2, "tile": {"m": 128, "n": 80}} | more
+    return {"kernel": kernel, "single_us": microseconds, "back_to_back_us": 4 * microseconds, "tuning": tuning}
 
 
-def times(low: float) -> dict[str, float]:
-    return {"low": low, "middle": low + 1, "high": low + 2}
+SHIPPED, OTHER = timing("h100_dense", 100), timing("other", 90, stages=3, l2_lockstep=True)
+SLOWER = timing("slower", 110, tile={"m": 128, "n": 64})
 
 
 @pytest.mark.parametrize(
     ("more", "line"),
     [
         (
-            {"verdict": "faster", "best": "other", "best_us": times(10), "current_us": times(20), "ratio": 21 / 11},
-            "| `h100_dense` | 2 of 4 | stages 3, l2_lockstep true | 11.0 (10.0 to 12.0) | 21.0 (20.0 to 22.0) "
-            "| 1.909 | 0.50 |",
+            {"verdict": "faster", "rows": [OTHER, SHIPPED], "ratio": 1.1},
+            "stages 3, l2_lockstep true | 90 / 360 | the shipped one | 100 / 400 | 1.100 | 0.50 |",
         ),
         (
-            {"verdict": "within noise", "best": "other", "best_us": times(10), "current_us": times(10), "ratio": 1.0},
-            "| `h100_dense` | 2 of 4 | stages 3, l2_lockstep true: within noise | 11.0 (10.0 to 12.0) "
-            "| 11.0 (10.0 to 12.0) | 1.000 | 0.50 |",
+            {"verdict": "within noise", "rows": [OTHER, SHIPPED], "ratio": 1.01},
+            "stages 3, l2_lockstep true | 90 / 360 | the shipped one | 100 / 400 | 1.010, within noise | 0.50 |",
         ),
         (
-            {"verdict": "the current spec is the fastest", "best": "h100_dense", "ranking": {"spearman": None}},
-            "| `h100_dense` | 2 of 4 | the shipped one itself | - | - | - | - |",
+            {"verdict": page.ITSELF, "rows": [SHIPPED, SLOWER, {"kernel": "x", "failure": "is wrong"}]}
+            | {"ranking": {"spearman": None}},
+            "the shipped one | 100 / 400 | tile.n 64 | 110 / 440 | 1.100 | - |",
         ),
     ],
 )
 def test_lines_of_the_table(more: dict[str, Any], line: str) -> None:
-    text = page.table({"device": "H100", "driver": "580", "date": "2026-01-01", "rows": [result(**more)]})
-    assert line in text.splitlines()
+    over = {"tile": [{"m": 128, "n": 80}], "stages": [2, 3]}
+    row = {"kernel": "h100_dense", "current": "h100_dense", "sizes": "heads=16,q_len=8", "over": over}
+    row |= {"timed": 2, "combinations": 4, "seconds": 1.5, "ranking": {"spearman": 0.5}} | more
+    text = page.table({"device": "H100", "driver": "580", "date": "2026-01-01", "rows": [row]})
+    assert f"| `h100_dense` | 2 of 4 | {line}" in text.splitlines()
     assert "- `h100_dense` (heads=16, q_len=8): tile 128 x 80; stages 2, 3" in text
-    assert text.startswith("H100, driver 580; 2026-01-01. Microseconds: geometric")
+    assert text.startswith("H100, driver 580; 2026-01-01: 2 candidates in 2 s, ")
     assert page.table(None) == "No row has been tuned over a space of its own."

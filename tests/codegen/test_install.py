@@ -125,7 +125,8 @@ def test_the_extra_follows_from_the_driver(host: Any, driver: str, extra: str) -
     code, out, err = host("--dry-run", smi=f"echo '{driver}, NVIDIA L4'")
     assert code == 0, err
     assert f"driver {driver}: {extra}" in out and "GPU: NVIDIA L4" in out
-    assert f"pip install {PROJECT}[{extra},torch]" in out
+    assert out.splitlines()[-3].endswith(f" --editable {PROJECT}[{extra},torch]")
+    assert ("--constraint" in out) == (extra == "cu13"), "torch 2.13 has no build of CUDA 12 on PyPI"
 
 
 def test_a_dry_run_does_nothing(host: Any, tmp_path: Path) -> None:
@@ -133,14 +134,15 @@ def test_a_dry_run_does_nothing(host: Any, tmp_path: Path) -> None:
     assert code == 0 and not (tmp_path / "venv").exists()
     assert [line for line in out.splitlines() if line.startswith("+ ")] == [
         f"+ python3.12 -m venv {tmp_path}/venv",
-        f"+ {tmp_path}/venv/bin/pip install {PROJECT}[cu13,torch]",
+        f"+ {tmp_path}/venv/bin/pip install --constraint {PROJECT}/tests/constraints.txt "
+        f"--editable {PROJECT}[cu13,torch]",
         f"+ {tmp_path}/venv/bin/codegen doctor",
     ]
 
 
 def test_without_a_gpu_neither_driver_nor_torch_is_asked_for(host: Any) -> None:
     code, out, _ = host("--dry-run", "--no-gpu", smi=None)
-    assert code == 0 and "no GPU is asked for: cu13" in out and f"pip install {PROJECT}[cu13]\n" in out
+    assert code == 0 and "no GPU is asked for: cu13" in out and f"--editable {PROJECT}[cu13]\n" in out
 
 
 @pytest.mark.parametrize(

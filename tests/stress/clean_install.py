@@ -175,7 +175,7 @@ def install(root: Path, options: list[str]) -> None:
     smi.chmod(0o755)
     stage = Stage(place, folder="/checkout")
     stage.run(" ".join(["scripts/install.sh", *options]))
-    stage.run(".venv/bin/codegen render specs/h100_topk32.yaml --check && .venv/bin/codegen compile h100_topk32")
+    stage.run(".venv/bin/codegen render h100_topk32 --check && .venv/bin/codegen compile h100_topk32 --check")
 
 
 def main() -> None:

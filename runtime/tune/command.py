@@ -139,6 +139,14 @@ def task_of(problem: Problem, spec: NamedSpec | None, options: Options) -> Task:
 
 def run(told: Report, database: Database, tasks: Sequence[Task], options: Options) -> None:
     """Compile the candidates of tasks and, unless told otherwise, time them."""
+    try:
+        _run(told, database, tasks, options)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; {database.place} keeps what was found: the same command goes on from there", err=True)
+        raise
+
+
+def _run(told: Report, database: Database, tasks: Sequence[Task], options: Options) -> None:
     searched = [task for task in tasks if task.space and options.trials and options.trials < len(task.candidates)]
     if searched:
         optuna()  # before anything is compiled
@@ -178,14 +186,7 @@ def _time(told: Report, database: Database, tasks: Sequence[Task], options: Opti
     with progress("timing", sum(budgets)) as at:
         for task, budget in zip(tasks, budgets, strict=True):
             course = Course(database, task.problem, task.current, here, GpuBench)
-            try:
-                tried = _tried(database, task, course, options=options, budget=budget, failures=failures, at=at)
-            except KeyboardInterrupt:
-                typer.echo(
-                    f"interrupted; what was timed is kept in {database.place}: the same command goes on from there",
-                    err=True,
-                )
-                raise
+            tried = _tried(database, task, course, options=options, budget=budget, failures=failures, at=at)
             records = course.finish(tried, beside=task.current)
             tell(told, task.problem, task.current, records, course, write=options.write)
 

@@ -299,6 +299,39 @@ def test_a_row_has_all_repeats_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["peer"].single == (2.0, 4.0, 6.0)
 
 
+def test_a_kernel_is_checked_then_timed_beside_what_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    named, asked = find_spec("h100_dense"), []
+    compiled = SimpleNamespace(source="the source")
+    kernel: Any = SimpleNamespace(spec=named.spec, compiled=compiled)
+
+    def workload(kernel: Any, heads: int | None = None, length: int | None = None) -> Workload:
+        asked.append((heads, length))
+        made = load(SDPA_flash=lambda: torch.ones(4), SDPA_wrong=lambda: torch.zeros(4), SDPA_other=lambda: None)
+        return Workload(made.shape, made.flops, made.call, made.peers, {**made.peer_flops, "SDPA none": 3.0})
+
+    monkeypatch.setattr(peers, "INSTALLED", {})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(bench, "load_kernel", lambda named, forward_compatible: kernel)
+    monkeypatch.setattr(bench, "plain_failure", lambda kernel: "")
+    monkeypatch.setitem(bench.WORKLOADS, "attention", workload)
+    monkeypatch.setattr(bench, "single_calls", lambda calls: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(bench, "back_to_back", lambda calls, rounds: dict.fromkeys(calls, 2.0))
+    found = bench.measure(named, {"length": 64}, (), 2)
+    assert asked == [(None, 64)] and found.row.spec_hash == named.spec.hash and list(found.missing) == ["SDPA wrong"]
+    assert list(found.row.peers) == ["SDPA flash", "SDPA other"] and found.row.peer_flops == {"SDPA other": 2.0}
+    assert found.row.own == Timings(single=(1.0, 1.0), back_to_back=(2.0, 2.0))
+
+    def too_little(calls: Any) -> Any:
+        raise RuntimeError("CUDA out of memory\ntried to allocate")
+
+    monkeypatch.setattr(bench, "single_calls", too_little)
+    with pytest.raises(DeviceError, match=r"h100_dense cannot be timed: CUDA out of memory$"):
+        bench.measure(named, {}, (), 2)
+    monkeypatch.setattr(bench, "plain_failure", lambda kernel: "plain: error 1, allowed 0.1")
+    with pytest.raises(DeviceError, match=r"h100_dense is wrong, and gets no time: plain: error 1, allowed 0.1"):
+        bench.measure(named, {}, (), 2)
+
+
 def test_results_are_compared_dense_or_block_by_block() -> None:
     blocks = torch.eye(4).to_sparse_bsr((2, 2))
     found = bench.result_of(blocks)

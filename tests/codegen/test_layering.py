@@ -55,26 +55,8 @@ ROOMS: dict[str, set[str]] = {
     "attest": {"errors", "compile", "git"},
     "report": {"errors", "compile", "git"},
     "doctor": {"errors", "compile", "driver"},
-    "cli": {
-        "errors",
-        "compile",
-        "analysis",
-        "attest",
-        "report",
-        "kernel",
-        "bench",
-        "verify",
-        "tune",
-        "export",
-        "doctor",
-        "baselines",
-        "bench",
-        "doctor",
-        "export",
-        "kernel",
-        "tune",
-        "verify",
-    },
+    "cli": {"errors", "compile", "analysis", "attest", "report", "kernel", "baselines", "bench", "verify", "tune"}
+    | {"export", "doctor"},
     "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 

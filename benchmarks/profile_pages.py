@@ -116,21 +116,16 @@ def wrapped(text: str, indent: str = "") -> str:
 
 def page(stem: str, found: Mapping[str, Any]) -> str:
     """Return the page of a kernel."""
-    current = found["source_sha256"] == source_sha256(render(find_spec(stem)))
     rows = found["rows"]
     static = [row for row in rows if not row["counted"]]
     measured = [row for row in rows if row["counted"] and row["about"] in MEASURED]
     counted = [row for row in rows if row["counted"] and row["about"] not in MEASURED]
     place = f" on {found['device']}, driver {found['driver']}" if found.get("device") else ""
-    lines = [
-        f"# Profile of {stem}",
-        "",
-        WRITTEN,
-        "",
-        wrapped(f"What `codegen profile {stem}` found{place}, {found['date']}; how to read it: [tools](../tools.md)."),
-    ]
-    if not current:
-        lines += ["", "The kernel's source has changed since."]
+    source = f"of the source with SHA-256 {found['source_sha256'][:12]}"
+    told = (
+        f"What `codegen profile {stem}` found {source}{place}, {found['date']}; how to read it: [tools](../tools.md)."
+    )
+    lines = [f"# Profile of {stem}", "", WRITTEN, "", wrapped(told)]
     lines += ["", "## By plan and machine code", "", *listed(static)]
     if measured:
         lines += ["", "## Measured while calls run back to back", "", *listed(measured)]

@@ -536,7 +536,6 @@ def main() -> int:
         },
         docs / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
         docs / "scale-out.md": {"measured": distributed_page.table([read(path) for path in DISTRIBUTED])},
-        docs / "select.md": {"selection": selection_page.table(read(SELECTION))},
         docs / "select.md": {
             "selection": selection_page.table(read(SELECTION)),
             "tuning": tuning_page.table(read(TUNING)),

@@ -56,10 +56,9 @@ class Drawn:
         """Yield what there is to say."""
         many = f"median of {self.samples} samples, calls back to back for {self.seconds:g} s"
         share = self.watts / self.limit_watts
-        yield Finding(
-            "power", f"{self.watts:.0f} of {self.limit_watts:.0f} W ({100 * share:.0f}%), {many}", counted=True
-        )
-        held = " : held back by power, heat or a set limit" if self.sm_mhz < BELOW * self.most_sm_mhz else ""
+        text = f"{self.watts:.0f} of {self.limit_watts:.0f} W ({100 * share:.0f}%), {many}"
+        yield Finding("power", text, counted=True)
+        held = ": held back by power, heat or a set limit" if self.sm_mhz < BELOW * self.most_sm_mhz else ""
         text = f"{self.sm_mhz:.0f} of {self.most_sm_mhz:.0f} MHz of the SMs at {self.celsius:.0f} C{held}"
         yield Finding("sustained clock", text, counted=True)
 

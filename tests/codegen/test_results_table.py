@@ -381,7 +381,6 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
         ("docs/measuring.md", ["few-columns", "host"], True),
         ("docs/expressions.md", ["speed"], True),
         ("docs/scale-out.md", ["measured"], True),
-        ("docs/select.md", ["selection"], True),
         ("docs/select.md", ["selection", "tuning"], True),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ MOST_POINTS = 100_000
 """Combinations of a space: a plan of each is tried."""
 MOST_TOLD = 5
 """Of the fields that rule candidates out, in a message."""
+_SIZE = re.compile(r"[0-9]{1,9}")
 Axes = Mapping[str, tuple[Any, ...]]
 
 
@@ -147,7 +149,7 @@ def _value(name: str, text: str, spec: Spec) -> Any:
 def _plain(name: str, text: str, spec: Spec) -> Any:
     if name == "tile":
         sizes, parts = text.split("x"), list(type(spec.tile).model_fields)
-        if len(sizes) != len(parts) or not all(size.isdecimal() for size in sizes):
+        if len(sizes) != len(parts) or not all(map(_SIZE.fullmatch, sizes)):
             raise _error(name, f"has {shown(text)}; {'x'.join(part.upper() for part in parts)} is expected, as 128x64")
         return {part: int(size) for part, size in zip(parts, sizes, strict=True)}
     try:

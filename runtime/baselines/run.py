@@ -60,7 +60,7 @@ def sizes_of(named: NamedSpec, text: str) -> dict[str, int]:
         if name not in known:
             op, what = named.spec.op, alternatives(name, known) if known else "it has none"
             raise CodegenError(f"--workload {one_line(name)}: the workload of {op} has no such size; {what}")
-        number = json_value(value) if value.isdecimal() else value
+        number = json_value(value) if value.isdecimal() and len(value) < 10 else value
         if not isinstance(number, int) or number < 1:
             raise CodegenError(f"--workload {name}: is {shown(number)}; a positive integer is expected")
         if name in found:

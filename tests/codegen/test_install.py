@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def test_what_doctor_finds_is_the_scripts_exit_code(host: Any, tmp_path: Path, w
 def test_the_script_that_executes_both_is_a_program() -> None:
     pytest.importorskip("dockerfile_parse")
     done = subprocess.run(
-        ["python3", str(PROJECT / "tests" / "stress" / "clean_install.py"), "--help"],
+        [sys.executable, str(PROJECT / "tests" / "stress" / "clean_install.py"), "--help"],
         env=os.environ,
         capture_output=True,
         text=True,

@@ -34,9 +34,6 @@ COUNTED = {
 }
 
 
-PLACE = {"date": "2026-01-01", "device": "H100", "driver": "580"}
-
-
 def test_pages_are_what_the_results_say(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--check"]) == 0, capsys.readouterr().out
 

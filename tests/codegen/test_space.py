@@ -58,6 +58,8 @@ def test_options_of_one_text_or_of_several() -> None:
         ("tile.k=2", r"--over tile.k: is not a field of this spec .*tile.m"),
         ("head_dim=64", r"--over head_dim: says what a kernel computes, not how"),
         ("tile=128", r"--over tile: has '128'; MxN is expected, as 128x64"),
+        ("tile=" + "9" * 5000 + "x64", r"--over tile: has '99999"),
+        ("stages=" + "9" * 5000, r"--over stages: "),
         ("tile=axb", r"--over tile: has 'axb'"),
         ("stages=2,2", r"--over stages: has '2' twice"),
         ("stages=2,stages=3", r"--over stages: is given twice"),

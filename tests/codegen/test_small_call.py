@@ -43,6 +43,7 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0 and k.shape == v.shape
         required = [tensor for tensor in spec.index_tensors if not tensor.optional and tensor.name not in more]
         assert len(indices) == len(required)
+        assert set(more.pop("aux", {})) == {tensor.name for tensor in spec.aux_tensors}
         assert set(more) - {"kv_lengths"} == ({"sink"} if spec.sink else set()) | {
             tensor.name for tensor in spec.index_tensors if tensor.of_entries
         }

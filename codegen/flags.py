@@ -310,6 +310,7 @@ class AttentionMmaSyncFlags(AttentionFlags):
 
     Attributes:
         softmax_scale: factor of the logits, in C++.
+        fp8: what is asked of FP8.
         pieces: files of the kernel's pieces.
         words: what differs in text that kernels share.
     """
@@ -347,6 +348,9 @@ class AttentionSm90aPieces(Flags):
         consumer_piece: the consumer warpgroups.
         order_tiles_piece: the warp that orders shared loads.
         key_range_piece: the piece that says which key blocks a work tile has.
+        gemm_piece: the two products.
+        softmax_piece: the online softmax.
+        mainloop_piece: the steps of a work tile.
     """
 
     grouping_piece: str
@@ -372,6 +376,9 @@ class AttentionSm90aPieces(Flags):
     consumer_piece: str
     order_tiles_piece: str
     key_range_piece: str
+    gemm_piece: str
+    softmax_piece: str
+    mainloop_piece: str
 
 
 @dataclass(frozen=True)
@@ -402,6 +409,9 @@ class AttentionSm90aWords(Flags):
     steps_of_tile: str
     q_operands: str
     row_without_keys: str
+    o_groups: str
+    o_group_columns: str
+    finished: str
 
 
 @dataclass(frozen=True)
@@ -425,6 +435,11 @@ class AttentionSm90aRingWords(Flags):
     sub_tile_parameter: str
     steps_word: str
     range_argument: str
+    plus_sub_tile_v_ring: str
+    plus_sub_tile_scales: str
+    load_v: str
+    v_bytes: str
+    v_load_bytes: str
 
 
 @dataclass(frozen=True)
@@ -450,6 +465,23 @@ class AttentionSm90aListWords(Flags):
 
 
 @dataclass(frozen=True)
+class Fp8Flags:
+    """What templates ask of FP8 inputs; of other ones nothing.
+
+    Attributes:
+        weights: type of P, as instructions have it.
+        output_columns: columns of the product P V.
+        v_upper: constant with the upper half of the descriptors of V^T.
+        dequantises: whether scores are multiplied by their scales before anything else.
+    """
+
+    weights: str
+    output_columns: int
+    v_upper: str
+    dequantises: bool
+
+
+@dataclass(frozen=True)
 class AttentionSm90aFlags(AttentionFlags):
     """What attention/sm90a.cu.j2 asks.
 
@@ -468,6 +500,7 @@ class AttentionSm90aFlags(AttentionFlags):
     surplus_first: bool
     o_aliases_q: bool
     softmax_scale: str
+    fp8: Fp8Flags
     pieces: AttentionSm90aPieces
     words: AttentionSm90aWords
     ring_words: AttentionSm90aRingWords

@@ -1,0 +1,160 @@
+"""What FP8 changes in the plan of an sm_90a attention kernel: operands of one byte, their scales, V^T.
+
+WGMMA's 8-bit operands are K-major, so V is given transposed, and its keys in the order in which the scores of a thread
+are an A operand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from codegen.dtypes import DTYPES, FP8
+from codegen.flags import Fp8Flags
+from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
+from codegen.plans.attention_rows import SWIZZLE
+
+if TYPE_CHECKING:
+    from codegen.plans.attention_sm90a_text import Sizes
+    from codegen.spec import AttentionSpec
+
+KEY_GROUP = 16  # keys that V^T has in another order
+MMA_KEYS = 32  # depth of one wgmma
+STEPS = (64, 128, 256)
+WEIGHTS = "e4m3"  # type of P, also beside e5m2: of both it rounds less, and weights need no range
+UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
+
+
+def key_order() -> tuple[int, ...]:
+    """Return which key of each 16 is at each position of a row of V^T.
+
+    Of m64k32's A operand lane t of a quad holds the columns 4 t to 4 t + 3 of each 16; of an accumulator it holds the
+    columns 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t.
+    """
+    return tuple(2 * lane + i % 2 + i // 2 * 8 for lane in range(4) for i in range(4))
+
+
+def is_fp8(spec: AttentionSpec) -> bool:
+    """Return whether a spec's inputs are FP8."""
+    return spec.dtype in FP8
+
+
+def check_fp8_tile(spec: AttentionSpec) -> None:
+    """Refuse an FP8 spec that the kernel is not written for.
+
+    Raises:
+        SpecError: names the field.
+    """
+    n = spec.tile.n
+    require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
+    require(n in STEPS, "tile.n", f"is {n}; allowed with dtype {spec.dtype}: {', '.join(map(str, STEPS))}")
+    require(spec.accumulate_every == 1, "accumulate_every", f"is {spec.accumulate_every}; allowed: 1")
+
+
+def fp8_flags(spec: AttentionSpec) -> Fp8Flags:
+    """Return what the templates ask."""
+    narrow = is_fp8(spec) and spec.tile.n // max(1, spec.tile.n // (spec.pattern.block_keys or spec.tile.n)) == 64
+    return Fp8Flags(
+        weights=WEIGHTS,
+        output_columns=output_columns(spec),
+        v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
+        dequantises=spec.softcap is not None or spec.score is not None,
+    )
+
+
+def v_group_keys(sizes: Sizes) -> int:
+    """Return the keys of a row of V^T in shared memory: those of a load, 128 at most."""
+    return min(SWIZZLE, sizes.spec.tile.n // sizes.step_blocks)
+
+
+def scale_keys(sizes: Sizes) -> int:
+    """Return the keys of a step that share a scale of K."""
+    return min(sizes.spec.scale_rows.k, sizes.spec.tile.n // sizes.step_blocks)
+
+
+def output_columns(spec: AttentionSpec) -> int:
+    """Return the columns of the product P V."""
+    return spec.head_dim
+
+
+def v_bytes(sizes: Sizes) -> int:
+    """Return the bytes of V^T of one step."""
+    return sizes.spec.tile.n * output_columns(sizes.spec)
+
+
+def registers(spec: AttentionSpec) -> int:
+    """Return the accumulators and fragments of a consumer thread: of scores, or of weights and a step's output."""
+    scores, weights = spec.tile.n // 2, spec.tile.n // 8
+    output = output_columns(spec) // 2
+    return output + max(scores, weights + output)
+
+
+def fp8_constants(sizes: Sizes) -> list[Constant]:
+    """Return the constants of FP8."""
+    spec = sizes.spec
+    keys, rows = v_group_keys(sizes), output_columns(spec)
+    o_columns = SWIZZLE // DTYPES[spec.output].bytes
+    return [
+        Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
+        Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
+        Constant("kOGroups", o_groups(spec), "column groups of O"),
+        Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),
+        Constant("kVGroups", spec.tile.n // keys, "groups of keys of a step"),
+        Constant("kVGroupBytes", keys * rows, "bytes of a group of V^T"),
+        Constant("kVBytes", v_bytes(sizes), "bytes of V^T of one step"),
+        Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of them that the copies bring"),
+        Constant("kQScaleRows", spec.scale_rows.q, "rows of Q that share a scale"),
+        Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
+        Constant("kScaleKeys", scale_keys(sizes), "keys of a step that share a scale"),
+        Constant("kScaleParts", spec.tile.n // scale_keys(sizes), "parts of a step with scales of their own"),
+        Constant("kFmaGroups", FMA_GROUPS, "groups of 16 keys, of four, in which a quarter of 2^x is by FMA"),
+    ]
+
+
+FMA_GROUPS = 4
+
+
+def o_groups(spec: AttentionSpec) -> int:
+    """Return the column groups of O."""
+    return -(-spec.head_dim * DTYPES[spec.output].bytes // SWIZZLE)
+
+
+def o_bytes(spec: AttentionSpec) -> int:
+    """Return the bytes of a tile of O on its way out."""
+    return o_groups(spec) * spec.tile.m * SWIZZLE
+
+
+def fp8_params() -> tuple[Param, ...]:
+    """Return the parameters of the scales."""
+    return (
+        *_scale("q", "of Q", "row", "rows that share one"),
+        *_scale("k", "of K", "row", "rows that share one"),
+        *_scale("v", "of V", "column", "column"),
+        i32("last_column", "last column of a head"),
+    )
+
+
+def _scale(name: str, of: str, axis: str, unit: str) -> tuple[Param, ...]:
+    return (
+        pointer(f"{name}_scale", "float", f"scales {of}: what a number is times"),
+        i64(f"{name}_scale_batch_stride", "elements from one batch to the next (0: shared)"),
+        i64(f"{name}_scale_head_stride", "elements from one head to the next (0: shared)"),
+        i64(f"{name}_scale_{axis}_stride", f"elements from one {unit} to the next (0: shared)"),
+    )
+
+
+def add_scales(shared: SharedLayout, sizes: Sizes, depth: int) -> None:
+    """Lay out the scales of the steps in flight."""
+    parts = sizes.spec.tile.n // scale_keys(sizes)
+    shared.add("KScales", 4 * depth * parts, "scales of the keys in the K rings", align=4)
+
+
+def fp8_maps(sizes: Sizes, maps: dict[str, TensorMap]) -> dict[str, TensorMap]:
+    """Return the tensor maps of an FP8 kernel: V^T has keys as its columns, and O is wider."""
+    spec, keys = sizes.spec, v_group_keys(sizes)
+    o_columns = SWIZZLE // DTYPES[spec.output].bytes
+    return {
+        "q_map": TensorMap(maps["q_map"].box, SWIZZLE, dtype=spec.dtype),
+        "k_map": TensorMap(maps["k_map"].box, SWIZZLE, dtype=spec.dtype),
+        "v_map": TensorMap((keys, spec.head_dim, 1, 1), keys, dtype=spec.dtype),
+        "o_map": TensorMap((o_columns, *maps["o_map"].box[1:]), SWIZZLE, dtype=spec.output),
+    }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from codegen.alternatives import suggest_for
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_files
 from codegen.render import generate
@@ -25,6 +26,7 @@ from runtime.errors import ArgumentError, DeviceError, NoJitError
 from runtime.kernels.arguments import check_device
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
@@ -44,8 +46,15 @@ Kernel = (
 )
 
 _NATIVE = "name a spec of the device's own architecture"
+
+
+def _attention(compiled: Compiled, loaded: LoadedKernel) -> AttentionKernel:
+    kernel = Fp8AttentionKernel if compiled.plan.spec.dtype in FP8 else AttentionKernel
+    return kernel(compiled, loaded)
+
+
 KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
-    "attention": AttentionKernel,
+    "attention": _attention,
     "attention_backward": AttentionBackwardKernel,
     "block_mask": BlockMaskKernel,
     "bsr_spmm": BsrSpmmKernel,
@@ -82,6 +91,7 @@ def load_kernel(
 
     Returns:
         A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
+        :class:`~runtime.kernels.attention_fp8.Fp8AttentionKernel`,
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,

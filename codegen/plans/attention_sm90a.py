@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from codegen.arch import ARCHS, KIB
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
+from codegen.plans import attention_fp8 as fp8
 from codegen.plans import attention_sm90a_pieces as pieces
 from codegen.plans import attention_sm90a_text as text
 from codegen.plans.attention_expressions import expression_registers
-from codegen.plans import attention_fp8 as fp8
 from codegen.plans.attention_kv_splits import add_partials, check_kv_splits
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lockstep import check_lockstep

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from codegen.dtypes import DTYPES
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, Registers, TensorMap, i32, pointer, tensor_map
-from codegen.plans.attention_fp8 import fp8_constants, fp8_maps, fp8_params, is_fp8, o_groups, v_bytes
+from codegen.plans.attention_fp8 import fp8_constants, fp8_maps, fp8_params, is_fp8
 from codegen.plans.attention_kv_splits import computing, partial_constants, what_sub_tiles_are
 from codegen.plans.attention_lockstep import lockstep_constants, lockstep_params, lockstep_summary
 from codegen.plans.attention_order import order_params
@@ -35,7 +35,7 @@ from codegen.plans.attention_share_kv import (
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
-V_TRANSPOSED = "V^T, the keys of each 16 in their order, zeros behind the last one (padded_kv_len, head_dim, kv_heads, batch)"
+V_TRANSPOSED = "V^T, keys permuted, zeros behind the last one (padded_kv_len, head_dim, kv_heads, batch)"
 TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
 PARTIAL_FLOATS = "floats of a warpgroup's partial"
 SUB_TILE_SHARERS = "warpgroups of a sub-tile"

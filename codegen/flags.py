@@ -471,12 +471,14 @@ class Fp8Flags:
     Attributes:
         weights: type of P, as instructions have it.
         output_columns: columns of the product P V.
+        qk_columns: keys of one wgmma of Q K^T.
         v_upper: constant with the upper half of the descriptors of V^T.
         dequantises: whether scores are multiplied by their scales before anything else.
     """
 
     weights: str
     output_columns: int
+    qk_columns: int
     v_upper: str
     dequantises: bool
 

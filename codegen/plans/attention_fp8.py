@@ -56,6 +56,7 @@ def fp8_flags(spec: AttentionSpec) -> Fp8Flags:
     return Fp8Flags(
         weights=WEIGHTS,
         output_columns=output_columns(spec),
+        qk_columns=qk_columns(spec),
         v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
         dequantises=spec.softcap is not None or spec.score is not None,
     )
@@ -74,6 +75,11 @@ def scale_keys(sizes: Sizes) -> int:
 def output_columns(spec: AttentionSpec) -> int:
     """Return the columns of the product P V."""
     return spec.head_dim
+
+
+def qk_columns(spec: AttentionSpec) -> int:
+    """Return the keys of one wgmma of Q K^T."""
+    return min(spec.tile.n, 128)
 
 
 def v_bytes(sizes: Sizes) -> int:
@@ -95,6 +101,8 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
     return [
         Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
+        Constant("kAccumulators", max(spec.tile.n, rows) // 2, "registers of scores, or of a step's P V"),
+        Constant("kQkColumns", qk_columns(spec), "keys of one product Q K^T"),
         Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),
         Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),

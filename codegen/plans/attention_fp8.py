@@ -21,6 +21,10 @@ KEY_GROUP = 16  # keys that V^T has in another order
 MMA_KEYS = 32  # depth of one wgmma
 STEPS = (64, 128, 256)
 WEIGHTS = "e4m3"  # type of P, also beside e5m2: of both it rounds less, and weights need no range
+FMA_GROUPS = 2
+SUM_COLUMNS = 8
+"""Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven of
+zeros, as wgmma counts columns in eights."""
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
 
 
@@ -50,13 +54,17 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
     require(spec.accumulate_every == 1, "accumulate_every", f"is {spec.accumulate_every}; allowed: 1")
 
 
-def fp8_flags(spec: AttentionSpec) -> Fp8Flags:
+def fp8_flags(sizes: Sizes) -> Fp8Flags:
     """Return what the templates ask."""
-    narrow = is_fp8(spec) and spec.tile.n // max(1, spec.tile.n // (spec.pattern.block_keys or spec.tile.n)) == 64
+    spec = sizes.spec
+    narrow = v_group_keys(sizes) < SWIZZLE
     return Fp8Flags(
         weights=WEIGHTS,
         output_columns=output_columns(spec),
+        sums_by_mma=is_fp8(spec) and SUM_COLUMNS > 0,
+        ones="0x3C3C3C3Cu" if spec.dtype == "e5m2" else "0x38383838u",
         qk_columns=qk_columns(spec),
+        ties=ties(spec),
         v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
         dequantises=spec.softcap is not None or spec.score is not None,
     )
@@ -73,13 +81,21 @@ def scale_keys(sizes: Sizes) -> int:
 
 
 def output_columns(spec: AttentionSpec) -> int:
-    """Return the columns of the product P V."""
-    return spec.head_dim
+    """Return the columns of the product P V: those of O, and with SUM_COLUMNS the sum of each row of P."""
+    return spec.head_dim + SUM_COLUMNS
 
 
 def qk_columns(spec: AttentionSpec) -> int:
     """Return the keys of one wgmma of Q K^T."""
-    return min(spec.tile.n, 128)
+    return min(spec.tile.n, spec.head_dim) if ties(spec) else spec.tile.n
+
+
+def ties(spec: AttentionSpec) -> bool:
+    """Return whether the compiler is told that scores are in the registers of a step's P V.
+
+    Without that it spills, if registers are few.
+    """
+    return spec.head_dim >= 128
 
 
 def v_bytes(sizes: Sizes) -> int:
@@ -103,6 +119,7 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
         Constant("kAccumulators", max(spec.tile.n, rows) // 2, "registers of scores, or of a step's P V"),
         Constant("kQkColumns", qk_columns(spec), "keys of one product Q K^T"),
+        *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if SUM_COLUMNS else []),
         Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),
         Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),
@@ -118,7 +135,6 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
     ]
 
 
-FMA_GROUPS = 4
 
 
 def o_groups(spec: AttentionSpec) -> int:

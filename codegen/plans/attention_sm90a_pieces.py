@@ -42,7 +42,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         surplus_first=surplus_first(sizes),
         o_aliases_q=at.o_aliases_q,
         softmax_scale=softmax_scale(spec),
-        fp8=fp8_flags(spec),
+        fp8=fp8_flags(sizes),
         pieces=pieces(sizes, at),
         words=words(sizes, at),
         ring_words=ring_words(sizes, at),

@@ -470,7 +470,7 @@ class Fp8Flags:
 
     Attributes:
         weights: type of P, as instructions have it.
-        output_columns: columns of the product P V.
+        piece_columns: columns of one product P V.
         sums_by_mma: whether P V has the sums of P's rows.
         ones: four ones of V's type.
         qk_columns: keys of one wgmma of Q K^T.
@@ -480,7 +480,7 @@ class Fp8Flags:
     """
 
     weights: str
-    output_columns: int
+    piece_columns: int
     sums_by_mma: bool
     ones: str
     qk_columns: int

@@ -25,6 +25,7 @@ FMA_GROUPS = 2
 SUM_COLUMNS = 8
 """Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven of
 zeros, as wgmma counts columns in eights."""
+WIDEST_PIECE = 128  # columns of O
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
 
 
@@ -60,8 +61,8 @@ def fp8_flags(sizes: Sizes) -> Fp8Flags:
     narrow = v_group_keys(sizes) < SWIZZLE
     return Fp8Flags(
         weights=WEIGHTS,
-        output_columns=output_columns(spec),
-        sums_by_mma=is_fp8(spec) and SUM_COLUMNS > 0,
+        piece_columns=output_columns(spec) // pieces(spec),
+        sums_by_mma=is_fp8(spec) and sum_columns(spec) > 0,
         ones="0x3C3C3C3Cu" if spec.dtype == "e5m2" else "0x38383838u",
         qk_columns=qk_columns(spec),
         ties=ties(spec),
@@ -82,12 +83,22 @@ def scale_keys(sizes: Sizes) -> int:
 
 def output_columns(spec: AttentionSpec) -> int:
     """Return the columns of the product P V: those of O, and with SUM_COLUMNS the sum of each row of P."""
-    return spec.head_dim + SUM_COLUMNS
+    return spec.head_dim + sum_columns(spec)
+
+
+def sum_columns(spec: AttentionSpec) -> int:
+    """Return the columns of P V behind those of O: none where O is worked on in pieces, which registers are few for."""
+    return SUM_COLUMNS if pieces(spec) == 1 else 0
+
+
+def pieces(spec: AttentionSpec) -> int:
+    """Return the parts of O's columns that P V is worked out for one after the other."""
+    return -(-spec.head_dim // WIDEST_PIECE)
 
 
 def qk_columns(spec: AttentionSpec) -> int:
     """Return the keys of one wgmma of Q K^T."""
-    return min(spec.tile.n, spec.head_dim) if ties(spec) else spec.tile.n
+    return min(spec.tile.n, WIDEST_PIECE) if ties(spec) else spec.tile.n
 
 
 def ties(spec: AttentionSpec) -> bool:
@@ -107,7 +118,7 @@ def registers(spec: AttentionSpec) -> int:
     """Return the accumulators and fragments of a consumer thread: of scores, or of weights and a step's output."""
     scores, weights = spec.tile.n // 2, spec.tile.n // 8
     output = output_columns(spec) // 2
-    return output + max(scores, weights + output)
+    return output + max(scores, weights + output // pieces(spec))
 
 
 def fp8_constants(sizes: Sizes) -> list[Constant]:
@@ -117,9 +128,11 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
     return [
         Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
-        Constant("kAccumulators", max(spec.tile.n, rows) // 2, "registers of scores, or of a step's P V"),
+        Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is worked out one after the other"),
+        Constant("kPieceOutputs", rows // 2 // pieces(spec), "numbers that a thread has of one"),
+        Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of a step's P V"),
         Constant("kQkColumns", qk_columns(spec), "keys of one product Q K^T"),
-        *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if SUM_COLUMNS else []),
+        *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
         Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),
         Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),

@@ -167,7 +167,9 @@ def _check_tile(spec: AttentionSpec) -> None:
 
 
 def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
-    """Return the register splits with enough for the producer."""
+    """Return the register splits with enough for the producer; of FP8, which spills early, the consumers' largest."""
+    if fp8.is_fp8(spec):
+        return (max(REGISTER_SPLITS[consumers], key=lambda split: split[1]),)
     least = LIST_PRODUCER if spec.pattern.lists > 1 or step_blocks > 1 else 0
     return tuple(split for split in REGISTER_SPLITS[consumers] if split[0] >= least)
 

@@ -25,7 +25,7 @@ FMA_GROUPS = 2
 SUM_COLUMNS = 8
 """Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven of
 zeros, as wgmma counts columns in eights."""
-WIDEST_PIECE = 128  # columns of O
+PIECE = 64  # columns of O that are worked on at a time, where registers do not suffice for all
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
 
 
@@ -93,12 +93,12 @@ def sum_columns(spec: AttentionSpec) -> int:
 
 def pieces(spec: AttentionSpec) -> int:
     """Return the parts of O's columns that P V is worked out for one after the other."""
-    return -(-spec.head_dim // WIDEST_PIECE)
+    return 1 if spec.head_dim <= 128 else spec.head_dim // PIECE
 
 
 def qk_columns(spec: AttentionSpec) -> int:
     """Return the keys of one wgmma of Q K^T."""
-    return min(spec.tile.n, WIDEST_PIECE) if ties(spec) else spec.tile.n
+    return min(spec.tile.n, 128) if ties(spec) else spec.tile.n
 
 
 def ties(spec: AttentionSpec) -> bool:
@@ -106,7 +106,7 @@ def ties(spec: AttentionSpec) -> bool:
 
     Without that it spills, if registers are few.
     """
-    return spec.head_dim >= 128
+    return spec.head_dim >= 96
 
 
 def v_bytes(sizes: Sizes) -> int:
@@ -175,7 +175,7 @@ def _scale(name: str, of: str, axis: str, unit: str) -> tuple[Param, ...]:
         pointer(f"{name}_scale", "float", f"scales {of}: what a number is times"),
         i64(f"{name}_scale_batch_stride", "elements from one batch to the next (0: shared)"),
         i64(f"{name}_scale_head_stride", "elements from one head to the next (0: shared)"),
-        i64(f"{name}_scale_{axis}_stride", f"elements from one {unit} to the next (0: shared)"),
+        i32(f"{name}_scale_{axis}_stride", f"elements from one {unit} to the next (0: shared)"),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from codegen.plans.attention_fp8 import KEY_GROUP
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_shape, check_strides, check_tensor
+from runtime.kernels.arguments import MAX_EXTENT, check_shape, check_strides, check_tensor
 from runtime.kernels.attention import SCALES, AttentionKernel, AttentionResult
 from runtime.prepare.prepared import PreparedLists
 
@@ -92,6 +92,9 @@ class Fp8AttentionKernel(AttentionKernel):
             check_tensor(name, tensor, torch.float32, 3, q.device)
             sizes = [("batch", (q.shape[0],)), ("heads", (heads,)), (what, (count,))]
             check_shape(name, tensor.shape, sizes)
+            if max(tensor.stride()) * max(tensor.shape) >= MAX_EXTENT:
+                what = f"has strides {tensor.stride()}: its scales must lie within {MAX_EXTENT} elements"
+                raise ArgumentError(name, what)
             for of, stride in zip(("batch", "head", axis), tensor.stride(), strict=True):
                 values[f"{name}_{of}_stride"] = stride
         return values

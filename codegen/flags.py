@@ -351,6 +351,7 @@ class AttentionSm90aPieces(Flags):
         gemm_piece: the two products.
         softmax_piece: the online softmax.
         mainloop_piece: the steps of a work tile.
+        promotion_piece: when P V of FP8 becomes a part of O.
     """
 
     grouping_piece: str
@@ -379,6 +380,7 @@ class AttentionSm90aPieces(Flags):
     gemm_piece: str
     softmax_piece: str
     mainloop_piece: str
+    promotion_piece: str
 
 
 @dataclass(frozen=True)

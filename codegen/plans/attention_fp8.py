@@ -26,6 +26,7 @@ SUM_COLUMNS = 8
 """Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven of
 zeros, as wgmma counts columns in eights."""
 PIECE = 64  # columns of O that are worked on at a time, where registers do not suffice for all
+MOST_KEYS_PENDING = 128  # of a step, where P V of several steps has registers of its own
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
 
 
@@ -52,7 +53,9 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
     n = spec.tile.n
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
     require(n in STEPS, "tile.n", f"is {n}; allowed with dtype {spec.dtype}: {', '.join(map(str, STEPS))}")
-    require(spec.accumulate_every == 1, "accumulate_every", f"is {spec.accumulate_every}; allowed: 1")
+    every = spec.accumulate_every
+    few = f"is {every}; with more than 1 registers suffice for steps of 128 keys and heads of 128 elements at most"
+    require(every < 2 or (n <= MOST_KEYS_PENDING and spec.head_dim <= 128), "accumulate_every", few)
 
 
 def fp8_flags(sizes: Sizes) -> Fp8Flags:
@@ -88,12 +91,17 @@ def output_columns(spec: AttentionSpec) -> int:
 
 def sum_columns(spec: AttentionSpec) -> int:
     """Return the columns of P V behind those of O: none where O is worked on in pieces, which registers are few for."""
-    return SUM_COLUMNS if pieces(spec) == 1 else 0
+    return SUM_COLUMNS if spec.head_dim <= 128 else 0
 
 
 def pieces(spec: AttentionSpec) -> int:
     """Return the parts of O's columns that P V is worked out for one after the other."""
-    return 1 if spec.head_dim <= 128 else spec.head_dim // PIECE
+    return 1 if spec.head_dim <= 128 or spec.accumulate_every == 0 else spec.head_dim // PIECE
+
+
+def promotion(spec: AttentionSpec) -> str:
+    """Return when P V becomes a part of O in fp32: the name of the piece."""
+    return {0: "never", 1: "each"}.get(spec.accumulate_every, "several")
 
 
 def qk_columns(spec: AttentionSpec) -> int:
@@ -106,7 +114,7 @@ def ties(spec: AttentionSpec) -> bool:
 
     Without that it spills, if registers are few.
     """
-    return spec.head_dim >= 96
+    return spec.head_dim >= 96 and spec.accumulate_every == 1
 
 
 def v_bytes(sizes: Sizes) -> int:
@@ -118,12 +126,14 @@ def registers(spec: AttentionSpec) -> int:
     """Return the accumulators and fragments of a consumer thread: of scores, or of weights and a step's output."""
     scores, weights = spec.tile.n // 2, spec.tile.n // 8
     output = output_columns(spec) // 2
+    if spec.accumulate_every != 1:
+        return output * (2 if spec.accumulate_every else 1) + max(scores, weights)
     return output + max(scores, weights + output // pieces(spec))
 
 
 def fp8_constants(sizes: Sizes) -> list[Constant]:
     """Return the constants of FP8."""
-    spec = sizes.spec
+    spec, every = sizes.spec, sizes.spec.accumulate_every
     keys, rows = v_group_keys(sizes), output_columns(spec)
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
     return [
@@ -140,6 +150,7 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kVGroupBytes", keys * rows, "bytes of a group of V^T"),
         Constant("kVBytes", v_bytes(sizes), "bytes of V^T of one step"),
         Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of them that the copies bring"),
+        *([Constant("kAccumulateEvery", every, "steps whose P V the tensor core adds up")] if every > 1 else []),
         Constant("kQScaleRows", spec.scale_rows.q, "rows of Q that share a scale"),
         Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
         Constant("kScaleKeys", scale_keys(sizes), "keys of a step that share a scale"),

@@ -10,7 +10,7 @@ from codegen.flags import (
     AttentionSm90aWords,
 )
 from codegen.plans.attention_expressions import expressions_flags
-from codegen.plans.attention_fp8 import fp8_flags, is_fp8
+from codegen.plans.attention_fp8 import fp8_flags, is_fp8, promotion
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words
 from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece, softmax_scale
@@ -84,6 +84,7 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         consumer_piece=f"{place}/consumer{suffix}.cuh.j2",
         gemm_piece=f"{PIECES}/gemm{suffix}.cuh.j2",
         softmax_piece=f"{PIECES}/softmax{suffix}.cuh.j2",
+        promotion_piece=f"{PIECES}/promotion/{promotion(spec)}.cuh.j2",
         mainloop_piece=f"{PIECES}/mainloop{suffix}.cuh.j2",
         order_tiles_piece=f"{PIECES}/share_kv/order_tiles{searched}.cuh.j2",
         key_range_piece=files["grouping_piece" if shared else "sub_tiles_piece"],

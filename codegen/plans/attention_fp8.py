@@ -140,7 +140,9 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
         Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is worked out one after the other"),
         Constant("kPieceOutputs", rows // 2 // pieces(spec), "numbers that a thread has of one"),
-        Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of a step's P V"),
+        Constant(
+            "kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of a step's P V"
+        ),
         Constant("kQkColumns", qk_columns(spec), "keys of one product Q K^T"),
         *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
         Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
@@ -157,8 +159,6 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kScaleParts", spec.tile.n // scale_keys(sizes), "parts of a step with scales of their own"),
         Constant("kFmaGroups", FMA_GROUPS, "groups of 16 keys, of four, in which a quarter of 2^x is by FMA"),
     ]
-
-
 
 
 def o_groups(spec: AttentionSpec) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from codegen.dtypes import FP8
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
@@ -111,6 +112,7 @@ class AttentionKernel:
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._signatures = Signatures()
+        self._takes_scales = self.spec.dtype in FP8
 
     def __repr__(self) -> str:
         names = ", ".join(["q", "k", "v", *(t.name for t in self._indices)])
@@ -175,26 +177,11 @@ class AttentionKernel:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        return self._call(q, k, v, indices, named_indices, (), scale, out, sink, validate, aux)
-
-    def _call(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        indices: tuple[torch.Tensor | PreparedLists | None, ...],
-        named_indices: Mapping[str, torch.Tensor | PreparedLists | None],
-        scales: tuple[Any, ...],
-        scale: float | None,
-        out: torch.Tensor | None,
-        sink: torch.Tensor | None,
-        validate: bool,
-        aux: Mapping[str, torch.Tensor] | None,
-    ) -> AttentionResult:
-        """Compute attention; ``scales`` are those of FP8 inputs, in the order of SCALES."""
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self._call(q, k, v, indices, named_indices, scales, scale, out, sink, validate, aux)
+                options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "validate": validate, "aux": aux}
+                return self(q, k, v, *indices, **{**options, **named_indices})
+        scales: tuple[Any, ...] = self._take_scales(named_indices) if self._takes_scales else ()
         given = self._arguments.gather(indices, named_indices) if named_indices else indices
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
@@ -225,8 +212,7 @@ class AttentionKernel:
             if tensor is not None:
                 addresses[name] = tensor.data_ptr()
         self._aux.add_addresses(addresses, looked_up)
-        for name, of_input in zip(SCALES, scales, strict=False):
-            addresses[name] = of_input.data_ptr()
+        addresses.update((name, tensor.data_ptr()) for name, tensor in zip(SCALES, scales, strict=False))
         if sink is not None:
             addresses["sink"] = sink.data_ptr()
         lse = None
@@ -357,6 +343,10 @@ class AttentionKernel:
     def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
         names = ("batch", "kv_heads", "kv_len", "head_dim")
         check_shape("v", v.shape, [(name, (size,)) for name, size in zip(names, k.shape, strict=True)])
+
+    def _take_scales(self, named: dict[str, Any]) -> tuple[Any, ...]:
+        """Take the scales of FP8 inputs out of the arguments by name, in the order of SCALES."""
+        return tuple(named.pop(name) for name in SCALES)
 
     def _check_scales(self, q: torch.Tensor, k: torch.Tensor, scales: tuple[Any, ...]) -> dict[str, int]:
         """Check the scales of FP8 inputs, which other kernels have none of; return what the kernel wants to know."""

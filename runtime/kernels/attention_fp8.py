@@ -66,8 +66,9 @@ class Fp8AttentionKernel(AttentionKernel):
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        scales = (q_scale, k_scale, v_scale)
-        return self._call(q, k, v_t, indices, named_indices, scales, scale, out, sink, validate, aux)
+        options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "validate": validate, "aux": aux}
+        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        return super().__call__(q, k, v_t, *indices, **options, **scales, **named_indices)
 
     def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
         batch, kv_heads, kv_len, d = k.shape

@@ -221,7 +221,9 @@ KV_LENGTH_CASES = (
 def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
     step = 16 // DTYPES[spec.dtype].bytes  # a row of a tensor has whole chunks of 16 bytes
-    sizes = [case for case in HEAD_SIZE_CASES if (case.columns or 0) < spec.head_dim and (case.columns or 0) % step == 0]
+    sizes = [
+        case for case in HEAD_SIZE_CASES if (case.columns or 0) < spec.head_dim and (case.columns or 0) % step == 0
+    ]
     return tuple(fitted(case, spec) for case in sizes)
 
 

@@ -91,7 +91,8 @@ def output_columns(spec: AttentionSpec) -> int:
 
 def sum_columns(spec: AttentionSpec) -> int:
     """Return the columns of P V behind those of O: none where O is worked on in pieces, which registers are few for."""
-    return SUM_COLUMNS if spec.head_dim <= 128 else 0
+    fits = spec.head_dim + SUM_COLUMNS < spec.tile.n or spec.accumulate_every != 1
+    return SUM_COLUMNS if spec.head_dim <= 128 and fits else 0
 
 
 def pieces(spec: AttentionSpec) -> int:
@@ -104,9 +105,10 @@ def promotion(spec: AttentionSpec) -> str:
     return {0: "never", 1: "each"}.get(spec.accumulate_every, "several")
 
 
-def qk_columns(spec: AttentionSpec) -> int:
-    """Return the keys of one wgmma of Q K^T."""
-    return min(spec.tile.n, 128) if ties(spec) else spec.tile.n
+def qk_columns(spec: AttentionSpec) -> tuple[int, ...]:
+    """Return the keys of each wgmma of Q K^T: the first one has as many as P V has columns, where these are tied."""
+    first = min(spec.tile.n, output_columns(spec) // pieces(spec))
+    return (first, spec.tile.n - first) if ties(spec) and spec.tile.n > first else (spec.tile.n,)
 
 
 def ties(spec: AttentionSpec) -> bool:
@@ -114,7 +116,7 @@ def ties(spec: AttentionSpec) -> bool:
 
     Without that it spills, if registers are few.
     """
-    return spec.head_dim >= 96 and spec.accumulate_every == 1
+    return spec.accumulate_every == 1
 
 
 def v_bytes(sizes: Sizes) -> int:
@@ -143,7 +145,6 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant(
             "kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of a step's P V"
         ),
-        Constant("kQkColumns", qk_columns(spec), "keys of one product Q K^T"),
         *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
         Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),

@@ -158,8 +158,16 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
         Constant("kScaleKeys", scale_keys(sizes), "keys of a step that share a scale"),
         Constant("kScaleParts", spec.tile.n // scale_keys(sizes), "parts of a step with scales of their own"),
-        Constant("kFmaGroups", FMA_GROUPS, "groups of 16 keys, of four, in which a quarter of 2^x is by FMA"),
+        Constant("kFmaGroups", fma_groups(spec), "groups of 16 keys, of four, in which a quarter of 2^x is by FMA"),
     ]
+
+
+def fma_groups(spec: AttentionSpec) -> int:
+    """Return in how many groups of 16 keys, of four, a quarter of the exponentials is by FMA.
+
+    None where fp32 weights are added up: those by FMA are never 0.
+    """
+    return FMA_GROUPS if sum_columns(spec) else 0
 
 
 def o_groups(spec: AttentionSpec) -> int:

@@ -23,8 +23,8 @@ STEPS = (64, 128, 256)
 WEIGHTS = "e4m3"  # type of P, also beside e5m2: of both it rounds less, and weights need no range
 FMA_GROUPS = 2
 SUM_COLUMNS = 8
-"""Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven of
-zeros, as wgmma counts columns in eights."""
+"""Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven
+of zeros, as wgmma counts columns in eights."""
 PIECE = 64  # columns of O that are worked on at a time, where registers do not suffice for all
 MOST_KEYS_PENDING = 128  # of a step, where P V of several steps has registers of its own
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
@@ -142,9 +142,7 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
         Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is worked out one after the other"),
         Constant("kPieceOutputs", rows // 2 // pieces(spec), "numbers that a thread has of one"),
-        Constant(
-            "kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of a step's P V"
-        ),
+        Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of P V"),
         *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
         Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),

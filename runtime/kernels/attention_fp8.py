@@ -67,8 +67,8 @@ class Fp8AttentionKernel(AttentionKernel):
             ArgumentError: naming the argument, before anything is launched.
         """
         options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "validate": validate, "aux": aux}
-        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-        return super().__call__(q, k, v_t, *indices, **options, **scales, **named_indices)
+        options |= {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, **named_indices}
+        return super().__call__(q, k, v_t, *indices, **options)
 
     def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
         batch, kv_heads, kv_len, d = k.shape

@@ -59,7 +59,8 @@ def transposed(v: torch.Tensor) -> torch.Tensor:
     padded = torch.zeros((batch, heads, groups * KEY_GROUP, d), dtype=torch.uint8, device=v.device)
     padded[:, :, :length] = v.view(torch.uint8)
     ordered = padded.unflatten(2, (groups, KEY_GROUP))[:, :, :, list(key_order())].flatten(2, 3)
-    return ordered.transpose(2, 3).contiguous().view(v.dtype)
+    found: torch.Tensor = ordered.transpose(2, 3).contiguous().view(v.dtype)
+    return found
 
 
 def quantise(
@@ -81,8 +82,8 @@ def quantise(
 
     def of_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
         blocks = -(-x.shape[2] // rows)
-        padded = torch.nn.functional.pad(x.float(), (0, 0, 0, blocks * rows - x.shape[2]))
-        return padded.unflatten(2, (blocks, rows)).abs().amax((3, 4))
+        padded: torch.Tensor = torch.nn.functional.pad(x.float(), (0, 0, 0, blocks * rows - x.shape[2]))
+        return torch.amax(padded.unflatten(2, (blocks, rows)).abs(), (3, 4))
 
     def shared(amax: torch.Tensor) -> torch.Tensor:
         dims = {"blocks": (), "heads": (2,), "tensor": (0, 1, 2)}[scales]

@@ -221,10 +221,8 @@ KV_LENGTH_CASES = (
 def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
     step = 16 // DTYPES[spec.dtype].bytes  # a row of a tensor has whole chunks of 16 bytes
-    sizes = [
-        case for case in HEAD_SIZE_CASES if (case.columns or 0) < spec.head_dim and (case.columns or 0) % step == 0
-    ]
-    return tuple(fitted(case, spec) for case in sizes)
+    sizes = {case.columns or 0: case for case in HEAD_SIZE_CASES}
+    return tuple(fitted(case, spec) for d, case in sizes.items() if d < spec.head_dim and d % step == 0)
 
 
 # Bits of the pairs of partial blocks: shared where lists are not, no pair visible beside full blocks and without any,
@@ -535,7 +533,8 @@ def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.
 
 def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return out, lse and multiplicity in float64."""
-    return oracle_with_weights(spec, case, inputs)[:3]
+    out, lse, weight, _, _ = oracle_with_weights(spec, case, inputs)
+    return out, lse, weight
 
 
 def oracle_with_weights(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...]:

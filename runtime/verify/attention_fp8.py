@@ -25,8 +25,8 @@ MAX_TO_EMULATION = 2.0
 FEW = 4096  # elements whose rms error varies from one rounding to the next
 RMS_OF_FEW = 2.0
 LSE_ERROR = 2.0**-4
-"""What an LSE may be off by, or a share of it: it is that of the weights as rounded, so that results of parts of the keys
-are put together by it exactly; and the tensor core adds up products of Q and K in about 14 bits."""
+"""What an LSE may be off by, or a share of it: it is that of the weights as rounded, so that results of parts of the
+keys are put together by it exactly; and the tensor core adds up products of Q and K in about 14 bits."""
 SCALES = ("blocks", "heads", "tensor")
 
 

@@ -1,4 +1,4 @@
-"""Attention with FP8 inputs without a GPU: generated sources run on the host, thread by thread (tests/host_sm90a.py)."""
+"""FP8 attention without a GPU: generated sources run on the host, thread by thread (tests/host_sm90a.py)."""
 
 from __future__ import annotations
 

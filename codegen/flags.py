@@ -475,7 +475,8 @@ class Fp8Flags:
         piece_columns: columns of one product P V.
         sums_by_mma: whether P V has the sums of P's rows.
         ones: four ones of V's type.
-        qk_columns: keys of each wgmma of Q K^T.
+        first_keys: keys of the first wgmma of Q K^T.
+        other_keys: keys of the second one; 0 without.
         ties: whether the compiler is told that scores are in the registers of a step's P V.
         v_upper: constant with the upper half of the descriptors of V^T.
         dequantises: whether scores are multiplied by their scales before anything else.
@@ -485,7 +486,8 @@ class Fp8Flags:
     piece_columns: int
     sums_by_mma: bool
     ones: str
-    qk_columns: tuple[int, ...]
+    first_keys: int
+    other_keys: int
     ties: bool
     v_upper: str
     dequantises: bool

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: 2c9e2fdd42077444ee06ba52b92cd86e182023c37b127bfcfadcd45ff318d718
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/loads/one_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_operand/registers_fp8.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0e37f406ae9cd48c612edccefa85041fd089f7394fc836272385db48741a6e80
+// seal: sha256 07b754d19ff0130db0a08d417b56df145971cdaad29570fd4635524c583b7416
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -76,6 +76,7 @@ constexpr int kOutputs = 36;  // numbers that a thread has of O
 constexpr int kPieces = 1;  // pieces of O's columns, whose P V is worked out one after the other
 constexpr int kPieceOutputs = 36;  // numbers that a thread has of one
 constexpr int kAccumulators = 128;  // registers of scores, or of P V
+constexpr int kFirstKeys = 72;  // keys of the first product Q K^T; a second one has the others
 constexpr int kSumColumns = 8;  // columns of P V behind those of O
 constexpr int kOGroupColumns = 64;  // columns of a group of O: one 128-byte swizzled row
 constexpr int kOGroups = 1;  // column groups of O
@@ -804,33 +805,27 @@ __device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 32][4], 
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-// The first 72 keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is 0,
-// makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
+// The first kFirstKeys keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is
+// 0, makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
 // registers.
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const uint32 (&q)[kHeadDim / 32][4], uint32 k_descriptor, int zero) {
   wgmma_fence();
-  {
-    auto& scores = reinterpret_cast<float (&)[36]>(s[0]);
-    const uint32 keys = k_descriptor + (0 * kRowBytes >> 4);
-    wgmma_m64n72k32_registers(scores, q[0], keys, zero);
+  auto& first = reinterpret_cast<float (&)[kFirstKeys / 2]>(s);
+  wgmma_m64n72k32_registers(first, q[0], k_descriptor, zero);
 #pragma unroll
-    for (int k = 1; k < kHeadDim / 32; ++k) {
-      // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
-      const int in_group = k % 4 * 32, group = k / 4;
-      wgmma_m64n72k32_registers(scores, q[k], keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
-    }
+  for (int k = 1; k < kHeadDim / 32; ++k) {
+    // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    wgmma_m64n72k32_registers(first, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), 1);
   }
-  {
-    auto& scores = reinterpret_cast<float (&)[92]>(s[36]);
-    const uint32 keys = k_descriptor + (72 * kRowBytes >> 4);
-    wgmma_m64n184k32_registers_first(scores, q[0], keys);
+  auto& others = reinterpret_cast<float (&)[(kTileN - kFirstKeys) / 2]>(s[kFirstKeys / 2]);
+  const uint32 other_keys = k_descriptor + (kFirstKeys * kRowBytes >> 4);
+  wgmma_m64n184k32_registers_first(others, q[0], other_keys);
 #pragma unroll
-    for (int k = 1; k < kHeadDim / 32; ++k) {
-      // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
-      const int in_group = k % 4 * 32, group = k / 4;
-      wgmma_m64n184k32_registers(scores, q[k], keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
-    }
+  for (int k = 1; k < kHeadDim / 32; ++k) {
+    const int in_group = k % 4 * 32, group = k / 4;
+    wgmma_m64n184k32_registers(others, q[k], other_keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);

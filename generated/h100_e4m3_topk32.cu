@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: d9fd0bea39e3ec2fd701124e5714ea8482c4e00f791ca4c064d8411f3f3d4766
 // templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/loads/several_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_operand/shared_fp8.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 abf10a47a652ec80fb243a89b9b56cf5464b1e9132887942d10f5458a61c18f9
+// seal: sha256 2dcf82f945124f1bc6ad0201bad1c4cc624d3caaa82cb33a7311b5e98b87cec2
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -79,6 +79,7 @@ constexpr int kOutputs = 68;  // numbers that a thread has of O
 constexpr int kPieces = 1;  // pieces of O's columns, whose P V is worked out one after the other
 constexpr int kPieceOutputs = 68;  // numbers that a thread has of one
 constexpr int kAccumulators = 128;  // registers of scores, or of P V
+constexpr int kFirstKeys = 136;  // keys of the first product Q K^T; a second one has the others
 constexpr int kSumColumns = 8;  // columns of P V behind those of O
 constexpr int kOGroupColumns = 64;  // columns of a group of O: one 128-byte swizzled row
 constexpr int kOGroups = 2;  // column groups of O
@@ -848,33 +849,27 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-// The first 136 keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is 0,
-// makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
+// The first kFirstKeys keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is
+// 0, makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
 // registers.
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     uint32 q_descriptor, uint32 k_descriptor, int zero) {
   wgmma_fence();
-  {
-    auto& scores = reinterpret_cast<float (&)[68]>(s[0]);
-    const uint32 keys = k_descriptor + (0 * kRowBytes >> 4);
-    wgmma_m64n136k32_shared(scores, q_descriptor, keys, zero);
+  auto& first = reinterpret_cast<float (&)[kFirstKeys / 2]>(s);
+  wgmma_m64n136k32_shared(first, q_descriptor, k_descriptor, zero);
 #pragma unroll
-    for (int k = 1; k < kHeadDim / 32; ++k) {
-      // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
-      const int in_group = k % 4 * 32, group = k / 4;
-      wgmma_m64n136k32_shared(scores, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
-    }
+  for (int k = 1; k < kHeadDim / 32; ++k) {
+    // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    wgmma_m64n136k32_shared(first, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), 1);
   }
-  {
-    auto& scores = reinterpret_cast<float (&)[60]>(s[68]);
-    const uint32 keys = k_descriptor + (136 * kRowBytes >> 4);
-    wgmma_m64n120k32_shared_first(scores, q_descriptor, keys);
+  auto& others = reinterpret_cast<float (&)[(kTileN - kFirstKeys) / 2]>(s[kFirstKeys / 2]);
+  const uint32 other_keys = k_descriptor + (kFirstKeys * kRowBytes >> 4);
+  wgmma_m64n120k32_shared_first(others, q_descriptor, other_keys);
 #pragma unroll
-    for (int k = 1; k < kHeadDim / 32; ++k) {
-      // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
-      const int in_group = k % 4 * 32, group = k / 4;
-      wgmma_m64n120k32_shared(scores, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
-    }
+  for (int k = 1; k < kHeadDim / 32; ++k) {
+    const int in_group = k % 4 * 32, group = k / 4;
+    wgmma_m64n120k32_shared(others, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), other_keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);

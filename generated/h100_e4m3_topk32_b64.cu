@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"scale_rows":{"k":64,"q":64},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 603d6b766db69b7bc2375d745143629dee9fd3237baaaa39106fa9fed1bad72a
 // templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/turns.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/loads/several_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_operand/registers_fp8.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong_lists.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/query_blocks.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4d9fe5915a65ba881dca034aecaeb31eb8432b3617e5cbfbaafbb90c48f431e6
+// seal: sha256 7389547eeb0f6f73308227d5f37e9d17e28971ebd458c2e5d25610e92a4651b3
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -83,6 +83,7 @@ constexpr int kOutputs = 64;  // numbers that a thread has of O
 constexpr int kPieces = 1;  // pieces of O's columns, whose P V is worked out one after the other
 constexpr int kPieceOutputs = 64;  // numbers that a thread has of one
 constexpr int kAccumulators = 64;  // registers of scores, or of P V
+constexpr int kFirstKeys = 128;  // keys of the first product Q K^T; a second one has the others
 constexpr int kOGroupColumns = 64;  // columns of a group of O: one 128-byte swizzled row
 constexpr int kOGroups = 2;  // column groups of O
 constexpr int kVGroupKeys = 64;  // keys of a group of V^T, one byte each: one swizzled row
@@ -783,22 +784,19 @@ __device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 32][4], 
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-// The first 128 keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is 0,
-// makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
+// The first kFirstKeys keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is
+// 0, makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
 // registers.
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const uint32 (&q)[kHeadDim / 32][4], uint32 k_descriptor, int zero) {
   wgmma_fence();
-  {
-    auto& scores = reinterpret_cast<float (&)[64]>(s[0]);
-    const uint32 keys = k_descriptor + (0 * kRowBytes >> 4);
-    wgmma_m64n128k32_registers(scores, q[0], keys, zero);
+  auto& first = reinterpret_cast<float (&)[kFirstKeys / 2]>(s);
+  wgmma_m64n128k32_registers(first, q[0], k_descriptor, zero);
 #pragma unroll
-    for (int k = 1; k < kHeadDim / 32; ++k) {
-      // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
-      const int in_group = k % 4 * 32, group = k / 4;
-      wgmma_m64n128k32_registers(scores, q[k], keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
-    }
+  for (int k = 1; k < kHeadDim / 32; ++k) {
+    // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    wgmma_m64n128k32_registers(first, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), 1);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);

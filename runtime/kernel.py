@@ -47,14 +47,8 @@ Kernel = (
 
 _NATIVE = "name a spec of the device's own architecture"
 
-
-def _attention(compiled: Compiled, loaded: LoadedKernel) -> AttentionKernel:
-    kernel = Fp8AttentionKernel if compiled.plan.spec.dtype in FP8 else AttentionKernel
-    return kernel(compiled, loaded)
-
-
 KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
-    "attention": _attention,
+    "attention": AttentionKernel,
     "attention_backward": AttentionBackwardKernel,
     "block_mask": BlockMaskKernel,
     "bsr_spmm": BsrSpmmKernel,
@@ -64,6 +58,8 @@ KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
     "tile_copy": TileCopyKernel,
 }
 """What is called, by operator."""
+FP8_KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {"attention": Fp8AttentionKernel}
+"""The same where FP8 inputs are called otherwise."""
 
 
 def load_kernel(
@@ -158,7 +154,9 @@ def _load_exported(
 def _loaded(compiled: Compiled, where: torch.device) -> Kernel:
     with entered(where.index):
         loaded = LoadedKernel(compiled)
-    return KERNELS[compiled.named.spec.op](compiled, loaded)
+    spec = compiled.named.spec
+    called = FP8_KERNELS.get(spec.op) if spec.dtype in FP8 else None
+    return (called or KERNELS[spec.op])(compiled, loaded)
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

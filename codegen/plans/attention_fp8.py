@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from codegen.plans.attention_sm90a_text import Sizes
     from codegen.spec import AttentionSpec
 
-KEY_GROUP = 16  # keys that V^T has in another order
-MMA_KEYS = 32  # depth of one wgmma
 STEPS = (64, 128, 256)
 WEIGHTS = "e4m3"  # type of P, also beside e5m2: of both it rounds less, and weights need no range
 FMA_GROUPS = 2
@@ -28,15 +26,6 @@ of zeros, as wgmma counts columns in eights."""
 PIECE = 64  # columns of O that are worked on at a time, where registers do not suffice for all
 MOST_KEYS_PENDING = 128  # of a step, where P V of several steps has registers of its own
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
-
-
-def key_order() -> tuple[int, ...]:
-    """Return which key of each 16 is at each position of a row of V^T.
-
-    Of m64k32's A operand lane t of a quad holds the columns 4 t to 4 t + 3 of each 16; of an accumulator it holds the
-    columns 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t.
-    """
-    return tuple(2 * lane + i % 2 + i // 2 * 8 for lane in range(4) for i in range(4))
 
 
 def is_fp8(spec: AttentionSpec) -> bool:
@@ -67,7 +56,8 @@ def fp8_flags(sizes: Sizes) -> Fp8Flags:
         piece_columns=output_columns(spec) // pieces(spec),
         sums_by_mma=is_fp8(spec) and sum_columns(spec) > 0,
         ones="0x3C3C3C3Cu" if spec.dtype == "e5m2" else "0x38383838u",
-        qk_columns=qk_columns(spec),
+        first_keys=first_keys(spec),
+        other_keys=spec.tile.n - first_keys(spec),
         ties=ties(spec),
         v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
         dequantises=spec.softcap is not None or spec.score is not None,
@@ -105,10 +95,9 @@ def promotion(spec: AttentionSpec) -> str:
     return {0: "never", 1: "each"}.get(spec.accumulate_every, "several")
 
 
-def qk_columns(spec: AttentionSpec) -> tuple[int, ...]:
-    """Return the keys of each wgmma of Q K^T: the first one has as many as P V has columns, where these are tied."""
-    first = min(spec.tile.n, output_columns(spec) // pieces(spec))
-    return (first, spec.tile.n - first) if ties(spec) and spec.tile.n > first else (spec.tile.n,)
+def first_keys(spec: AttentionSpec) -> int:
+    """Return the keys of the first wgmma of Q K^T: as many as P V has columns, where registers are tied."""
+    return min(spec.tile.n, output_columns(spec) // pieces(spec)) if ties(spec) else spec.tile.n
 
 
 def ties(spec: AttentionSpec) -> bool:
@@ -143,6 +132,7 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is worked out one after the other"),
         Constant("kPieceOutputs", rows // 2 // pieces(spec), "numbers that a thread has of one"),
         Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of P V"),
+        Constant("kFirstKeys", first_keys(spec), "keys of the first product Q K^T; a second one has the others"),
         *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
         Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from codegen.plans.attention_fp8 import KEY_GROUP
+from codegen.fp8 import KEYS_TOGETHER
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import MAX_EXTENT, check_shape, check_strides, check_tensor
 from runtime.kernels.attention import SCALES, AttentionKernel, AttentionResult
@@ -46,7 +46,7 @@ class Fp8AttentionKernel(AttentionKernel):
                 16 bytes. d is the spec's head_dim, or any multiple of 16 below it.
             k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v_t: (batch, kv_heads, d, kv_len rounded up to a multiple of 16, or more), V transposed, the keys of each 16
-                in the order of ``codegen.plans.attention_fp8.key_order``, zeros behind the last key.
+                in the order of ``codegen.fp8.KEY_ORDER``, zeros behind the last key.
             indices: as of other kernels.
             q_scale: float32 (batch, heads, ceil(q_len / scale_rows.q)), any strides: one for all is an expanded view.
                 What a number of q is times is the number that was quantised.
@@ -72,9 +72,9 @@ class Fp8AttentionKernel(AttentionKernel):
 
     def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
         batch, kv_heads, kv_len, d = k.shape
-        padded = -(-kv_len // KEY_GROUP) * KEY_GROUP
-        keys = f"kv_len {kv_len} rounded up to a multiple of {KEY_GROUP}: {padded} or more"
-        if v.shape[3] >= padded and v.shape[3] % KEY_GROUP == 0:
+        padded = -(-kv_len // KEYS_TOGETHER) * KEYS_TOGETHER
+        keys = f"kv_len {kv_len} rounded up to a multiple of {KEYS_TOGETHER}: {padded} or more"
+        if v.shape[3] >= padded and v.shape[3] % KEYS_TOGETHER == 0:
             padded = v.shape[3]
         sizes = [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("head_dim", (d,)), (keys, (padded,))]
         check_shape("v_t", v.shape, [(name, sizes) for name, sizes in sizes])

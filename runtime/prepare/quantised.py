@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from codegen.dtypes import LARGEST
-from codegen.plans.attention_fp8 import KEY_GROUP, key_order
+from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER
 
 FP8_TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _LEAST = 1e-12  # amax of a block of zeros: its scale is positive
@@ -55,10 +55,10 @@ class QuantisedInputs:
 def transposed(v: torch.Tensor) -> torch.Tensor:
     """Return V (batch, kv_heads, kv_len, d) as FP8 kernels take it: transposed, the keys of each 16 in their order."""
     batch, heads, length, d = v.shape
-    groups = -(-length // KEY_GROUP)
-    padded = torch.zeros((batch, heads, groups * KEY_GROUP, d), dtype=torch.uint8, device=v.device)
+    groups = -(-length // KEYS_TOGETHER)
+    padded = torch.zeros((batch, heads, groups * KEYS_TOGETHER, d), dtype=torch.uint8, device=v.device)
     padded[:, :, :length] = v.view(torch.uint8)
-    ordered = padded.unflatten(2, (groups, KEY_GROUP))[:, :, :, list(key_order())].flatten(2, 3)
+    ordered = padded.unflatten(2, (groups, KEYS_TOGETHER))[:, :, :, list(KEY_ORDER)].flatten(2, 3)
     found: torch.Tensor = ordered.transpose(2, 3).contiguous().view(v.dtype)
     return found
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from codegen.plans.attention_fp8 import sum_columns
 from codegen.spec import AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.prepare.quantised import QuantisedInputs, quantise
@@ -38,19 +37,19 @@ def quantised(spec: AttentionSpec, case: attention.Case, inputs: attention.Input
 
 
 def emulated(
-    spec: AttentionSpec, each: torch.Tensor, weight: torch.Tensor, v: torch.Tensor, rest: torch.Tensor
+    each: torch.Tensor, weight: torch.Tensor, v: torch.Tensor, rest: torch.Tensor, *, sums_rounded: bool
 ) -> torch.Tensor:
     """Return O with P rounded as the kernel rounds it.
 
     Args:
-        spec: the spec.
         each: exp(logit - maximum of its row) of each pair.
         weight: how often each pair counts.
         v: V of all query heads.
         rest: what joins the sum of each row.
+        sums_rounded: whether sums are those of the weights as rounded.
     """
     rounded = weight * (each * 2.0**WEIGHT_SHIFT).float().to(torch.float8_e4m3fn).double() / 2.0**WEIGHT_SHIFT
-    total = (rounded if sum_columns(spec) else weight * each).sum(-1, keepdim=True) + rest
+    total = (rounded if sums_rounded else weight * each).sum(-1, keepdim=True) + rest
     return torch.where(total > 0, rounded / total, 0.0) @ v
 
 
@@ -78,7 +77,8 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
     if bool((out[weight.sum(-1) == 0] != 0).any()):
         problems.append("a row without keys is not 0")
     group = case.heads // case.kv_heads
-    theirs = emulated(spec, each, weight, v.repeat_interleave(group, 1), rest)
+    sums_rounded = any(constant.name == "kSumColumns" for constant in kernel.compiled.plan.constants)
+    theirs = emulated(each, weight, v.repeat_interleave(group, 1), rest, sums_rounded=sums_rounded)
     rounding = ROUNDOFF[spec.output] * float(reference.abs().max())
     errors = [float((x.double() - reference).square().mean().sqrt()) for x in (out, theirs)]
     allowed = (RMS_OF_FEW if out.numel() < FEW else RMS_TO_EMULATION) * errors[1] + rounding

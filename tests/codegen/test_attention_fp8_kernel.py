@@ -9,10 +9,10 @@ import pytest
 
 from codegen.dtypes import LARGEST
 from codegen.errors import SpecError
+from codegen.fp8 import KEY_ORDER
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.plans.attention_fp8 import key_order
 
 torch = pytest.importorskip("torch")
 
@@ -29,8 +29,8 @@ def test_keys_of_an_accumulator_are_columns_of_an_operand() -> None:
     """PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32" and accumulators of m64nN."""
     for lane in range(4):
         held = [8 * group + 2 * lane + i for group in range(2) for i in range(2)]
-        assert [key_order()[4 * lane + i] for i in range(4)] == held
-    assert sorted(key_order()) == list(range(16))
+        assert [KEY_ORDER[4 * lane + i] for i in range(4)] == held
+    assert sorted(KEY_ORDER) == list(range(16))
 
 
 def test_v_is_transposed_in_that_order() -> None:
@@ -38,7 +38,7 @@ def test_v_is_transposed_in_that_order() -> None:
     v_t = transposed(v)
     assert v_t.shape == (2, 3, 32, 48)
     for position in range(48):
-        key = position // 16 * 16 + key_order()[position % 16]
+        key = position // 16 * 16 + KEY_ORDER[position % 16]
         expected = v[:, :, key].float() if key < 37 else torch.zeros(2, 3, 32)
         assert torch.equal(v_t[..., position].float(), expected)
 

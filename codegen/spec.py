@@ -184,10 +184,8 @@ class AttentionSpec(SpecBase):
     )
     output: HalfName = Field(default="bf16", description="type of O where the inputs are FP8")
     scale_rows: ScaleRows = Field(default=ScaleRows(), description="rows that share a scale where the inputs are FP8")
-    accumulate_every: int = Field(
+    accumulate_every: Annotated[Literal[0, 1, 2, 3, 4, 8, 16, 64], StrictInt] = Field(
         default=1,
-        ge=0,
-        le=1 << 16,
         description="promotion interval where the inputs are FP8: steps whose P V the tensor core adds up, in about 14 "
         "bits, before fp32 registers take it in; 0: all of a row",
     )

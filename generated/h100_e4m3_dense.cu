@@ -3,8 +3,8 @@
 //     codegen render specs/h100_e4m3_dense.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: 095f2621a82ddf1dcd47f5614ce995e7fbf803d8348bec4f369a98447865a7b3
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/loads/one_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_operand/shared_fp8.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 89298a14fef33a25f42ce2e0fada9e7a50c54f6bbe9371de8bb9d99bbb29dced
+// templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/loads/one_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_operand_fp8/shared.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_of_ones.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 1babf68b2fc2c45ec1eba1491a4eb6aff079a0f1eae744246406eec56d2dfe7f
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -76,7 +76,7 @@ constexpr int kPieceOutputs = 68;  // numbers that a thread has of one
 constexpr int kAccumulators = 128;  // registers of scores, or of P V
 constexpr int kFirstKeys = 136;  // keys of the first product Q K^T; a second one has the others
 constexpr int kSumColumns = 8;  // columns of P V behind those of O
-constexpr int kOGroupColumns = 64;  // columns of a group of O: one 128-byte swizzled row
+constexpr int kOColumns = 64;  // columns of a group of O: one 128-byte swizzled row
 constexpr int kOGroups = 2;  // column groups of O
 constexpr int kVGroupKeys = 128;  // keys of a group of V^T, one byte each: one swizzled row
 constexpr int kVGroups = 2;  // groups of keys of a step
@@ -125,7 +125,7 @@ constexpr float kLn2 = 0.693147180559945f;
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 128 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 128 x 256 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V^T, keys permuted, zeros behind the last one (padded_kv_len, head_dim, kv_heads, batch): box 128 x 128 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V^T (padded_kv_len, head_dim, kv_heads, batch): box 128 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   const float* q_scale;  // scales of Q: what a number is times
   int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
@@ -768,7 +768,8 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       const uint32 k_step = steps + i, v_step = k_step - 1;
       previous = block;
       if (i < blocks.count) block = blocks.at(i);
-      // The scales are on their way while the producer waits for a free stage. Those of keys past the last one do not matter.
+      // The scales are on their way while the producer waits for a free stage. Those of keys past the last one do not
+      // matter.
       float step_scales[kScaleParts];
       if (leader && i < blocks.count) {
 #pragma unroll
@@ -804,9 +805,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
-// The first kFirstKeys keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is
-// 0, makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
-// registers.
+//
+// The scores of the first kFirstKeys keys are in the registers of `part`, if `zero` is asked for: the compiler does not
+// know that it is 0, and takes those as read here, so that what is made of them comes before. Otherwise it mixed both,
+// and had too few registers.
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     uint32 q_descriptor, uint32 k_descriptor, int zero) {
   wgmma_fence();
@@ -816,7 +818,8 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
   for (int k = 1; k < kHeadDim / 32; ++k) {
     // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n136k32_shared(first, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), 1);
+    const uint32 slice = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
+    wgmma_m64n136k32_shared(first, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), slice, 1);
   }
   auto& others = reinterpret_cast<float (&)[(kTileN - kFirstKeys) / 2]>(s[kFirstKeys / 2]);
   const uint32 other_keys = k_descriptor + (kFirstKeys * kRowBytes >> 4);
@@ -824,14 +827,15 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
 #pragma unroll
   for (int k = 1; k < kHeadDim / 32; ++k) {
     const int in_group = k % 4 * 32, group = k / 4;
-    wgmma_m64n120k32_shared(others, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), other_keys + ((group * kKvGroupBytes + in_group) >> 4), 1);
+    const uint32 slice = other_keys + ((group * kKvGroupBytes + in_group) >> 4);
+    wgmma_m64n120k32_shared(others, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), slice, 1);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);
 }
 
-// part = P V, + part if `before`, for the keys of one step and a piece of O's columns (asynchronous). A row of V^T has the
-// keys of a group, one byte each.
+// part = P V, + part if `before`, for the keys of one step and a piece of O's columns (asynchronous). A row of V^T has
+// the keys of a group, one byte each.
 __device__ __forceinline__ void issue_pv_gemm(float (&part)[kPieceOutputs], const uint32 (&p_frag)[kTileN / 32][4],
     uint32 v_descriptor, int piece, int before) {
   wgmma_fence();
@@ -849,17 +853,6 @@ __device__ __forceinline__ void issue_pv_gemm(float (&part)[kPieceOutputs], cons
   }
   wgmma_commit();
   warpgroup_fence_operand(part);
-}
-
-// Writes the rows of the V ring that no copy fills: behind V^T of each group of keys one of ones, of which each key of P
-// adds up, and zeros.
-__device__ __forceinline__ void write_ones(unsigned char* shared) {
-  constexpr int kWords = kSumColumns * kVGroupKeys / 4, kRowWords = kVGroupKeys / 4;  // of a group, of a row
-  for (int i = threadIdx.x; i < kStages * kVGroups * kWords; i += kThreads) {
-    uint32* const rows = reinterpret_cast<uint32*>(shared + kVOffset + i / kWords * kVGroupBytes + kHeadDim * kVGroupKeys);
-    rows[i % kWords] = i % kWords < kRowWords ? 0x38383838u : 0u;
-  }
-  fence_proxy_async();
 }
 
 // What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
@@ -887,13 +880,13 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
 
 // Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
 // 2^(logit log2(e) - row_max), where row_max is the maximum of the row, or of its earlier steps, less kWeightShift: so
-// weights use the range of e4m3, up to 448. A step raises row_max, and O and the sum are rescaled, only if it exceeds it
-// by the threshold, for some row of the warp.
+// weights use the range of e4m3, up to 448. A step raises row_max, and O and the sum are rescaled, only if it exceeds
+// it by the threshold, for some row of the warp.
 constexpr float kWeightShift = 7.0f;
 constexpr float kRescaleThreshold = 1.8f;  // 2^(7 + 1.8) is below 448
 
-// Factors of the logits of this thread's two rows: the scales of their Q, times scale log2(e). Rows that are no queries take the
-// nearest one's. first_query is the warpgroup's.
+// Factors of the logits of this thread's two rows: the scales of their Q, times scale log2(e).
+// Rows that are no queries take the nearest one's. first_query is the warpgroup's.
 __device__ __forceinline__ void load_q_factors(float (&factors)[2], const Params& p, const Tile& tile,
     int first_query) {
   const int row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + threadIdx.x % 32 / 4;  // of the warpgroup; and row + 8
@@ -971,9 +964,9 @@ __device__ __forceinline__ void add_part(float (&o)[kOutputs], const float (&par
   }
 }
 
-// 2^x by FMA and integer instructions, for weights that are rounded to 3 bits: relative error 2^-9, and at least 2^-100,
-// which is rounded to 0. The special function unit alone would take as long as the products. Adding kRound rounds x to an
-// integer, in the lower bits of the sum; 2^f of what is left, from -1/2 to 1/2, is a polynomial.
+// 2^x by FMA and integer instructions, for weights that are rounded to 3 bits: relative error 2^-9, and at least
+// 2^-100, which is rounded to 0. The special function unit alone would take as long as the products. Adding kRound
+// rounds x to an integer, in the lower bits of the sum; 2^f of what is left, from -1/2 to 1/2, is a polynomial.
 __device__ __forceinline__ float ex2_by_fma(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
   const float bounded = fmaxf(x, -100.0f);
@@ -984,10 +977,9 @@ __device__ __forceinline__ float ex2_by_fma(float x) {
 }
 
 // P: the weights of a step, in e4m3. Of each 16 keys the scores that a thread has in two groups of 8 columns are four
-// neighbours of the A operand: V's keys are in that order. row_sum takes in those that this thread has.
-__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 32][4], float (&row_sum)[2],
-    const float (&s)[kTileN / 2], const float (&row_max)[2], const float (&scales)[kScaleParts][2],
-    const float (&rescale)[2]) {
+// neighbours of the A operand: V's keys are in that order.
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 32][4], const float (&s)[kTileN / 2],
+    const float (&row_max)[2], const float (&scales)[kScaleParts][2]) {
 #pragma unroll
   for (int keys = 0; keys < kTileN / 16; ++keys) {
 #pragma unroll
@@ -1105,7 +1097,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   if (sender) {
 #pragma unroll
     for (int group = 0; group < kOGroups; ++group) {
-      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kOGroupColumns, first_query, tile.head, tile.batch);
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kOColumns, first_query, tile.head, tile.batch);
     }
     tma_store_commit();
   }
@@ -1202,7 +1194,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (step.needs_mask()) apply_mask(s, p, step);
     take_step_max(step_max, s, scales);
     raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
-    scale_apply_exp2(p_frag, row_sum, s, row_max, scales, rescale);
+    scale_apply_exp2(p_frag, s, row_max, scales);
 
     // Output of step i - 1, then scores of step i, in the same registers.
     for (int i = 1; i < info.count; ++i) {
@@ -1232,7 +1224,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (exceeds_threshold(step_max, row_max)) {
         raise_row_max(row_max, rescale, step_max);
       }
-      scale_apply_exp2(p_frag, row_sum, s, row_max, scales, rescale);
+      scale_apply_exp2(p_frag, s, row_max, scales);
     }
 
     // The last scores are there: Q's place is free for the tile after the next.
@@ -1261,6 +1253,16 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+}
+// Writes the rows of the V ring that no copy fills: behind V^T of each group of keys one of ones, so that P adds up,
+// and seven of zeros.
+__device__ __forceinline__ void write_ones(unsigned char* shared) {
+  constexpr int kWords = kSumColumns * kVGroupKeys / 4, kRowWords = kVGroupKeys / 4;  // of a group, of a row
+  for (int i = threadIdx.x; i < kStages * kVGroups * kWords; i += kThreads) {
+    unsigned char* const group = shared + kVOffset + i / kWords * kVGroupBytes;
+    reinterpret_cast<uint32*>(group + kHeadDim * kVGroupKeys)[i % kWords] = i % kWords < kRowWords ? 0x38383838u : 0u;
+  }
+  fence_proxy_async();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -134,10 +134,10 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
         Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of P V"),
         Constant("kFirstKeys", first_keys(spec), "keys of the first product Q K^T; a second one has the others"),
         *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
-        Constant("kOGroupColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
+        Constant("kOColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),
         Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),
-        Constant("kVGroups", spec.tile.n // keys, "groups of keys of a step"),
+        *([Constant("kVGroups", spec.tile.n // keys, "groups of keys of a step")] if asks_groups(sizes) else []),
         Constant("kVGroupBytes", keys * rows, "bytes of a group of V^T"),
         Constant("kVBytes", v_bytes(sizes), "bytes of V^T of one step"),
         Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of them that the copies bring"),
@@ -156,6 +156,11 @@ def fma_groups(spec: AttentionSpec) -> int:
     None where fp32 weights are added up: those by FMA are never 0.
     """
     return FMA_GROUPS if sum_columns(spec) else 0
+
+
+def asks_groups(sizes: Sizes) -> bool:
+    """Return whether a loop goes over the groups of keys: of one load, or of the rows of ones."""
+    return sizes.step_blocks == 1 or sum_columns(sizes.spec) > 0
 
 
 def o_groups(spec: AttentionSpec) -> int:

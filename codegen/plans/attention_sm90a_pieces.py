@@ -64,7 +64,7 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         "roles": "share_kv" if shared else "publish",
         "row_sum": "sink" if spec.sink else "plain",
         "rows": "packed" if sizes.rows.packed else "plain",
-        "q_operand": _q_operand(at) + suffix,
+        "q_operand": _q_operand(at),
         "q_stage": _q_stage(spec, at),
         "schedule": _schedule(sizes),
         "scheduler": _scheduler(spec),
@@ -75,6 +75,7 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         "info": "turns" if _schedule(sizes) == "ping_pong_lists" else "steps",
     }
     files = {f"{axis}_piece": f"{PIECES}/{axis}/{name}.cuh.j2" for axis, name in names.items()}
+    files["q_operand_piece"] = f"{PIECES}/q_operand{suffix}/{names['q_operand']}.cuh.j2"
     place = f"{PIECES}/share_kv" if shared else PIECES
     searched = "_searched" if spec.query_grouping == "search" else ""
     return AttentionSm90aPieces(
@@ -192,7 +193,7 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         q_operands=("q, q_descriptor" if at.q_slices else "q_descriptor") if not at.q_in_registers else "q",
         row_without_keys=_row_without_keys(spec),
         o_groups="kOGroups" if is_fp8(spec) else "kGroups",
-        o_group_columns="kOGroupColumns" if is_fp8(spec) else "kGroupColumns",
+        o_group_columns="kOColumns" if is_fp8(spec) else "kGroupColumns",
         finished="out" if is_fp8(spec) else "o",
     )
 

@@ -35,7 +35,7 @@ from codegen.plans.attention_share_kv import (
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
-V_TRANSPOSED = "V^T, keys permuted, zeros behind the last one (padded_kv_len, head_dim, kv_heads, batch)"
+V_TRANSPOSED = "V^T (padded_kv_len, head_dim, kv_heads, batch)"
 TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
 PARTIAL_FLOATS = "floats of a warpgroup's partial"
 SUB_TILE_SHARERS = "warpgroups of a sub-tile"

@@ -31,6 +31,10 @@ LONGER = {"wmma.cu.j2"}  # a whole kernel
 # Constants that are 1 by the size of a problem or a tile, or as the name of a barrier.
 SIZES = {
     "kGroups": "a head of 64 is one column group",
+    "kPieces": "of O's columns: few are worked on at a time where registers do not suffice for all",
+    "kOGroups": "a head of 64 is one column group of O",
+    "kVGroups": "steps of 128 keys and fewer are one group",
+    "kScaleParts": "steps of no more keys than share a scale",
     "kQBoxes": "of rows that fill their warpgroups, Q is one copy",
     "kQPlaces": "places of Q, as many as fit",
     "kTileStages": "stages of Q, as many as fit",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from codegen.dtypes import FP8
 from codegen.library import NamedSpec, shipped_specs
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
@@ -40,11 +41,13 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     positional, more = script.arguments_of(spec, "cpu")
     if isinstance(spec, AttentionSpec):
         q, k, v, *indices = positional
-        assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0 and k.shape == v.shape
+        assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0
+        assert k.shape == (v.mT.shape if spec.dtype in FP8 else v.shape)
+        scales = {"q_scale", "k_scale", "v_scale"} if spec.dtype in FP8 else set()
         required = [tensor for tensor in spec.index_tensors if not tensor.optional and tensor.name not in more]
         assert len(indices) == len(required)
         assert set(more.pop("aux", {})) == {tensor.name for tensor in spec.aux_tensors}
-        assert set(more) - {"kv_lengths"} == ({"sink"} if spec.sink else set()) | {
+        assert set(more) - {"kv_lengths"} == scales | ({"sink"} if spec.sink else set()) | {
             tensor.name for tensor in spec.index_tensors if tensor.of_entries
         }
         if "mask_bits" in more:

@@ -1,7 +1,7 @@
 """What kernels of FP8, quantise kernels, the runtime and oracles agree on: the order of keys, the rotation, the scales.
 
-A value is code * scale. Of a group with one scale the largest finite magnitude m gives scale = m / largest, and a code is
-x * (1 / scale), rounded to nearest even: all in fp32, the inverse rounded too, so that codes are the same bits
+A value is code * scale. Of a group with one scale the largest finite magnitude m gives scale = m / largest, and a code
+is x * (1 / scale), rounded to nearest even: all in fp32, the inverse rounded too, so that codes are the same bits
 everywhere. Below ``LEAST_AMAX`` a group counts as zeros, with scale 1.
 """
 
@@ -14,8 +14,8 @@ KEYS_TOGETHER = 16
 KEY_ORDER = tuple(2 * lane + i if i < 2 else 8 + 2 * lane + i - 2 for lane in range(4) for i in range(4))
 """The key, of 16, at each place of V^T.
 
-Of the accumulators of Q K^T a lane has the columns 2t, 2t + 1, 8 + 2t and 9 + 2t of each 16; of the A operand of P V, in
-8 bits, the columns 4t to 4t + 3. With V's keys in this order the one is the other, register by register.
+Of the accumulators of Q K^T a lane has the columns 2t, 2t + 1, 8 + 2t and 9 + 2t of each 16; of the A operand of P V,
+in 8 bits, the columns 4t to 4t + 3. With V's keys in this order the one is the other, register by register.
 """
 V_KEYS = 128
 """Keys that V^T is filled up to a multiple of, with zeros."""

@@ -120,22 +120,18 @@ def _units(plan: Plan, sizes: Mapping[str, int]) -> list[tuple[str, int, str]]:
     if isinstance(spec, AttentionBackwardSpec | SelectTopkSpec):
         columns = [("head_dim", 8, "the elements of a load")] if isinstance(spec, SelectTopkSpec) else []
         return [("heads", sizes["kv_heads"], "the heads of K"), *columns]
-    if isinstance(spec, BsrSddmmSpec):
-        return [("rows", spec.block.rows, "the rows of a block"), ("columns", spec.block.cols, "its columns")]
-    if isinstance(spec, BsrSpgemmSpec):
-        return [
-            ("rows", spec.block.rows, "the rows of a block"),
-            ("depth", spec.block.cols, "the columns of a block"),
-            ("columns", spec.block.cols, "the columns of a block"),
-        ]
+    if isinstance(spec, BsrSddmmSpec | BsrSpgemmSpec):
+        wide = "its columns" if isinstance(spec, BsrSddmmSpec) else "the columns of a block"
+        depth = [("depth", spec.block.cols, wide)] if isinstance(spec, BsrSpgemmSpec) else []
+        return [("rows", spec.block.rows, "the rows of a block"), *depth, ("columns", spec.block.cols, wide)]
     if isinstance(spec, BsrSpmmSpec):
         down, across = spec.block.rows, spec.block.cols
         if spec.transpose_a:
             down, across = across, down
         return [("rows", down, "the side of a block"), ("depth", across, "the side of a block")]
     if isinstance(spec, BlockMaskSpec | QuantiseSpec):
-        of_mean = isinstance(spec, QuantiseSpec) and spec.mean == "product"
-        return [("heads", sizes.get("kv_heads") or 1, "the heads of the mean")] if of_mean else []
+        heads = sizes.get("kv_heads") or 1  # without a mean, of none
+        return [("heads", heads, "the heads of the mean")] if isinstance(spec, QuantiseSpec) else []
     return [("columns", 8, "the elements of a load")]
 
 

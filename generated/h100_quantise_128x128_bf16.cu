@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 6a08364e18165c096b9327538f97e8d96546fca73cc849fc8414011379e18b46
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 a2830d3c4af1636a0a91469ff1848ba8951685043ed185fdd2c11d92ecb80151
+// seal: sha256 db0eed94a47bd58cf5352f93eef539cbfa424d429895d2a356de38700f620539
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -29,24 +29,26 @@ constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes coun
 constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
 constexpr int kWarpsOffset = 512;  // 128 bytes: largest magnitude of each warp
 
+using Element = unsigned short;  // the bits of one bf16
+using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
 // Launch: 256 threads a block, 640 bytes of dynamic shared memory.
 // Grid: one thread block for 128 rows.
 struct Params {
-  const uint4* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // 8 elements, from one batch to the next
-  int64 x_head_stride;  // 8 elements, from one head to the next
-  int64 x_row_stride;  // 8 elements, from one row to the next
-  uint2* codes;  // codes, as x
-  int64 codes_batch_stride;  // 8 codes, from one batch to the next
-  int64 codes_head_stride;  // 8 codes, from one head to the next
-  int64 codes_row_stride;  // 8 codes, from one row to the next
+  const unsigned short* x;  // x (batch, heads, length, head_dim)
+  int64 x_batch_stride;  // elements from one batch to the next
+  int64 x_head_stride;  // elements from one head to the next
+  int64 x_row_stride;  // elements from one row to the next
+  Code* codes;  // codes, as x
+  int64 codes_batch_stride;  // codes from one batch to the next
+  int64 codes_head_stride;  // codes from one head to the next
+  int64 codes_row_stride;  // codes from one row to the next
   float* scales;  // scales (batch, heads, rows or blocks of them)
-  int64 scales_batch_stride;  // scales, from one batch to the next
-  int64 scales_head_stride;  // scales, from one head to the next
-  int64 scales_row_stride;  // scales, from one row to the next
+  int64 scales_batch_stride;  // scales from one batch to the next
+  int64 scales_head_stride;  // scales from one head to the next
+  int64 scales_row_stride;  // scales from one row to the next
   int heads;  // heads
   int all_heads;  // heads of all batches
   int length;  // rows of a head
@@ -56,6 +58,11 @@ struct Params {
 // The bits of a bf16 to a float, whose upper half they are.
 __device__ __forceinline__ float widen(unsigned short bits) {
   return __uint_as_float(static_cast<uint32>(bits) << 16);
+}
+
+// A chunk of a row, of 16 bytes.
+__device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
+  return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
 // The 8 elements of 16 bytes.
@@ -126,7 +133,8 @@ __device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean)
 }
 
 // Writes the codes of what a thread has of a row.
-__device__ __forceinline__ void write_codes(uint2* to, const KeptRow& kept, float inverse, const float* mean) {
+__device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
+  uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
     float x[kChunk];
@@ -144,15 +152,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   float* warps = reinterpret_cast<float*>(shared + kWarpsOffset);
   const int batch_head = blockIdx.x / p.chunks, chunk = blockIdx.x % p.chunks;
   const int batch = batch_head / p.heads, head = batch_head % p.heads;
-  const uint4* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
+  const Element* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
   const int lane = threadIdx.x % kRowLanes, first = chunk * kRows + threadIdx.x / kRowLanes;
   uint4 chunks[kThreadRows][kThreadChunks];
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
+    const Element* of_row = x + row * p.x_row_stride;
 #pragma unroll
     for (int i = 0; i < kThreadChunks; ++i) {
-      chunks[r][i] = row < p.length ? __ldg(x + row * p.x_row_stride + i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
+      chunks[r][i] = row < p.length ? load_chunk(of_row, i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
     }
   }
   KeptRow kept[kThreadRows];
@@ -178,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) scale[r] = scale_of(largest);
   if (threadIdx.x == 0) scales[chunk * p.scales_row_stride] = scale[0] * kScaleFactor;
-  uint2* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride + lane;
+  Code* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 534a1826efd1b18f9c5c4a2f60612a74e01240248d4fb57a60a94a12668e6ee0
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2, quantise/statistic/mean.cuh.j2
-// seal: sha256 fb23b88ca95d66d9bfb6ae82723fa2d2ba72c14170b299011aa1c6a7e25aa000
+// seal: sha256 ef9cc65d940968d68aae29131b959ee91fb663bb9e7d11d5f7e79c124d0c902f
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -35,28 +35,30 @@ constexpr int kColumnsOffset = 0;  // 4096 bytes: columns added up by each warp
 constexpr int kRowOffset = 4096;  // 512 bytes: what belongs to each column
 constexpr int kWarpsOffset = 4608;  // 128 bytes: largest magnitude of each warp
 
+using Element = unsigned short;  // the bits of one fp16
+using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
 // Launch: 256 threads a block, 4736 bytes of dynamic shared memory.
 // Grid: one thread block for 128 rows, and before them one for 256 rows whose columns are added up.
 struct Params {
-  const uint4* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // 8 elements, from one batch to the next
-  int64 x_head_stride;  // 8 elements, from one head to the next
-  int64 x_row_stride;  // 8 elements, from one row to the next
-  uint2* codes;  // codes, as x
-  int64 codes_batch_stride;  // 8 codes, from one batch to the next
-  int64 codes_head_stride;  // 8 codes, from one head to the next
-  int64 codes_row_stride;  // 8 codes, from one row to the next
+  const unsigned short* x;  // x (batch, heads, length, head_dim)
+  int64 x_batch_stride;  // elements from one batch to the next
+  int64 x_head_stride;  // elements from one head to the next
+  int64 x_row_stride;  // elements from one row to the next
+  Code* codes;  // codes, as x
+  int64 codes_batch_stride;  // codes from one batch to the next
+  int64 codes_head_stride;  // codes from one head to the next
+  int64 codes_row_stride;  // codes from one row to the next
   float* scales;  // scales (batch, heads, rows or blocks of them)
-  int64 scales_batch_stride;  // scales, from one batch to the next
-  int64 scales_head_stride;  // scales, from one head to the next
-  int64 scales_row_stride;  // scales, from one row to the next
+  int64 scales_batch_stride;  // scales from one batch to the next
+  int64 scales_head_stride;  // scales from one head to the next
+  int64 scales_row_stride;  // scales from one row to the next
   float* statistic;  // means of the columns (batch, heads, head_dim)
   float* partials;  // what chunks of rows give to them
   int* tickets;  // thread blocks that have begun
-  int* progress;  // of each head, the thread blocks that are done
+  int* heads_done;  // of each head, the thread blocks that are done
   int statistic_chunks;  // chunks of a head's columns, 0 if the caller has the statistic
   int group_heads;  // heads of a group, whose columns are added up together
   int lead;  // thread blocks of columns before the first ones of rows
@@ -78,6 +80,11 @@ __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
+}
+
+// A chunk of a row, of 16 bytes.
+__device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
+  return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
 // The 8 elements of 16 bytes.
@@ -125,8 +132,8 @@ struct Work {
   bool adds_up;
 };
 
-// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. Columns of a group of heads
-// come first, `lead` of them before all others; rows come from the last chunk on, which is in the L2 most likely.
+// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. Columns of a group of
+// heads come first, `lead` of them before all others; rows come from the last chunk on, which is in the L2 most likely.
 __device__ __forceinline__ Work work_of(const Params& p, int ticket) {
   const int adding = p.group_heads * p.statistic_chunks, round = adding + p.group_heads * p.chunks;
   const bool leads = ticket < p.lead;
@@ -154,15 +161,15 @@ __device__ __forceinline__ int draw_ticket(const Params& p, int* shared_ticket) 
 __device__ __forceinline__ void wait_for_columns(const Params& p, int batch_head) {
   if (p.statistic_chunks == 0) return;
   if (threadIdx.x == 0) {
-    int* progress = p.progress + batch_head;
-    while (load_acquire(progress) <= p.statistic_chunks) __nanosleep(100);
-    if (atomicAdd(progress, 1) == p.statistic_chunks + p.chunks) *progress = 0;
+    int* counter = p.heads_done + batch_head;
+    while (load_acquire(counter) <= p.statistic_chunks) __nanosleep(100);
+    if (atomicAdd(counter, 1) == p.statistic_chunks + p.chunks) *counter = 0;
   }
   __syncthreads();
 }
 
 // Adds up the columns of a chunk of rows. The thread block that ends last puts the chunks of a head together, in order.
-__device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, int batch_head, int chunk,
+__device__ __forceinline__ void add_up_columns(const Params& p, const Element* x, int batch_head, int chunk,
     float (*columns)[kHeadDim], int* shared_last) {
   const int lane = threadIdx.x % kRowLanes, column = threadIdx.x;
   const int first = chunk * kStatisticRows, end = min(first + kStatisticRows, p.length);
@@ -172,7 +179,7 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, 
 #pragma unroll
     for (int i = 0; i < kThreadChunks; ++i) {
       float elements[kChunk];
-      widen_chunk(elements, __ldg(x + row * p.x_row_stride + i * kRowLanes + lane));
+      widen_chunk(elements, load_chunk(x + row * p.x_row_stride, i * kRowLanes + lane));
 #pragma unroll
       for (int e = 0; e < kChunk; ++e) sums[i][e] = joined(sums[i][e], elements[e]);
     }
@@ -198,7 +205,7 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, 
   }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) *shared_last = atomicAdd(p.progress + batch_head, 1) == p.statistic_chunks - 1;
+  if (threadIdx.x == 0) *shared_last = atomicAdd(p.heads_done + batch_head, 1) == p.statistic_chunks - 1;
   __syncthreads();
   if (!*shared_last) return;
   __threadfence();
@@ -210,7 +217,7 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, 
   }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) atomicAdd(p.progress + batch_head, 1);
+  if (threadIdx.x == 0) atomicAdd(p.heads_done + batch_head, 1);
 }
 
 // The elements of a chunk, the i-th of its thread, less the mean of their columns.
@@ -252,7 +259,8 @@ __device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean)
 }
 
 // Writes the codes of what a thread has of a row.
-__device__ __forceinline__ void write_codes(uint2* to, const KeptRow& kept, float inverse, const float* mean) {
+__device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
+  uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
     float x[kChunk];
@@ -272,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   const int batch_head = work.batch_head, chunk = work.chunk;
   if (batch_head >= p.all_heads) return;
   const int batch = batch_head / p.heads, head = batch_head % p.heads;
-  const uint4* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
+  const Element* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
   if (work.adds_up) {
     add_up_columns(p, x, batch_head, chunk, reinterpret_cast<float (*)[kHeadDim]>(shared + kColumnsOffset),
         reinterpret_cast<int*>(warps) + 1);
@@ -283,9 +291,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
+    const Element* of_row = x + row * p.x_row_stride;
 #pragma unroll
     for (int i = 0; i < kThreadChunks; ++i) {
-      chunks[r][i] = row < p.length ? __ldg(x + row * p.x_row_stride + i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
+      chunks[r][i] = row < p.length ? load_chunk(of_row, i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
     }
   }
   wait_for_columns(p, batch_head);
@@ -315,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) scale[r] = scale_of(largest);
   if (threadIdx.x == 0) scales[chunk * p.scales_row_stride] = scale[0] * kScaleFactor;
-  uint2* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride + lane;
+  Code* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);

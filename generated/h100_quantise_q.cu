@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: dcb1c62d00056e971411b5034257d8db39468d043a950c7ec4448e247228c284
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 2000cb0fc2a5b310038268e4e3bebb88c6bdeb008c42977b0b90cf1c5110870f
+// seal: sha256 190c459d6acf2a3d66ed4f3276f9bab215b72cf21d6644891b0759868e131f3a
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -30,24 +30,26 @@ constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes coun
 constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
 constexpr int kWarpsOffset = 512;  // 128 bytes: largest magnitude of each warp
 
+using Element = unsigned short;  // the bits of one fp16
+using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
 // Launch: 256 threads a block, 640 bytes of dynamic shared memory.
 // Grid: one thread block for 128 rows.
 struct Params {
-  const uint4* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // 8 elements, from one batch to the next
-  int64 x_head_stride;  // 8 elements, from one head to the next
-  int64 x_row_stride;  // 8 elements, from one row to the next
-  uint2* codes;  // codes, as x
-  int64 codes_batch_stride;  // 8 codes, from one batch to the next
-  int64 codes_head_stride;  // 8 codes, from one head to the next
-  int64 codes_row_stride;  // 8 codes, from one row to the next
+  const unsigned short* x;  // x (batch, heads, length, head_dim)
+  int64 x_batch_stride;  // elements from one batch to the next
+  int64 x_head_stride;  // elements from one head to the next
+  int64 x_row_stride;  // elements from one row to the next
+  Code* codes;  // codes, as x
+  int64 codes_batch_stride;  // codes from one batch to the next
+  int64 codes_head_stride;  // codes from one head to the next
+  int64 codes_row_stride;  // codes from one row to the next
   float* scales;  // scales (batch, heads, rows or blocks of them)
-  int64 scales_batch_stride;  // scales, from one batch to the next
-  int64 scales_head_stride;  // scales, from one head to the next
-  int64 scales_row_stride;  // scales, from one row to the next
+  int64 scales_batch_stride;  // scales from one batch to the next
+  int64 scales_head_stride;  // scales from one head to the next
+  int64 scales_row_stride;  // scales from one row to the next
   const float* mean;  // means of K's columns (batch, kv_heads, head_dim)
   float* product;  // products of rows and means (batch, heads, length)
   int kv_heads;  // heads of the means
@@ -63,6 +65,11 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
   return y;
+}
+
+// A chunk of a row, of 16 bytes.
+__device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
+  return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
 // The 8 elements of 16 bytes.
@@ -133,7 +140,8 @@ __device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean)
 }
 
 // Writes the codes of what a thread has of a row.
-__device__ __forceinline__ void write_codes(uint2* to, const KeptRow& kept, float inverse, const float* mean) {
+__device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
+  uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
     float x[kChunk];
@@ -167,15 +175,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   float* warps = reinterpret_cast<float*>(shared + kWarpsOffset);
   const int batch_head = blockIdx.x / p.chunks, chunk = blockIdx.x % p.chunks;
   const int batch = batch_head / p.heads, head = batch_head % p.heads;
-  const uint4* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
+  const Element* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
   const int lane = threadIdx.x % kRowLanes, first = chunk * kRows + threadIdx.x / kRowLanes;
   uint4 chunks[kThreadRows][kThreadChunks];
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
+    const Element* of_row = x + row * p.x_row_stride;
 #pragma unroll
     for (int i = 0; i < kThreadChunks; ++i) {
-      chunks[r][i] = row < p.length ? __ldg(x + row * p.x_row_stride + i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
+      chunks[r][i] = row < p.length ? load_chunk(of_row, i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
     }
   }
   const int kv_head = batch * p.kv_heads + head / p.heads_per_kv_head;
@@ -210,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) scale[r] = scale_of(largest);
   if (threadIdx.x == 0) scales[chunk * p.scales_row_stride] = scale[0] * kScaleFactor;
-  uint2* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride + lane;
+  Code* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);

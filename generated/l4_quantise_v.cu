@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 701db9da134b605caed66664d50c1d8110dd38eb1f694c5d29d640fb3706e665
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 516fcf115a7df080056843c76cd2fd17a88a87ec0cfc33e4bc4c62f579d2bec7
+// seal: sha256 e81b68f788298ad4ab2e55a0a8950ef46fe38450d5de8c635eea6fd8706db690
 
 // Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of FP8
 // attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows keys
@@ -12,8 +12,8 @@
 //
 // Symbols
 //   chunk  8 elements of a key
-//   quad   four keys whose codes are one word of each column: of each 16 keys those with the numbers 2t, 2t + 1, 8 + 2t,
-//          9 + 2t are the t-th
+//   quad   four keys whose codes are one word of each column: of each 16 keys the t-th are those with the numbers 2t,
+//          2t + 1, 8 + 2t, 9 + 2t
 //   unit   four quads, 16 bytes of a column
 
 using int64 = long long;
@@ -38,6 +38,8 @@ constexpr int kColumnsOffset = 16384;  // 4096 bytes: columns added up by each w
 constexpr int kRowOffset = 20480;  // 512 bytes: what belongs to each column
 constexpr int kWarpsOffset = 20992;  // 128 bytes: largest magnitude of each warp
 
+using Element = unsigned short;  // the bits of one fp16
+using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 constexpr int kQuads = kRows / 4, kUnits = kRows / 16;
@@ -47,18 +49,18 @@ static_assert(kLanes == kUnits, "a lane of a column for each unit");
 // Launch: 256 threads a block, 21120 bytes of dynamic shared memory.
 // Grid: one thread block for 128 rows, and before them one for 256 rows whose columns are added up.
 struct Params {
-  const uint4* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // 8 elements, from one batch to the next
-  int64 x_head_stride;  // 8 elements, from one head to the next
-  int64 x_row_stride;  // 8 elements, from one row to the next
-  uint4* codes;  // V^T (batch, heads, head_dim, keys): codes
-  int64 codes_batch_stride;  // 16 codes, from one batch to the next
-  int64 codes_head_stride;  // 16 codes, from one head to the next
-  int64 codes_column_stride;  // 16 codes, from one column to the next
+  const unsigned short* x;  // x (batch, heads, length, head_dim)
+  int64 x_batch_stride;  // elements from one batch to the next
+  int64 x_head_stride;  // elements from one head to the next
+  int64 x_row_stride;  // elements from one row to the next
+  Code* codes;  // V^T (batch, heads, head_dim, keys): codes
+  int64 codes_batch_stride;  // codes from one batch to the next
+  int64 codes_head_stride;  // codes from one head to the next
+  int64 codes_column_stride;  // codes from one column to the next
   float* statistic;  // scales of the columns (batch, heads, head_dim)
   float* partials;  // what chunks of rows give to them
   int* tickets;  // thread blocks that have begun
-  int* progress;  // of each head, the thread blocks that are done
+  int* heads_done;  // of each head, the thread blocks that are done
   int statistic_chunks;  // chunks of a head's columns, 0 if the caller has the statistic
   int group_heads;  // heads of a group, whose columns are added up together
   int lead;  // thread blocks of columns before the first ones of rows
@@ -80,6 +82,11 @@ __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
+}
+
+// A chunk of a row, of 16 bytes.
+__device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
+  return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
 // The 8 elements of 16 bytes.
@@ -127,8 +134,8 @@ struct Work {
   bool adds_up;
 };
 
-// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. Columns of a group of heads
-// come first, `lead` of them before all others; rows come from the last chunk on, which is in the L2 most likely.
+// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. Columns of a group of
+// heads come first, `lead` of them before all others; rows come from the last chunk on, which is in the L2 most likely.
 __device__ __forceinline__ Work work_of(const Params& p, int ticket) {
   const int adding = p.group_heads * p.statistic_chunks, round = adding + p.group_heads * p.chunks;
   const bool leads = ticket < p.lead;
@@ -156,15 +163,15 @@ __device__ __forceinline__ int draw_ticket(const Params& p, int* shared_ticket) 
 __device__ __forceinline__ void wait_for_columns(const Params& p, int batch_head) {
   if (p.statistic_chunks == 0) return;
   if (threadIdx.x == 0) {
-    int* progress = p.progress + batch_head;
-    while (load_acquire(progress) <= p.statistic_chunks) __nanosleep(100);
-    if (atomicAdd(progress, 1) == p.statistic_chunks + p.chunks) *progress = 0;
+    int* counter = p.heads_done + batch_head;
+    while (load_acquire(counter) <= p.statistic_chunks) __nanosleep(100);
+    if (atomicAdd(counter, 1) == p.statistic_chunks + p.chunks) *counter = 0;
   }
   __syncthreads();
 }
 
 // Adds up the columns of a chunk of rows. The thread block that ends last puts the chunks of a head together, in order.
-__device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, int batch_head, int chunk,
+__device__ __forceinline__ void add_up_columns(const Params& p, const Element* x, int batch_head, int chunk,
     float (*columns)[kHeadDim], int* shared_last) {
   const int lane = threadIdx.x % kRowLanes, column = threadIdx.x;
   const int first = chunk * kStatisticRows, end = min(first + kStatisticRows, p.length);
@@ -174,7 +181,7 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, 
 #pragma unroll
     for (int i = 0; i < kThreadChunks; ++i) {
       float elements[kChunk];
-      widen_chunk(elements, __ldg(x + row * p.x_row_stride + i * kRowLanes + lane));
+      widen_chunk(elements, load_chunk(x + row * p.x_row_stride, i * kRowLanes + lane));
 #pragma unroll
       for (int e = 0; e < kChunk; ++e) sums[i][e] = joined(sums[i][e], elements[e]);
     }
@@ -200,7 +207,7 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, 
   }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) *shared_last = atomicAdd(p.progress + batch_head, 1) == p.statistic_chunks - 1;
+  if (threadIdx.x == 0) *shared_last = atomicAdd(p.heads_done + batch_head, 1) == p.statistic_chunks - 1;
   __syncthreads();
   if (!*shared_last) return;
   __threadfence();
@@ -212,11 +219,11 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const uint4* x, 
   }
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) atomicAdd(p.progress + batch_head, 1);
+  if (threadIdx.x == 0) atomicAdd(p.heads_done + batch_head, 1);
 }
 
-// Place of a word of codes in shared memory, in words. Units of a column change places with its chunk, so that the lanes
-// of a warp write to different banks, and read whole columns.
+// Place of a word of codes in shared memory, in words. Units of a column change places with its chunk, so that the
+// lanes of a warp write to different banks, and read whole columns.
 __device__ __forceinline__ int place_of(int column, int quad) {
   return column * kQuads + ((quad / 4 ^ column / kChunk % kUnits) * 4 + quad % 4);
 }
@@ -230,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   const Work work = work_of(p, draw_ticket(p, of_block));
   if (work.batch_head >= p.all_heads) return;
   const int batch = work.batch_head / p.heads, head = work.batch_head % p.heads;
-  const uint4* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
+  const Element* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
   if (work.adds_up) {
     add_up_columns(p, x, work.batch_head, work.chunk, reinterpret_cast<float (*)[kHeadDim]>(shared + kColumnsOffset),
         of_block + 1);
@@ -245,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     for (int j = 0; j < 4; ++j) {
       const int key = first + j % 2 + j / 2 * (kKeysTogether / 2), chunk = i * kLanes + lane;
       const bool is_there = key < p.length && chunk < kHeadDim / kChunk;
-      chunks[i][j] = is_there ? __ldg(x + key * p.x_row_stride + chunk) : make_uint4(0, 0, 0, 0);
+      chunks[i][j] = is_there ? load_chunk(x + key * p.x_row_stride, chunk) : make_uint4(0, 0, 0, 0);
     }
   }
   wait_for_columns(p, work.batch_head);
@@ -267,10 +274,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     }
   }
   __syncthreads();
-  uint4* to = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride + work.chunk * kUnits;
+  Code* to = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride + work.chunk * kRows;
 #pragma unroll
   for (int i = 0; i < kHeadDim * kUnits / kThreads; ++i) {
     const int unit = threadIdx.x % kUnits, column = (i * kThreads + threadIdx.x) / kUnits;
-    to[column * p.codes_column_stride + unit] = *reinterpret_cast<const uint4*>(codes + place_of(column, unit * 4));
+    reinterpret_cast<uint4*>(to + column * p.codes_column_stride)[unit] =
+        *reinterpret_cast<const uint4*>(codes + place_of(column, unit * 4));
   }
 }

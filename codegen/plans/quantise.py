@@ -66,16 +66,10 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         kept=elements if spec.hadamard else elements // 2,
         statistic="mean" if smooth else "",
         params=(
-            pointer("codes", "uint2", "codes, as x", writes=True),
-            *(
-                i64(f"codes_{axis}_stride", f"8 codes, from one {axis} to the next")
-                for axis in ("batch", "head", "row")
-            ),
+            pointer("codes", "Code", "codes, as x", writes=True),
+            *(i64(f"codes_{axis}_stride", f"codes from one {axis} to the next") for axis in ("batch", "head", "row")),
             pointer("scales", "float", "scales (batch, heads, rows or blocks of them)", writes=True),
-            *(
-                i64(f"scales_{axis}_stride", f"scales, from one {axis} to the next")
-                for axis in ("batch", "head", "row")
-            ),
+            *(i64(f"scales_{axis}_stride", f"scales from one {axis} to the next") for axis in ("batch", "head", "row")),
             *(
                 (
                     pointer("mean", "float", "means of K's columns (batch, kv_heads, head_dim)"),
@@ -127,9 +121,9 @@ def _channels(spec: QuantiseSpec, stem: str) -> Plan:
         kept=-(-spec.head_dim // (CHUNK * CHANNEL_LANES)) * 16,
         statistic="channel_scale",
         params=(
-            pointer("codes", "uint4", "V^T (batch, heads, head_dim, keys): codes", writes=True),
+            pointer("codes", "Code", "V^T (batch, heads, head_dim, keys): codes", writes=True),
             *(
-                i64(f"codes_{axis}_stride", f"16 codes, from one {axis} to the next")
+                i64(f"codes_{axis}_stride", f"codes from one {axis} to the next")
                 for axis in ("batch", "head", "column")
             ),
         ),
@@ -195,8 +189,8 @@ def _plan(
         shared_bytes=shared.size,
         registers=registers,
         params=(
-            pointer("x", "uint4", "x (batch, heads, length, head_dim)"),
-            *(i64(f"x_{axis}_stride", f"8 elements, from one {axis} to the next") for axis in ("batch", "head", "row")),
+            pointer("x", "unsigned short", "x (batch, heads, length, head_dim)"),
+            *(i64(f"x_{axis}_stride", f"elements from one {axis} to the next") for axis in ("batch", "head", "row")),
             *params,
             *(_statistic_params(statistic) if statistic else ()),
             i32("heads", "heads"),
@@ -235,7 +229,7 @@ def _statistic_params(statistic: str) -> tuple[Param, ...]:
         pointer("statistic", "float", f"{what} (batch, heads, head_dim)", writes=True),
         pointer("partials", "float", "what chunks of rows give to them", writes=True),
         pointer("tickets", "int", "thread blocks that have begun", writes=True),
-        pointer("progress", "int", "of each head, the thread blocks that are done", writes=True),
+        pointer("heads_done", "int", "of each head, the thread blocks that are done", writes=True),
         i32("statistic_chunks", "chunks of a head's columns, 0 if the caller has the statistic"),
         i32("group_heads", "heads of a group, whose columns are added up together"),
         i32("lead", "thread blocks of columns before the first ones of rows"),
@@ -265,6 +259,6 @@ def _arguments(plan: Plan, shape: QuantiseShape, slots: int) -> LaunchArgs:
     return LaunchArgs(
         {**numbers, "statistic_chunks": parts, "group_heads": group, "lead": lead},
         lead + groups * group * (parts + chunks),
-        counters={"tickets": 1, "progress": all_heads},
+        counters={"tickets": 1, "heads_done": all_heads},
         scratch={"partials": FLOAT * max(1, all_heads * parts) * spec.head_dim},
     )

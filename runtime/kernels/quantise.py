@@ -28,9 +28,7 @@ from runtime.kernels.arguments import (
     used_strides,
 )
 
-CHUNK = 8  # elements of a load
 MOST_THREAD_BLOCKS = 2**31 - 1
-_CODES_TOGETHER = {"rows": 8, "channel": 16}  # of a store
 
 
 class Quantised(NamedTuple):
@@ -160,8 +158,8 @@ class QuantiseKernel:
             if self._by_columns:
                 raise ArgumentError("out_scales", "is given, but this kernel has scales of columns: leave it out")
             check_tensor("out_scales", out_scales, torch.float32, 3, x.device)
-            names = ("batch", "heads", "length" if spec.scales == "row" else f"blocks of {spec.tile.m} rows")
-            sizes = zip(names, shapes["scales"], strict=True)
+            blocks = "length" if spec.scales == "row" else f"blocks of {spec.tile.m} rows"
+            sizes = zip(("batch", "heads", blocks), shapes["scales"], strict=True)
             check_shape("out_scales", out_scales.shape, [(name, (size,)) for name, size in sizes])
             check_output("out_scales", out_scales)
         given = int(scales is not None or (spec.mean == "subtract" and mean is not None))
@@ -203,17 +201,16 @@ class QuantiseKernel:
         return {"codes": codes, "scales": (batch, heads, -(-length // rows)), "mean": of_heads}
 
     def _strides(self, x: torch.Tensor, out: Any, out_scales: Any, shapes: Any) -> dict[str, int]:
-        """Return the strides of a launch, in what a thread loads or stores at a time."""
-        axes = ("batch", "head", "row")
-        found = {f"x_{axis}_stride": s // CHUNK for axis, s in zip(axes, used_strides(x)[:3], strict=True)}
+        """Return the strides of a launch."""
+        axes: tuple[str, ...] = ("batch", "head", "row")
+        found = {f"x_{axis}_stride": stride for axis, stride in zip(axes, used_strides(x)[:3], strict=True)}
         codes = contiguous(shapes["codes"])[1] if out is None else used_strides(out)
         if self._by_columns:
-            unit, axes = _CODES_TOGETHER["channel"], ("batch", "head", "column")
+            axes = ("batch", "head", "column")
         else:
-            unit = _CODES_TOGETHER["rows"]
             of_scales = contiguous(shapes["scales"])[1] if out_scales is None else used_strides(out_scales)
-            found |= {f"scales_{axis}_stride": s for axis, s in zip(axes, of_scales, strict=True)}
-        return found | {f"codes_{axis}_stride": s // unit for axis, s in zip(axes, codes[:3], strict=True)}
+            found |= {f"scales_{axis}_stride": stride for axis, stride in zip(axes, of_scales, strict=True)}
+        return found | {f"codes_{axis}_stride": stride for axis, stride in zip(axes, codes[:3], strict=True)}
 
 
 def _check_statistic(name: str, tensor: Any, shape: tuple[int | None, ...], device: torch.device) -> None:

@@ -136,7 +136,7 @@ class _Call:
         if isinstance(result, AttentionResult):
             return AttentionResult(self._callers(result.out), result.lse)
         if isinstance(result, Quantised):
-            return Quantised(*(None if each is None else self._callers(each) for each in result))
+            return Quantised(self._callers(result.codes), self._callers(result.scales), result.mean, result.product)
         if isinstance(result, AttentionGradients | BlockMaskLists):
             return result
         if result.layout == torch.sparse_bsr:

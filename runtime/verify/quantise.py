@@ -133,12 +133,14 @@ def in_key_order(codes: torch.Tensor) -> torch.Tensor:
     bits = codes.view(torch.uint8)
     bits = torch.nn.functional.pad(bits, (0, 0, 0, -codes.shape[2] % V_KEYS)).mT
     order = torch.tensor(KEY_ORDER, device=codes.device)
-    return bits.unflatten(-1, (-1, KEYS_TOGETHER))[..., order].flatten(-2).contiguous().view(codes.dtype)
+    found: torch.Tensor = bits.unflatten(-1, (-1, KEYS_TOGETHER))[..., order].flatten(-2).contiguous()
+    return found.view(codes.dtype)
 
 
 def _amax(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     magnitudes = x.abs()
-    return torch.where(magnitudes.isfinite(), magnitudes, torch.zeros_like(x)).amax(axes)
+    found: torch.Tensor = torch.where(magnitudes.isfinite(), magnitudes, torch.zeros_like(x)).amax(axes)
+    return found
 
 
 def expected(x: torch.Tensor, spec: QuantiseSpec, mean: torch.Tensor | None, scales: torch.Tensor | None) -> Quantised:

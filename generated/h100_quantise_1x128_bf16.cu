@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
 // spec hash: fcd4ca4df7bb54ebba7c65fd51f1ec703a67af0ce3a08ade49627209da7e6bd9
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 296eb1fc68b75da7a5c72341ecec9dc230b27d6b0e62e74d8371dced41dac1c7
+// seal: sha256 885d142aae7c21ed4c2936afef5a680838d006a9edcf6fa4232f8ca50e75b6eb
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -23,6 +23,7 @@ constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a ti
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
 constexpr float kLargest = 448.0f;  // largest number of e4m3
+constexpr float kInverseLargest = 0.002232142857142857f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 640 bytes. Byte offsets:
@@ -60,6 +61,13 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   return __uint_as_float(static_cast<uint32>(bits) << 16);
 }
 
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // A chunk of a row, of 16 bytes.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
@@ -75,14 +83,22 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// The magnitude of a number, 0 for infinities and NaN: they have no part in a scale.
-__device__ __forceinline__ float finite_magnitude(float x) {
-  const float magnitude = fabsf(x);
-  return magnitude <= kLargestFloat ? magnitude : 0.0f;
+// Whether a number is none of infinities and NaN: these have no part in scales and means.
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
+
+// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
+// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
+__device__ __forceinline__ float scale_of(float amax) {
+  const float quotient = amax * kInverseLargest;
+  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
+  return amax >= kLeastAmax ? scale : 1.0f;
 }
 
-// The scale of a group with this largest magnitude.
-__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
+// The inverse of a scale, rounded to nearest.
+__device__ __forceinline__ float inverse_of(float scale) {
+  const float inverse = rcp(scale);
+  return fmaf(inverse, fmaf(-scale, inverse, 1.0f), inverse);
+}
 
 // cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
@@ -117,19 +133,27 @@ __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& ke
   centred_chunk(x, kept.chunks[i], i, mean);
 }
 
+constexpr bool kIsRotated = false;
 constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
 
-// The largest finite magnitude of what a thread has of a row.
-__device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
+// The largest magnitude of what a thread has of a row, but for NaN; if `checked` is set, but for infinities too.
+template <bool checked>
+__device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* mean) {
   float amax = 0.0f;
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
     float x[kChunk];
     kept_chunk(x, kept, i, mean);
 #pragma unroll
-    for (int e = 0; e < kChunk; ++e) amax = fmaxf(amax, finite_magnitude(x[e]));
+    for (int e = 0; e < kChunk; ++e) amax = fmaxf(amax, !checked || is_finite(x[e]) ? fabsf(x[e]) : 0.0f);
   }
   return amax;
+}
+
+// The largest finite one. Where instructions are scarce infinities are looked for only if there are some.
+__device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
+  const float amax = magnitude_of<!kIsRotated>(kept, mean);
+  return is_finite(amax) ? amax : magnitude_of<true>(kept, mean);
 }
 
 // Writes the codes of what a thread has of a row.
@@ -189,6 +213,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 5)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
-    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], inverse_of(scale[r]), mean);
   }
 }

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: dcb1c62d00056e971411b5034257d8db39468d043a950c7ec4448e247228c284
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 190c459d6acf2a3d66ed4f3276f9bab215b72cf21d6644891b0759868e131f3a
+// seal: sha256 536528511ba917f6fe4933545b180d677b0dea1ef223d2dd593bd885ee8f4a61
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -24,6 +24,7 @@ constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a ti
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
 constexpr float kLargest = 448.0f;  // largest number of e4m3
+constexpr float kInverseLargest = 0.002232142857142857f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 640 bytes. Byte offsets:
@@ -67,6 +68,13 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   return y;
 }
 
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // A chunk of a row, of 16 bytes.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
@@ -82,14 +90,22 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// The magnitude of a number, 0 for infinities and NaN: they have no part in a scale.
-__device__ __forceinline__ float finite_magnitude(float x) {
-  const float magnitude = fabsf(x);
-  return magnitude <= kLargestFloat ? magnitude : 0.0f;
+// Whether a number is none of infinities and NaN: these have no part in scales and means.
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
+
+// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
+// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
+__device__ __forceinline__ float scale_of(float amax) {
+  const float quotient = amax * kInverseLargest;
+  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
+  return amax >= kLeastAmax ? scale : 1.0f;
 }
 
-// The scale of a group with this largest magnitude.
-__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
+// The inverse of a scale, rounded to nearest.
+__device__ __forceinline__ float inverse_of(float scale) {
+  const float inverse = rcp(scale);
+  return fmaf(inverse, fmaf(-scale, inverse, 1.0f), inverse);
+}
 
 // cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
@@ -124,19 +140,27 @@ __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& ke
   centred_chunk(x, kept.chunks[i], i, mean);
 }
 
+constexpr bool kIsRotated = false;
 constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
 
-// The largest finite magnitude of what a thread has of a row.
-__device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
+// The largest magnitude of what a thread has of a row, but for NaN; if `checked` is set, but for infinities too.
+template <bool checked>
+__device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* mean) {
   float amax = 0.0f;
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
     float x[kChunk];
     kept_chunk(x, kept, i, mean);
 #pragma unroll
-    for (int e = 0; e < kChunk; ++e) amax = fmaxf(amax, finite_magnitude(x[e]));
+    for (int e = 0; e < kChunk; ++e) amax = fmaxf(amax, !checked || is_finite(x[e]) ? fabsf(x[e]) : 0.0f);
   }
   return amax;
+}
+
+// The largest finite one. Where instructions are scarce infinities are looked for only if there are some.
+__device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
+  const float amax = magnitude_of<!kIsRotated>(kept, mean);
+  return is_finite(amax) ? amax : magnitude_of<true>(kept, mean);
 }
 
 // Writes the codes of what a thread has of a row.
@@ -152,7 +176,7 @@ __device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, floa
   }
 }
 
-// The product of what a thread has of a row and the mean of K, added up over the lanes of the row.
+// The product of what a thread has of a row and the mean of K.
 __device__ __forceinline__ float product_of(const uint4 (&chunks)[kThreadChunks], const float* mean) {
   float sum = 0.0f;
 #pragma unroll
@@ -163,8 +187,6 @@ __device__ __forceinline__ float product_of(const uint4 (&chunks)[kThreadChunks]
 #pragma unroll
     for (int e = 0; e < kChunk; ++e) sum += x[e] * of_chunk[e];
   }
-#pragma unroll
-  for (int lanes = 1; lanes < kRowLanes; lanes *= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
   return sum;
 }
 
@@ -193,7 +215,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
-    const float product = product_of(chunks[r], mean);
+    float product = row < p.length ? product_of(chunks[r], mean) : 0.0f;
+#pragma unroll
+    for (int lanes = 1; lanes < kRowLanes; lanes *= 2) product += __shfl_xor_sync(kAllLanes, product, lanes);
     if (lane == 0 && row < p.length) p.product[static_cast<int64>(batch_head) * p.length + row] = product;
   }
   KeptRow kept[kThreadRows];
@@ -223,6 +247,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
-    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], inverse_of(scale[r]), mean);
   }
 }

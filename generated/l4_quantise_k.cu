@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 02e8d2a5aaf943999bc90d22326a750ff0a16413c1032d43637c958f7b4bfa4e
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2, quantise/statistic/mean.cuh.j2
-// seal: sha256 0c1dec8b6fd031061329fd6e9638f9453349af9e613d736ebc664caa3fb0b3e6
+// seal: sha256 175da2977b6a8c81f34afa710c1e4fc1e309f42330041a954d7f17aa4b5499a9
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -26,8 +26,11 @@ constexpr int kThreads = 256;  // threads of a block
 constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
-constexpr int kStatisticRows = 256;  // rows of a chunk of columns
+constexpr int kStatisticRows = 512;  // rows of a chunk of columns
+constexpr int kColumnUnroll = 1;  // rows that a thread loads before it adds them up
+constexpr int kJoinedRows = 8;  // chunks that are joined at a time
 constexpr float kLargest = 448.0f;  // largest number of e4m3
+constexpr float kInverseLargest = 0.002232142857142857f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 4736 bytes. Byte offsets:
@@ -41,7 +44,7 @@ constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
 // Launch: 256 threads a block, 4736 bytes of dynamic shared memory.
-// Grid: one thread block for 128 rows, and before them one for 256 rows whose columns are added up.
+// Grid: one thread block for 128 rows, and before them one for 512 rows whose columns are added up.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
   int64 x_batch_stride;  // elements from one batch to the next
@@ -60,8 +63,7 @@ struct Params {
   int* tickets;  // thread blocks that have begun
   int* heads_done;  // of each head, the thread blocks that are done
   int statistic_chunks;  // chunks of a head's columns, 0 if the caller has the statistic
-  int group_heads;  // heads of a group, whose columns are added up together
-  int lead;  // thread blocks of columns before the first ones of rows
+  int lead;  // chunks of columns that come before the first rows
   int heads;  // heads
   int all_heads;  // heads of all batches
   int length;  // rows of a head
@@ -72,6 +74,13 @@ struct Params {
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -97,14 +106,22 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// The magnitude of a number, 0 for infinities and NaN: they have no part in a scale.
-__device__ __forceinline__ float finite_magnitude(float x) {
-  const float magnitude = fabsf(x);
-  return magnitude <= kLargestFloat ? magnitude : 0.0f;
+// Whether a number is none of infinities and NaN: these have no part in scales and means.
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
+
+// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
+// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
+__device__ __forceinline__ float scale_of(float amax) {
+  const float quotient = amax * kInverseLargest;
+  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
+  return amax >= kLeastAmax ? scale : 1.0f;
 }
 
-// The scale of a group with this largest magnitude.
-__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
+// The inverse of a scale, rounded to nearest.
+__device__ __forceinline__ float inverse_of(float scale) {
+  const float inverse = rcp(scale);
+  return fmaf(inverse, fmaf(-scale, inverse, 1.0f), inverse);
+}
 
 // cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
@@ -119,10 +136,10 @@ __device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) 
   return code_pair(a, b) | code_pair(c, d) << 16;
 }
 
-// A sum with one more element of its column; infinities and NaN count as 0.
-__device__ __forceinline__ float joined(float sum, float x) { return sum + (fabsf(x) <= kLargestFloat ? x : 0.0f); }
+// A sum with one more element of its column.
+__device__ __forceinline__ float joined(float sum, float x) { return sum + x; }
 
-// The mean of a column.
+// The mean of a column, whose infinities and NaN count as 0.
 __device__ __forceinline__ float statistic_of(float sum, int length) { return sum / static_cast<float>(length); }
 
 // What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
@@ -132,18 +149,19 @@ struct Work {
   bool adds_up;
 };
 
-// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. Columns of a group of
-// heads come first, `lead` of them before all others; rows come from the last chunk on, which is in the L2 most likely.
+// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. The columns of `lead`
+// chunks come first; then each further chunk of columns is followed by the rows of one that was added up long before,
+// and is in the L2 still. Within a head the rows that were added up last come first.
 __device__ __forceinline__ Work work_of(const Params& p, int ticket) {
-  const int adding = p.group_heads * p.statistic_chunks, round = adding + p.group_heads * p.chunks;
-  const bool leads = ticket < p.lead;
-  const int place = leads ? ticket : (ticket - p.lead) % round;
-  const bool adds_up = leads || place < adding;
-  int group = leads ? 0 : (ticket - p.lead) / round;
-  if (adds_up && !leads && p.lead > 0) ++group;
-  const int chunks = adds_up ? p.statistic_chunks : p.chunks, in_group = adds_up ? place : place - adding;
-  const int chunk = in_group % chunks;
-  return {group * p.group_heads + in_group / chunks, adds_up ? chunk : p.chunks - 1 - chunk, adds_up};
+  constexpr int kShare = kStatisticRows / kRows;
+  if (p.statistic_chunks == 0) return {ticket / p.chunks, ticket % p.chunks, false};
+  const int round = (ticket - p.lead) / (kShare + 1), turn = (ticket - p.lead) % (kShare + 1);
+  const bool adds_up = ticket < p.lead || turn == 0;
+  const int place = ticket < p.lead ? ticket : adds_up ? p.lead + round : round;
+  const int batch_head = place / p.statistic_chunks, chunk = place % p.statistic_chunks;
+  if (adds_up) return {batch_head, chunk, true};
+  const int of_rows = (p.statistic_chunks - 1 - chunk) * kShare + turn - 1;
+  return {of_rows < p.chunks ? batch_head : p.all_heads, of_rows, false};
 }
 
 // Draws the next ticket for the thread block; the last one leaves the counter at 0.
@@ -168,22 +186,67 @@ __device__ __forceinline__ void wait_for_columns(const Params& p, int batch_head
   __syncthreads();
 }
 
-// Adds up the columns of a chunk of rows. The thread block that ends last puts the chunks of a head together, in order.
-__device__ __forceinline__ void add_up_columns(const Params& p, const Element* x, int batch_head, int chunk,
-    float (*columns)[kHeadDim], int* shared_last) {
-  const int lane = threadIdx.x % kRowLanes, column = threadIdx.x;
-  const int first = chunk * kStatisticRows, end = min(first + kStatisticRows, p.length);
-  float sums[kThreadChunks][kChunk] = {};
-#pragma unroll 2
+// Adds up what a thread has of the columns of a chunk of rows; if `checked` is set, without infinities and NaN.
+template <bool checked>
+__device__ __forceinline__ void add_rows(float (&sums)[kThreadChunks][kChunk], const Params& p, const Element* x,
+    int first) {
+  const int end = min(first + kStatisticRows, p.length);
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) {
+#pragma unroll
+    for (int e = 0; e < kChunk; ++e) sums[i][e] = 0.0f;
+  }
+#pragma unroll kColumnUnroll
   for (int row = first + threadIdx.x / kRowLanes; row < end; row += kThreads / kRowLanes) {
 #pragma unroll
     for (int i = 0; i < kThreadChunks; ++i) {
       float elements[kChunk];
-      widen_chunk(elements, load_chunk(x + row * p.x_row_stride, i * kRowLanes + lane));
+      widen_chunk(elements, load_chunk(x + row * p.x_row_stride, i * kRowLanes + threadIdx.x % kRowLanes));
 #pragma unroll
-      for (int e = 0; e < kChunk; ++e) sums[i][e] = joined(sums[i][e], elements[e]);
+      for (int e = 0; e < kChunk; ++e) {
+        if (!checked || is_finite(elements[e])) sums[i][e] = joined(sums[i][e], elements[e]);
+      }
     }
   }
+}
+
+// Puts the chunks of a head together, in an order that does not depend on which one was ready last.
+__device__ __forceinline__ void join_chunks(const Params& p, const float* partials, float (*columns)[kHeadDim],
+    float* statistic) {
+  const int part = threadIdx.x / (kHeadDim / 4), column = threadIdx.x % (kHeadDim / 4) * 4;
+  if (part < kJoinedRows) {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+    for (int i = part; i < p.statistic_chunks; i += kJoinedRows) {
+      const float4 more = __ldcg(reinterpret_cast<const float4*>(partials + i * kHeadDim + column));
+      sum.x = joined(sum.x, more.x);
+      sum.y = joined(sum.y, more.y);
+      sum.z = joined(sum.z, more.z);
+      sum.w = joined(sum.w, more.w);
+    }
+    *reinterpret_cast<float4*>(&columns[part][column]) = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x < kHeadDim) {
+    float total = columns[0][threadIdx.x];
+#pragma unroll
+    for (int i = 1; i < kJoinedRows; ++i) total = joined(total, columns[i][threadIdx.x]);
+    statistic[threadIdx.x] = statistic_of(total, p.length);
+  }
+}
+
+// Adds up the columns of a chunk of rows. The thread block that ends last puts the chunks of a head together.
+__device__ __forceinline__ void add_up_columns(const Params& p, const Element* x, int batch_head, int chunk,
+    float (*columns)[kHeadDim], int* shared_last) {
+  float sums[kThreadChunks][kChunk];
+  add_rows<false>(sums, p, x, chunk * kStatisticRows);
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) {
+#pragma unroll
+    for (int e = 0; e < kChunk; ++e) finite = finite && is_finite(sums[i][e]);
+  }
+  if (!finite) add_rows<true>(sums, p, x, chunk * kStatisticRows);
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
 #pragma unroll
@@ -192,16 +255,17 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const Element* x
       for (int lanes = kRowLanes; lanes < 32; lanes *= 2) {
         sums[i][e] = joined(sums[i][e], __shfl_xor_sync(kAllLanes, sums[i][e], lanes));
       }
-      if (threadIdx.x % 32 < kRowLanes) columns[threadIdx.x / 32][(i * kRowLanes + lane) * kChunk + e] = sums[i][e];
+      const int lane = threadIdx.x % 32;
+      if (lane < kRowLanes) columns[threadIdx.x / 32][(i * kRowLanes + lane) * kChunk + e] = sums[i][e];
     }
   }
   __syncthreads();
   float* partials = p.partials + static_cast<int64>(batch_head) * p.statistic_chunks * kHeadDim;
-  if (column < kHeadDim) {
-    float total = columns[0][column];
+  if (threadIdx.x < kHeadDim) {
+    float total = columns[0][threadIdx.x];
 #pragma unroll
-    for (int warp = 1; warp < kThreads / 32; ++warp) total = joined(total, columns[warp][column]);
-    partials[chunk * kHeadDim + column] = total;
+    for (int warp = 1; warp < kThreads / 32; ++warp) total = joined(total, columns[warp][threadIdx.x]);
+    partials[chunk * kHeadDim + threadIdx.x] = total;
   }
   __threadfence();
   __syncthreads();
@@ -209,12 +273,7 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const Element* x
   __syncthreads();
   if (!*shared_last) return;
   __threadfence();
-  if (column < kHeadDim) {
-    float total = __ldcg(partials + column);
-#pragma unroll 8
-    for (int i = 1; i < p.statistic_chunks; ++i) total = joined(total, __ldcg(partials + i * kHeadDim + column));
-    p.statistic[static_cast<int64>(batch_head) * kHeadDim + column] = statistic_of(total, p.length);
-  }
+  join_chunks(p, partials, columns, p.statistic + static_cast<int64>(batch_head) * kHeadDim);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) atomicAdd(p.heads_done + batch_head, 1);
@@ -243,19 +302,27 @@ __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& ke
   centred_chunk(x, kept.chunks[i], i, mean);
 }
 
+constexpr bool kIsRotated = false;
 constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
 
-// The largest finite magnitude of what a thread has of a row.
-__device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
+// The largest magnitude of what a thread has of a row, but for NaN; if `checked` is set, but for infinities too.
+template <bool checked>
+__device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* mean) {
   float amax = 0.0f;
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
     float x[kChunk];
     kept_chunk(x, kept, i, mean);
 #pragma unroll
-    for (int e = 0; e < kChunk; ++e) amax = fmaxf(amax, finite_magnitude(x[e]));
+    for (int e = 0; e < kChunk; ++e) amax = fmaxf(amax, !checked || is_finite(x[e]) ? fabsf(x[e]) : 0.0f);
   }
   return amax;
+}
+
+// The largest finite one. Where instructions are scarce infinities are looked for only if there are some.
+__device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
+  const float amax = magnitude_of<!kIsRotated>(kept, mean);
+  return is_finite(amax) ? amax : magnitude_of<true>(kept, mean);
 }
 
 // Writes the codes of what a thread has of a row.
@@ -328,6 +395,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
-    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], inverse_of(scale[r]), mean);
   }
 }

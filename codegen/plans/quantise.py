@@ -26,13 +26,14 @@ from codegen.spec import QuantiseSpec
 CHUNK = 8  # elements of 16 bytes
 WARP = 32  # threads
 ROW_LANES = {64: 4, 96: 4, 128: 4, 192: 8, 256: 8}  # threads of a row: so that each has 2 to 4 chunks of it
-ROWS_AT_ONCE = 64
+ROW_THREADS = 256
+ROTATED_ROWS_AT_ONCE = 64  # rotated rows are floats, and want threads with as many registers
 BLOCK_ROWS = (64, 128)  # that attention has one scale for
 CHANNEL_THREADS = 256  # a thread at least for each column
 CHANNEL_LANES = 8  # threads of a row: they load 128 bytes together
-STATISTIC_ROWS = 256  # of a thread block that adds up columns
-TOGETHER_BYTES = 8 << 20  # of heads whose columns are added up one after the other and then read again, from the L2
-ALONE_BYTES = 12 << 20  # of a head from which on it does not wait for another one
+STATISTIC_ROWS = 512  # of a thread block that adds up columns
+COLUMN_UNROLL = 1  # rows of a thread that are loaded at a time: with two the sums would spill
+AHEAD = 96  # chunks of columns that lie between the last one of a head and its rows, so that nobody waits
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
 COLUMN_REGISTERS = 16  # sums of columns, or what is subtracted from them: likewise
 FLOAT = 4  # bytes
@@ -56,7 +57,8 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         f"is true; heads of {head_dim} have no rotation, those of {', '.join(map(str, ROTATED_HEADS))} have one",
     )
     smooth = spec.mean == "subtract"
-    threads, elements = ROWS_AT_ONCE * lanes, rows * head_dim // (ROWS_AT_ONCE * lanes)
+    threads = ROTATED_ROWS_AT_ONCE * lanes if spec.hadamard else ROW_THREADS
+    elements = rows * head_dim // threads  # of a thread
     return _plan(
         spec,
         stem,
@@ -83,13 +85,13 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         ),
         constants=(
             Constant("kRows", rows, "rows of a thread block"),
-            Constant("kThreadRows", rows // ROWS_AT_ONCE, "rows of a thread"),
+            Constant("kThreadRows", rows * lanes // threads, "rows of a thread"),
             Constant("kInverseNorm", 1.0 / math.sqrt(head_dim), "of the rotation, which scales take over"),
         )
         if spec.hadamard
         else (
             Constant("kRows", rows, "rows of a thread block"),
-            Constant("kThreadRows", rows // ROWS_AT_ONCE, "rows of a thread"),
+            Constant("kThreadRows", rows * lanes // threads, "rows of a thread"),
         ),
         flags=QuantiseFlags(
             codes_name=spec.codes,
@@ -167,6 +169,7 @@ def _plan(
     shared.add("Row", FLOAT * head_dim, "what belongs to each column", align=16)
     shared.add("Warps", FLOAT * WARP, "largest magnitude of each warp", align=16)
     overhead = OVERHEAD_REGISTERS + (COLUMN_REGISTERS if statistic or flags.product else 0)
+    joined = min(4 * threads // head_dim, threads // WARP)  # a thread has four columns
     registers = Registers(kept, overhead, arch.registers_for(threads, 1))
     ctas_per_sm = max(
         1,
@@ -206,8 +209,17 @@ def _plan(
             Constant("kChunk", CHUNK, "elements of 16 bytes, which a thread loads at a time"),
             Constant("kRowLanes", lanes, "threads that share a row"),
             Constant("kThreadChunks", head_dim // (CHUNK * lanes), "chunks of a row that a thread has"),
-            *((Constant("kStatisticRows", STATISTIC_ROWS, "rows of a chunk of columns"),) if statistic else ()),
+            *(
+                (
+                    Constant("kStatisticRows", STATISTIC_ROWS, "rows of a chunk of columns"),
+                    Constant("kColumnUnroll", COLUMN_UNROLL, "rows that a thread loads before it adds them up"),
+                    Constant("kJoinedRows", joined, "chunks that are joined at a time"),
+                )
+                if statistic
+                else ()
+            ),
             Constant("kLargest", LARGEST[spec.codes], f"largest number of {spec.codes}"),
+            Constant("kInverseLargest", 1.0 / LARGEST[spec.codes], "its inverse"),
             Constant("kLeastAmax", LEAST_AMAX, "smaller magnitudes count as 0"),
         ),
         flags=flags,
@@ -231,16 +243,14 @@ def _statistic_params(statistic: str) -> tuple[Param, ...]:
         pointer("tickets", "int", "thread blocks that have begun", writes=True),
         pointer("heads_done", "int", "of each head, the thread blocks that are done", writes=True),
         i32("statistic_chunks", "chunks of a head's columns, 0 if the caller has the statistic"),
-        i32("group_heads", "heads of a group, whose columns are added up together"),
-        i32("lead", "thread blocks of columns before the first ones of rows"),
+        i32("lead", "chunks of columns that come before the first rows"),
     )
 
 
 def _arguments(plan: Plan, shape: QuantiseShape, slots: int) -> LaunchArgs:
     """Work out a launch.
 
-    Columns of a group of heads are added up, then those of the next group, then rows of the first group are read again:
-    they are in the L2 still, and nobody waits. A head that leaves no room there for another does not wait for it.
+    Columns are added up one head and a little more before rows are read again: from the L2, if a head is not too large.
     """
     del slots
     spec = plan.spec
@@ -252,13 +262,11 @@ def _arguments(plan: Plan, shape: QuantiseShape, slots: int) -> LaunchArgs:
     if spec.scales != "channel" and spec.mean != "subtract":
         return LaunchArgs(numbers, all_heads * chunks)
     parts = 0 if shape.is_given else -(-shape.length // STATISTIC_ROWS)
-    head_bytes = shape.length * spec.head_dim * plan.dtype.bytes
-    group = min(all_heads, max(1, TOGETHER_BYTES // head_bytes))
-    groups = -(-all_heads // group)
-    lead = 0 if head_bytes > ALONE_BYTES else group * parts
+    lead = min(all_heads * parts, parts + AHEAD)
+    share = STATISTIC_ROWS // spec.tile.m  # chunks of rows for each of columns
     return LaunchArgs(
-        {**numbers, "statistic_chunks": parts, "group_heads": group, "lead": lead},
-        lead + groups * group * (parts + chunks),
+        {**numbers, "statistic_chunks": parts, "lead": lead},
+        lead + all_heads * parts * (share + 1) if parts else all_heads * chunks,
         counters={"tickets": 1, "heads_done": all_heads},
         scratch={"partials": FLOAT * max(1, all_heads * parts) * spec.head_dim},
     )

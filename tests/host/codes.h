@@ -5,12 +5,17 @@ struct uint2 {
 };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static Number gridDim;
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
   std::memcpy(&bits, &x, 4);
   return bits;
 }
+inline float rcp(float x) { return 1.0f / x; }
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) { fail("waits for a thread block that comes later"); }
 inline int load_acquire(const int* from) { return *from; }

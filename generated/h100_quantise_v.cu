@@ -4,11 +4,11 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 4cf26e53b954c5497caeb8000c62b5bc68df79e36ef9600b7fbc8b8c13ab31fc
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 6f3afeb9146a2f39387a6ddb5a530b7411ba91ddaeea9316515b326f27b2a170
+// seal: sha256 9c6b21ffdd087e4d63524629ac9a4d0fed89356a3c622bc66f4fae6d4d9a94b5
 
 // Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
-// FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows keys
-// each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
+// FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
+// keys each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
 //
 // Symbols
 //   chunk  8 elements of a key

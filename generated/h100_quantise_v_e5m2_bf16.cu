@@ -4,11 +4,11 @@
 // spec: {"arch":"sm_90a","codes":"e5m2","copy":"ld_global","dtype":"bf16","head_dim":64,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 9c98faa5409b4873897cb8af065767c026ceb330a52ceaaab707c11ae8f15572
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 f026d4ee7b22e928ccbfd60909384c68a3a32c1ec3be19e18c313101c975218e
+// seal: sha256 0b50ae157ecfa8e16b6e70b9acb57c47c445e92557958b0f544917a924ab2ca8
 
 // Quantisation of V: e5m2 codes with a scale for each column of a head, transposed, keys in the order of
-// FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows keys
-// each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
+// FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
+// keys each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
 //
 // Symbols
 //   chunk  8 elements of a key

@@ -4,11 +4,11 @@
 // spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 701db9da134b605caed66664d50c1d8110dd38eb1f694c5d29d640fb3706e665
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 0c895737e95b4d5eeda94af4858792f7f1b1cbb1718570041dc9aa121064c4cf
+// seal: sha256 fc289db9741479af4a082f363e67e57b64ba2d660e2c3553e4ec4799b70a1e86
 
 // Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
-// FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows keys
-// each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
+// FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
+// keys each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
 //
 // Symbols
 //   chunk  8 elements of a key

@@ -20,6 +20,7 @@ from runtime.ops.operators import NAMESPACE
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 BLOCK_ROWS = (64, 128)
+DEVICES = ("cuda", "meta")
 COLUMNS = 128  # of a matrix that share a scale
 BLOCKS = ((1, COLUMNS), (64, COLUMNS), (128, COLUMNS))
 _RANKS = (2, 3)
@@ -137,7 +138,7 @@ def check_floats(name: str, tensor: Any) -> None:
         raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.dtype not in DTYPES:
         raise ArgumentError(name, f"is {tensor.dtype}, expected {' or '.join(map(str, DTYPES))}")
-    if tensor.device.type not in ("cuda", "meta"):
+    if tensor.device.type not in DEVICES:
         raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(

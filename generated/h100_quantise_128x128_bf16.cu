@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 6a08364e18165c096b9327538f97e8d96546fca73cc849fc8414011379e18b46
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 a81116ab02d27a754c39873b91eb9003e3371ee11aceb11321a9db5cf8538cb8
+// seal: sha256 cec3bc9bf5c1faf3a1a3d8bc10a472a0d04e73ab3e41999f3f26afba63e2f8fa
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -23,7 +23,6 @@ constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a ti
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
 constexpr float kLargest = 448.0f;  // largest number of e4m3
-constexpr float kInverseLargest = 0.002232142857142857f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 640 bytes. Byte offsets:
@@ -61,13 +60,6 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   return __uint_as_float(static_cast<uint32>(bits) << 16);
 }
 
-// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
-__device__ __forceinline__ float rcp(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // A chunk of a row, of 16 bytes.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
@@ -86,19 +78,8 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
 // Whether a number is none of infinities and NaN: these have no part in scales and means.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
-// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
-__device__ __forceinline__ float scale_of(float amax) {
-  const float quotient = amax * kInverseLargest;
-  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
-  return amax >= kLeastAmax ? scale : 1.0f;
-}
-
-// The inverse of a scale, rounded to nearest.
-__device__ __forceinline__ float inverse_of(float scale) {
-  const float inverse = rcp(scale);
-  return fmaf(inverse, fmaf(-scale, inverse, 1.0f), inverse);
-}
+// The scale of a group with this largest magnitude.
+__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
 // cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
@@ -215,6 +196,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
-    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], inverse_of(scale[r]), mean);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
   }
 }

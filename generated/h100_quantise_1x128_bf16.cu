@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
 // spec hash: fcd4ca4df7bb54ebba7c65fd51f1ec703a67af0ce3a08ade49627209da7e6bd9
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 885d142aae7c21ed4c2936afef5a680838d006a9edcf6fa4232f8ca50e75b6eb
+// seal: sha256 7b5708fa4b171a24b500c498a82bf048084e4d643ce809d7959a5e322f5c5d54
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -23,7 +23,6 @@ constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a ti
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
 constexpr float kLargest = 448.0f;  // largest number of e4m3
-constexpr float kInverseLargest = 0.002232142857142857f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 640 bytes. Byte offsets:
@@ -61,13 +60,6 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   return __uint_as_float(static_cast<uint32>(bits) << 16);
 }
 
-// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
-__device__ __forceinline__ float rcp(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // A chunk of a row, of 16 bytes.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
@@ -86,19 +78,8 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
 // Whether a number is none of infinities and NaN: these have no part in scales and means.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
-// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
-__device__ __forceinline__ float scale_of(float amax) {
-  const float quotient = amax * kInverseLargest;
-  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
-  return amax >= kLeastAmax ? scale : 1.0f;
-}
-
-// The inverse of a scale, rounded to nearest.
-__device__ __forceinline__ float inverse_of(float scale) {
-  const float inverse = rcp(scale);
-  return fmaf(inverse, fmaf(-scale, inverse, 1.0f), inverse);
-}
+// The scale of a group with this largest magnitude.
+__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
 // cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
@@ -213,6 +194,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 5)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
-    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], inverse_of(scale[r]), mean);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
   }
 }

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 534a1826efd1b18f9c5c4a2f60612a74e01240248d4fb57a60a94a12668e6ee0
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2, quantise/statistic/mean.cuh.j2
-// seal: sha256 b0bb588acbd9c0688ad5260d333390f355403da01672bfa403d76d26aae978c8
+// seal: sha256 169224a584d73f72cf27d36afd2de84ce2a0c87ecd35a72d463222a8109a02ff
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -30,7 +30,6 @@ constexpr int kStatisticRows = 512;  // rows of a chunk of columns
 constexpr int kColumnUnroll = 1;  // rows that a thread loads before it adds them up
 constexpr int kJoinedRows = 8;  // chunks that are joined at a time
 constexpr float kLargest = 448.0f;  // largest number of e4m3
-constexpr float kInverseLargest = 0.002232142857142857f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 4736 bytes. Byte offsets:
@@ -77,13 +76,6 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   return y;
 }
 
-// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
-__device__ __forceinline__ float rcp(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // ld.acquire.gpu: what the thread that wrote this with a release wrote before is visible after it (PTX ISA, "ld")
 __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
@@ -109,19 +101,8 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
 // Whether a number is none of infinities and NaN: these have no part in scales and means.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
-// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
-__device__ __forceinline__ float scale_of(float amax) {
-  const float quotient = amax * kInverseLargest;
-  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
-  return amax >= kLeastAmax ? scale : 1.0f;
-}
-
-// The inverse of a scale, rounded to nearest.
-__device__ __forceinline__ float inverse_of(float scale) {
-  const float inverse = rcp(scale);
-  return fmaf(inverse, fmaf(-scale, inverse, 1.0f), inverse);
-}
+// The scale of a group with this largest magnitude.
+__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
 // cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
@@ -395,6 +376,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     const int row = first + r * (kThreads / kRowLanes);
-    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], inverse_of(scale[r]), mean);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
   }
 }

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 4cf26e53b954c5497caeb8000c62b5bc68df79e36ef9600b7fbc8b8c13ab31fc
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 9c6b21ffdd087e4d63524629ac9a4d0fed89356a3c622bc66f4fae6d4d9a94b5
+// seal: sha256 74947774f9600438cb632c54f82f117840cf3e3409856ac1504755f2694ac35d
 
 // Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
@@ -32,7 +32,6 @@ constexpr int kStatisticRows = 512;  // rows of a chunk of columns
 constexpr int kColumnUnroll = 1;  // rows that a thread loads before it adds them up
 constexpr int kJoinedRows = 8;  // chunks that are joined at a time
 constexpr float kLargest = 448.0f;  // largest number of e4m3
-constexpr float kInverseLargest = 0.002232142857142857f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 21120 bytes. Byte offsets:
@@ -104,13 +103,8 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
 // Whether a number is none of infinities and NaN: these have no part in scales and means.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
-// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
-__device__ __forceinline__ float scale_of(float amax) {
-  const float quotient = amax * kInverseLargest;
-  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
-  return amax >= kLeastAmax ? scale : 1.0f;
-}
+// The scale of a group with this largest magnitude.
+__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
 // cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")

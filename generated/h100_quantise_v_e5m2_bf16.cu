@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e5m2","copy":"ld_global","dtype":"bf16","head_dim":64,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 9c98faa5409b4873897cb8af065767c026ceb330a52ceaaab707c11ae8f15572
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 0b50ae157ecfa8e16b6e70b9acb57c47c445e92557958b0f544917a924ab2ca8
+// seal: sha256 cad395d1477e29ea6c35c9605d06e1dbccbcc5393d045b8e525165d9495f4f2f
 
 // Quantisation of V: e5m2 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
@@ -32,7 +32,6 @@ constexpr int kStatisticRows = 512;  // rows of a chunk of columns
 constexpr int kColumnUnroll = 1;  // rows that a thread loads before it adds them up
 constexpr int kJoinedRows = 8;  // chunks that are joined at a time
 constexpr float kLargest = 57344.0f;  // largest number of e5m2
-constexpr float kInverseLargest = 1.743861607142857e-05f;  // its inverse
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 10624 bytes. Byte offsets:
@@ -102,13 +101,8 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
 // Whether a number is none of infinities and NaN: these have no part in scales and means.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude: amax / kLargest, rounded to nearest by what is left of the quotient
-// of an inverse that is (Markstein). Nothing of it leaves the normal numbers, which a division would ask for.
-__device__ __forceinline__ float scale_of(float amax) {
-  const float quotient = amax * kInverseLargest;
-  const float scale = fmaf(fmaf(-quotient, kLargest, amax), kInverseLargest, quotient);
-  return amax >= kLeastAmax ? scale : 1.0f;
-}
+// The scale of a group with this largest magnitude.
+__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
 // cvt.rn.satfinite.e5m2x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
 // and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")

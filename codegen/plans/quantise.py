@@ -219,7 +219,6 @@ def _plan(
                 else ()
             ),
             Constant("kLargest", LARGEST[spec.codes], f"largest number of {spec.codes}"),
-            Constant("kInverseLargest", 1.0 / LARGEST[spec.codes], "its inverse"),
             Constant("kLeastAmax", LEAST_AMAX, "smaller magnitudes count as 0"),
         ),
         flags=flags,

@@ -189,13 +189,15 @@ def _check_index(name: str, tensor: Any, q: torch.Tensor) -> None:
         raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
 
 
-def check_out(out: Any, q: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
-    """Check a tensor to write into.
+def check_out(
+    out: Any, q: torch.Tensor, inputs: dict[str, torch.Tensor | None], dtype: torch.dtype | None = None
+) -> None:
+    """Check a tensor to write into, of ``dtype``, by default that of q.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    check_tensor("out", out, q.dtype, RANK, q.device)
+    check_tensor("out", out, q.dtype if dtype is None else dtype, RANK, q.device)
     names = ("batch", "heads", "q_len", "head_dim")
     check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
     check_strides("out", out)

@@ -89,9 +89,9 @@ class QuantiseKernel:
             mean: float32 (batch, heads, head_dim), contiguous. With ``mean: product`` that of K, (batch, kv_heads,
                 head_dim); with ``mean: subtract`` what to subtract in place of the mean of x's rows.
             scales: float32 (batch, heads, head_dim), contiguous: scales of columns to use, in place of those of x.
-            out: FP8, where to write the codes: of the result's shape, the last dimension contiguous, other strides any
-                multiple of 16 bytes.
-            out_scales: float32, where to write scales of rows: of the result's shape, with any strides.
+            out: FP8 (batch, heads, length, head_dim), or (batch, heads, head_dim, keys) where scales are of columns, to
+                write the codes into: the last dimension contiguous, other strides any multiple of 16 bytes.
+            out_scales: float32 (batch, heads, rows or blocks of them), to write scales into, with any strides.
 
         Returns:
             Codes and scales.

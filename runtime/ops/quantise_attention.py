@@ -85,6 +85,9 @@ class QuantisedAttention:
         Args:
             q: (batch, heads, q_len, head_dim), fp16 or bf16; heads is a multiple of kv_heads.
 
+        Returns:
+            Operands that share K and V with these.
+
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
@@ -111,6 +114,9 @@ class QuantisedAttention:
         Args:
             k: (batch, kv_heads, any length, head_dim), fp16 or bf16, what comes behind.
             v: as k.
+
+        Returns:
+            Operands whose K and V are longer, in the same memory.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -171,6 +177,9 @@ def quantise_attention(
             are: False.
         hadamard: rotate q and k, so that outliers of a few columns are spread over all; head_dim 64, 128 or 256.
         kv_capacity: keys to reserve memory for, so that ``append`` can add some; None: as many as there are.
+
+    Returns:
+        What ``block_sparse_attention`` takes in place of q, k and v.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.
@@ -235,11 +244,14 @@ def quantised_operands(
         k: (batch, kv_heads, kv_len, head_dim), of the same type.
         v: as k; it is transposed here.
         q_scale: a number, of the whole tensor, or float32 (), (heads,), (batch, heads) or (batch, heads, blocks).
-        k_scale: likewise.
-        v_scale: likewise, with head_dim in place of blocks.
+        k_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, blocks).
+        v_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, head_dim).
         q_rows: queries of a block, 64 or 128.
-        k_rows: keys of a block, likewise.
+        k_rows: keys of a block, 64 or 128.
         output: type of attention's result.
+
+    Returns:
+        What ``block_sparse_attention`` takes in place of q, k and v; scales of fewer elements are expanded views.
 
     Raises:
         ArgumentError: naming the argument.

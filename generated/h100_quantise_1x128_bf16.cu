@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
 // spec hash: fcd4ca4df7bb54ebba7c65fd51f1ec703a67af0ce3a08ade49627209da7e6bd9
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 7b5708fa4b171a24b500c498a82bf048084e4d643ce809d7959a5e322f5c5d54
+// seal: sha256 8c32d6fba9eb6bf39960798f7ee16f6feba4a65229d86274bb973cf2df56d9fc
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -27,7 +27,6 @@ constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes coun
 
 // Dynamic shared memory: 640 bytes. Byte offsets:
 constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
-constexpr int kWarpsOffset = 512;  // 128 bytes: largest magnitude of each warp
 
 using Element = unsigned short;  // the bits of one bf16
 using Code = unsigned char;      // those of one e4m3
@@ -154,7 +153,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 5)
     h100_quantise_1x128_bf16(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char shared[];
   float* mean = reinterpret_cast<float*>(shared + kRowOffset);
-  float* warps = reinterpret_cast<float*>(shared + kWarpsOffset);
   const int batch_head = blockIdx.x / p.chunks, chunk = blockIdx.x % p.chunks;
   const int batch = batch_head / p.heads, head = batch_head % p.heads;
   const Element* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;

@@ -12,6 +12,7 @@ import torch
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
+    FP8_DTYPES,
     check_number,
     check_output,
     check_scale,
@@ -85,7 +86,8 @@ def _check_operand(name: str, tensor: Any, q: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.dtype not in DTYPES:
-        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16")
+        how = ": FP8 wants its scales (runtime.quantised_operands)" if tensor.dtype in FP8_DTYPES else ""
+        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16{how}")
     if tensor.dtype != q.dtype:
         raise ArgumentError(name, f"is {tensor.dtype}, q is {q.dtype}: pass one type")
     if tensor.device != q.device:

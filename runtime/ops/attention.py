@@ -165,11 +165,8 @@ def block_sparse_attention(
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
     if isinstance(q, QuantisedAttention):
-        if v is not None:
-            raise ArgumentError("v", "is given beside operands in FP8: pass these and the pattern")
-        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths, "out": out}
-        quantised = _quantised(q, k if pattern is None else pattern, score, validate, lse=return_lse, **options)
-        return quantised if return_lse else quantised[0]
+        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths, "lse": return_lse}
+        return _quantised(q, (k, v, pattern), score, **options, out=out, validate=validate)
     if not isinstance(pattern, Pattern):
         pattern = pattern_of(pattern, q, k)
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
@@ -203,18 +200,23 @@ def block_sparse_attention(
     return result if return_lse else result[0]
 
 
-def _quantised(given: QuantisedAttention, pattern: Any, score: Any, validate: bool, **options: Any) -> AttentionResult:
-    """Compute attention of operands in FP8."""
-    if not isinstance(pattern, Pattern):
-        pattern = pattern_of(pattern, given.q, given.k)
+def _quantised(
+    given: QuantisedAttention, others: tuple[Any, Any, Any], score: Any, *, validate: bool, lse: bool, **options: Any
+) -> torch.Tensor | AttentionResult:
+    """Compute attention of operands in FP8; of the others, k or the pattern is the pattern."""
+    k, v, pattern = others
+    if v is not None or (k is not None and pattern is not None):
+        raise ArgumentError("v" if v is not None else "k", "is given beside operands in FP8: pass the pattern alone")
+    pattern = pattern_of(k if pattern is None else pattern, given.q, given.k)
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
     if score is not None:
         spec_json, tensors = joined(pattern, tensors, score)
     if _grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (*tensors, options["sink"])):
         raise ArgumentError("score", "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    scored = score is not None
-    return attend_quantised(given, tensors, spec_json, scored=scored, validate=validate, overflow=overflow, **options)
+    more: dict[str, Any] = {"scored": score is not None, "validate": validate, "lse": lse, "overflow": overflow}
+    found = attend_quantised(given, tensors, spec_json, **more, **options)
+    return found if lse else found[0]
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:

@@ -165,8 +165,8 @@ def block_sparse_attention(
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
     if isinstance(q, QuantisedAttention):
-        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths, "lse": return_lse}
-        return _quantised(q, (k, v, pattern), score, **options, out=out, validate=validate)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        return _quantised(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
     if not isinstance(pattern, Pattern):
         pattern = pattern_of(pattern, q, k)
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from runtime.ops.explain import explain_attention
     from runtime.ops.merge import merge_attention
     from runtime.ops.quantise import QuantisedMatrix, quantise_matrix
-    from runtime.ops.quantise_attention import QuantisedAttention, quantise_attention, quantised_operands
+    from runtime.ops.quantise_attention import QuantisedAttention, quantise_attention
+    from runtime.ops.quantised_operands import quantised_operands
     from runtime.ops.select_topk import select_topk_blocks
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
@@ -56,7 +57,7 @@ _NEED_TORCH = {
     "prepare_bsr": "runtime.prepare.bsr_matrix",
     "quantise_attention": "runtime.ops.quantise_attention",
     "quantise_matrix": "runtime.ops.quantise",
-    "quantised_operands": "runtime.ops.quantise_attention",
+    "quantised_operands": "runtime.ops.quantised_operands",
     "select_topk_blocks": "runtime.ops.select_topk",
 }
 

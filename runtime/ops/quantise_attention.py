@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from codegen.dtypes import FP8
-from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, V_KEYS
+from codegen.fp8 import V_KEYS
 from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TORCH_DTYPES, check_shape
-from runtime.ops.attention_choice import DTYPES
 from runtime.ops.quantise import (
     BLOCK_ROWS,
     Dtype,
@@ -23,6 +22,7 @@ from runtime.ops.quantise import (
     quantise_rows,
 )
 
+KEY_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -94,7 +94,7 @@ class QuantisedAttention:
         check_floats("q", q)
         check_head_dim("q", q, self.hadamard)
         batch, kv_heads, _, head_dim = self.k.shape
-        _check_queries(q, batch, kv_heads, head_dim)
+        check_queries(q, batch, kv_heads, head_dim)
         made = quantise_rows(
             q,
             dtype=self.dtype,
@@ -196,7 +196,7 @@ def quantise_attention(
     check_head_dim("q", q, hadamard)
     _check_keys(k, v, hadamard)
     batch, kv_heads, length, head_dim = k.shape
-    _check_queries(q, batch, kv_heads, head_dim)
+    check_queries(q, batch, kv_heads, head_dim)
     for name, tensor in (("k", k), ("v", v)):
         if (tensor.dtype, tensor.device) != (q.dtype, q.device):
             raise ArgumentError(name, f"is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}")
@@ -225,77 +225,12 @@ def quantise_attention(
     )
 
 
-def quantised_operands(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    q_scale: float | torch.Tensor,
-    k_scale: float | torch.Tensor,
-    v_scale: float | torch.Tensor,
-    q_rows: int = 128,
-    k_rows: int = 128,
-    output: torch.dtype = torch.bfloat16,
-) -> QuantisedAttention:
-    """Put FP8 tensors from elsewhere together with their scales: value = code * scale.
-
-    Args:
-        q: (batch, heads, q_len, head_dim), torch.float8_e4m3fn or torch.float8_e5m2.
-        k: (batch, kv_heads, kv_len, head_dim), of the same type.
-        v: as k; it is transposed here.
-        q_scale: a number, of the whole tensor, or float32 (), (heads,), (batch, heads) or (batch, heads, blocks).
-        k_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, blocks).
-        v_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, head_dim).
-        q_rows: queries of a block, 64 or 128.
-        k_rows: keys of a block, 64 or 128.
-        output: type of attention's result.
-
-    Returns:
-        What ``block_sparse_attention`` takes in place of q, k and v; scales of fewer elements are expanded views.
+def check_queries(q: torch.Tensor, batch: int, kv_heads: int, head_dim: int) -> None:
+    """Check q against k.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: with the shape expected.
     """
-    codes = tuple(TORCH_DTYPES[name] for name in FP8)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in codes or tensor.dtype != q.dtype:
-            what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            expected = f"{' or '.join(map(str, codes))}, as q; other types: runtime.quantise_attention"
-            raise ArgumentError(name, f"is {what}, expected {expected}")
-        check_head_dim(name, tensor, hadamard=False)
-    if output not in DTYPES:
-        raise ArgumentError("output", f"is {output}, expected {' or '.join(map(str, DTYPES))}")
-    batch, kv_heads, length, head_dim = k.shape
-    _check_queries(q, batch, kv_heads, head_dim)
-    check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(_KEY_AXES, k.shape, strict=True)])
-    heads, q_len = q.shape[1:3]
-    return QuantisedAttention(
-        q=q,
-        k=k,
-        v_t=transposed_values(v),
-        q_scale=_spread("q_scale", q_scale, (batch, heads, -(-q_len // q_rows)), q.device),
-        k_scale=_spread("k_scale", k_scale, (batch, kv_heads, -(-length // k_rows)), q.device),
-        v_scale=_spread("v_scale", v_scale, (batch, kv_heads, head_dim), q.device),
-        q_rows=q_rows,
-        k_rows=k_rows,
-        output=output,
-    )
-
-
-def transposed_values(v: torch.Tensor) -> torch.Tensor:
-    """Return V^T of codes (batch, kv_heads, kv_len, head_dim), as ``QuantisedAttention.v_t`` has it."""
-    order = torch.tensor(KEY_ORDER, device=v.device)
-    bits = torch.nn.functional.pad(v.view(torch.uint8), (0, 0, 0, -v.shape[2] % V_KEYS))
-    ordered = bits.unflatten(2, (-1, KEYS_TOGETHER))[:, :, :, order].flatten(2, 3)
-    found: torch.Tensor = ordered.mT.contiguous().view(v.dtype)
-    return found
-
-
-_KEY_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
-
-
-def _check_queries(q: torch.Tensor, batch: int, kv_heads: int, head_dim: int) -> None:
-    """Check q against k."""
     sizes = (("batch", (batch,)), ("heads", None), ("q_len", None), ("head_dim", (head_dim,)))
     check_shape("q", q.shape, sizes)
     if q.shape[1] % kv_heads:
@@ -307,7 +242,7 @@ def _check_keys(k: Any, v: Any, hadamard: bool) -> None:
     for name, tensor in (("k", k), ("v", v)):
         check_floats(name, tensor)
         check_head_dim(name, tensor, hadamard)
-    check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(_KEY_AXES, k.shape, strict=True)])
+    check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])
 
 
 def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any) -> Cache:
@@ -322,19 +257,3 @@ def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any) -> Cache:
         codes.new_zeros((batch, kv_heads, head_dim, keys)),
         torch.ones((batch, kv_heads, keys // k_rows), device=k.device),
     )
-
-
-def _spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """Return scales of a whole tensor, of heads, or of blocks as a view of blocks."""
-    if isinstance(scale, int | float) and not isinstance(scale, bool):
-        if not 0 < scale < float("inf"):
-            raise ArgumentError(name, f"is {scale}, expected a positive number")
-        return torch.full((), float(scale), dtype=torch.float32, device=device).expand(shape)
-    if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.device != device:
-        what = f"{scale.dtype} on {scale.device}" if isinstance(scale, torch.Tensor) else type(scale).__name__
-        raise ArgumentError(name, f"is {what}, expected a number or torch.float32 on {device}")
-    shapes = ((), shape[1:2], shape[:2], shape)
-    if tuple(scale.shape) not in shapes:
-        raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected one of {', '.join(map(str, shapes))}")
-    found: torch.Tensor = scale[..., None] if scale.dim() in (1, 2) else scale  # of heads
-    return found.expand(shape)

@@ -15,7 +15,8 @@ from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8  # noqa: E402
 from runtime.ops.attention_calls import Route  # noqa: E402
 from runtime.ops.attention_choice import Call, Fp8Call, resolve  # noqa: E402
-from runtime.ops.quantise_attention import QuantisedAttention, quantised_operands  # noqa: E402
+from runtime.ops.quantise_attention import QuantisedAttention  # noqa: E402
+from runtime.ops.quantised_operands import quantised_operands  # noqa: E402
 from runtime.patterns import Causal, Dense, TopK  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn

@@ -25,9 +25,8 @@ from runtime.ops.quantise import quantise_matrix  # noqa: E402
 from runtime.ops.quantise_attention import (  # noqa: E402
     QuantisedAttention,
     quantise_attention,
-    quantised_operands,
-    transposed_values,
 )
+from runtime.ops.quantised_operands import quantised_operands, transposed_values  # noqa: E402
 from runtime.verify.quantise import in_key_order, rotated  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None

@@ -173,11 +173,13 @@ def default_of(name: str, field: FieldInfo, found: Iterable[Any]) -> str:
         return FILLED
     if field.is_required():
         return "required"
-    return "none" if field.default is None else spelt(field.default)
+    return "none" if field.default is None else spelt(plain_default(field))
 
 
 def plain_default(field: FieldInfo) -> Any:
     """Return the default of a field as plain data."""
+    if isinstance(field.default, BaseModel):
+        return field.default.model_dump(mode="json")
     return list(field.default) if isinstance(field.default, tuple) else field.default
 
 

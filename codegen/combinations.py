@@ -15,7 +15,7 @@ from codegen.select.defaults import COMBINED
 if TYPE_CHECKING:
     from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
-FP8_OPS: tuple[str, ...] = ()
+FP8_OPS: tuple[str, ...] = ("attention",)
 """Operators with kernels for FP8."""
 NO_KERNEL = "has no kernel with it: leave it out"
 
@@ -49,11 +49,19 @@ def check_fp8(spec: Spec) -> None:
         if spec.op in ("attention", "bsr_spmm", "bsr_sddmm") and spec.output != "bf16":
             reason = f"is {spec.output}; only FP8 inputs have outputs of another type than {spec.dtype}: leave it out"
             raise SpecError("output", reason)
+        if spec.op == "attention":
+            _check_without_fp8(spec)
         return
     if spec.op not in FP8_OPS:
         raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")
     if spec.mma != "wgmma":
         raise SpecError("dtype", f"is {spec.dtype}; FP8 is written for wgmma on sm_90a alone: use bf16")
+
+
+def _check_without_fp8(spec: AttentionSpec) -> None:
+    for name in ("scale_rows", "accumulate_every"):
+        if getattr(spec, name) != type(spec).model_fields[name].default:
+            raise SpecError(name, f"is {getattr(spec, name)}; only FP8 inputs have it, not {spec.dtype}: leave it out")
 
 
 def check_options(spec: AttentionSpec) -> None:

@@ -310,6 +310,7 @@ class AttentionMmaSyncFlags(AttentionFlags):
 
     Attributes:
         softmax_scale: factor of the logits, in C++.
+        fp8: what is asked of FP8.
         pieces: files of the kernel's pieces.
         words: what differs in text that kernels share.
     """
@@ -347,6 +348,10 @@ class AttentionSm90aPieces(Flags):
         consumer_piece: the consumer warpgroups.
         order_tiles_piece: the warp that orders shared loads.
         key_range_piece: the piece that says which key blocks a work tile has.
+        gemm_piece: the two products.
+        softmax_piece: the online softmax.
+        mainloop_piece: the steps of a work tile.
+        promotion_piece: when P V of FP8 becomes a part of O.
     """
 
     grouping_piece: str
@@ -372,6 +377,10 @@ class AttentionSm90aPieces(Flags):
     consumer_piece: str
     order_tiles_piece: str
     key_range_piece: str
+    gemm_piece: str
+    softmax_piece: str
+    mainloop_piece: str
+    promotion_piece: str
 
 
 @dataclass(frozen=True)
@@ -402,6 +411,9 @@ class AttentionSm90aWords(Flags):
     steps_of_tile: str
     q_operands: str
     row_without_keys: str
+    o_groups: str
+    o_group_columns: str
+    finished: str
 
 
 @dataclass(frozen=True)
@@ -425,6 +437,11 @@ class AttentionSm90aRingWords(Flags):
     sub_tile_parameter: str
     steps_word: str
     range_argument: str
+    plus_sub_tile_v_ring: str
+    plus_sub_tile_scales: str
+    load_v: str
+    v_bytes: str
+    v_load_bytes: str
 
 
 @dataclass(frozen=True)
@@ -450,6 +467,33 @@ class AttentionSm90aListWords(Flags):
 
 
 @dataclass(frozen=True)
+class Fp8Flags:
+    """What templates ask of FP8 inputs; of other ones nothing.
+
+    Attributes:
+        weights: type of P, as instructions have it.
+        piece_columns: columns of one product P V.
+        sums_by_mma: whether P V has the sums of P's rows.
+        ones: four ones of V's type.
+        first_keys: keys of the first wgmma of Q K^T.
+        other_keys: keys of the second one; 0 without.
+        ties: whether the compiler is told that scores are in the registers of a step's P V.
+        v_upper: constant with the upper half of the descriptors of V^T.
+        dequantises: whether scores are multiplied by their scales before anything else.
+    """
+
+    weights: str
+    piece_columns: int
+    sums_by_mma: bool
+    ones: str
+    first_keys: int
+    other_keys: int
+    ties: bool
+    v_upper: str
+    dequantises: bool
+
+
+@dataclass(frozen=True)
 class AttentionSm90aFlags(AttentionFlags):
     """What attention/sm90a.cu.j2 asks.
 
@@ -468,6 +512,7 @@ class AttentionSm90aFlags(AttentionFlags):
     surplus_first: bool
     o_aliases_q: bool
     softmax_scale: str
+    fp8: Fp8Flags
     pieces: AttentionSm90aPieces
     words: AttentionSm90aWords
     ring_words: AttentionSm90aRingWords

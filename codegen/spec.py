@@ -37,6 +37,13 @@ class AttentionTile(SpecModel):
     n: int = Field(description="keys of one step")
 
 
+class ScaleRows(SpecModel):
+    """How many rows of FP8 inputs share a scale."""
+
+    q: Annotated[Literal[64, 128], StrictInt] = Field(default=128, description="rows of Q")
+    k: Annotated[Literal[64, 128], StrictInt] = Field(default=128, description="rows of K")
+
+
 class GemmTile(SpecModel):
     """What a thread block of a GEMM kernel works on at a time."""
 
@@ -176,8 +183,18 @@ class AttentionSpec(SpecBase):
         description="lockstep of thread blocks, which read the same keys from the L2; for K and V that exceed it",
     )
     output: HalfName = Field(default="bf16", description="type of O where the inputs are FP8")
+    scale_rows: ScaleRows = Field(default=ScaleRows(), description="rows that share a scale where the inputs are FP8")
+    accumulate_every: int = Field(
+        default=1,
+        ge=0,
+        le=1 << 16,
+        description="promotion interval where the inputs are FP8: steps whose P V the tensor core adds up, in about 14 "
+        "bits, before fp32 registers take it in; 0: all of a row",
+    )
     options: ClassVar[tuple[str, ...]] = (
         "output",
+        "scale_rows",
+        "accumulate_every",
         "softcap",
         "score",
         "sink",
@@ -514,6 +531,7 @@ __all__ = [
     "GemmTile",
     "QuantiseSpec",
     "QuantiseTile",
+    "ScaleRows",
     "SelectTile",
     "SelectTopkSpec",
     "Spec",

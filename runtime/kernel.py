@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from codegen.alternatives import suggest_for
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_files
 from codegen.render import generate
@@ -25,6 +26,7 @@ from runtime.errors import ArgumentError, DeviceError, NoJitError
 from runtime.kernels.arguments import check_device
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
@@ -46,6 +48,7 @@ Kernel = (
 )
 
 _NATIVE = "name a spec of the device's own architecture"
+
 KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
     "attention": AttentionKernel,
     "attention_backward": AttentionBackwardKernel,
@@ -58,6 +61,8 @@ KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
     "tile_copy": TileCopyKernel,
 }
 """What is called, by operator."""
+FP8_KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {"attention": Fp8AttentionKernel}
+"""The same where FP8 inputs are called otherwise."""
 
 
 def load_kernel(
@@ -85,6 +90,7 @@ def load_kernel(
 
     Returns:
         A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
+        :class:`~runtime.kernels.attention_fp8.Fp8AttentionKernel`,
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
@@ -152,7 +158,9 @@ def _load_exported(
 def _loaded(compiled: Compiled, where: torch.device) -> Kernel:
     with entered(where.index):
         loaded = LoadedKernel(compiled)
-    return KERNELS[compiled.named.spec.op](compiled, loaded)
+    spec = compiled.named.spec
+    called = FP8_KERNELS.get(spec.op) if spec.dtype in FP8 else None
+    return (called or KERNELS[spec.op])(compiled, loaded)
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

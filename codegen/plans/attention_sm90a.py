@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from codegen.arch import ARCHS, KIB
 from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
+from codegen.plans import attention_fp8 as fp8
 from codegen.plans import attention_sm90a_pieces as pieces
 from codegen.plans import attention_sm90a_text as text
 from codegen.plans.attention_expressions import expression_registers
@@ -111,20 +112,31 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
         WARPGROUP_ROWS * size // WARPGROUP for size in (spec.tile.n, spec.head_dim, spec.head_dim)
     )
     accumulators = scores + scores // 2 + output
+    if fp8.is_fp8(spec):
+        accumulators, queries = fp8.registers(spec), queries // 2
     # Q in registers saves a fifth of the reads of shared memory, and with them power, which limits the chip.
     kept = accumulators + queries // 2 + _overhead(sizes)
     splits = _splits(spec, consumers, sizes.step_blocks)
     has_room = kept <= max(consumer for _, consumer in splits)
-    for at in SHARED_ARRANGEMENTS if spec.share_kv_loads else ARRANGEMENTS:
+    for at in _arrangements(spec):
         shared = _shared(sizes, at)
         if (has_room or not at.q_in_registers) and shared.size <= ARCHS[spec.arch].shared_memory_per_block:
             break
+    if fp8.is_fp8(spec):
+        return at, shared, accumulators + (queries // 2 if at.q_in_registers else 0)
     if at.q_in_registers:
         return replace(at, q_slices=spec.head_dim // SLICE_COLUMNS), shared, accumulators + queries // 2
     # Slices of Q use registers that consumers have left; the split with the producers stays.
     left = _split(splits, accumulators + _overhead(sizes))[1] - accumulators - _overhead(sizes)
     slices = q_slices(spec, left)
     return replace(at, q_slices=slices), shared, accumulators + slices * SLICE_REGISTERS
+
+
+def _arrangements(spec: AttentionSpec) -> tuple[Arrangement, ...]:
+    """Return where Q and O may be, best first. O of FP8 inputs is wider than Q: it has a region of its own."""
+    if spec.share_kv_loads:
+        return SHARED_ARRANGEMENTS
+    return tuple(at for at in ARRANGEMENTS if not at.o_aliases_q) if fp8.is_fp8(spec) else ARRANGEMENTS
 
 
 def _check_tile(spec: AttentionSpec) -> None:
@@ -150,10 +162,14 @@ def _check_tile(spec: AttentionSpec) -> None:
     require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
     if spec.share_kv_loads:
         check_share_kv_loads(spec)
+    if fp8.is_fp8(spec):
+        fp8.check_fp8_tile(spec)
 
 
 def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
-    """Return the register splits with enough for the producer."""
+    """Return the register splits with enough for the producer; of FP8, which spills early, the consumers' largest."""
+    if fp8.is_fp8(spec):
+        return (max(REGISTER_SPLITS[consumers], key=lambda split: split[1]),)
     least = LIST_PRODUCER if spec.pattern.lists > 1 or step_blocks > 1 else 0
     return tuple(split for split in REGISTER_SPLITS[consumers] if split[0] >= least)
 
@@ -199,9 +215,10 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     shared.add("Q", at.tile_stages * q_bytes, held + (", then O" if at.o_aliases_q else ""))
     of_whom = " of each sub-tile" if sizes.sub_tiles > 1 and not spec.share_kv_loads else ""
     shared.add("K", depth * sizes.kv_bytes, f"K ring{of_whom}")
-    shared.add("V", depth * sizes.kv_bytes, f"V ring{of_whom}")
+    in_fp8 = fp8.is_fp8(spec)
+    shared.add("V", depth * (fp8.v_bytes(sizes) if in_fp8 else sizes.kv_bytes), f"V ring{of_whom}")
     if not at.o_aliases_q:
-        shared.add("O", q_bytes, "O tile on its way out")
+        shared.add("O", fp8.o_bytes(spec) if in_fp8 else q_bytes, "O tile on its way out")
     if spec.share_kv_loads:
         add_orders(shared, spec, sizes.sub_tiles)
         return shared
@@ -214,6 +231,8 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     shared.add("WorkTiles", size, entries, align=4)
     if not sizes.skip_masked:  # else consumers know which blocks come
         shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "metadata of the loads in the K rings", align=4)
+    if in_fp8:
+        fp8.add_scales(shared, sizes, depth)
     if spec.stream_k_tail:
         shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's partial came last", align=4)
     return shared

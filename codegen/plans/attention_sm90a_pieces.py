@@ -10,6 +10,7 @@ from codegen.flags import (
     AttentionSm90aWords,
 )
 from codegen.plans.attention_expressions import expressions_flags
+from codegen.plans.attention_fp8 import fp8_flags, is_fp8, promotion
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words
 from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece, softmax_scale
@@ -41,6 +42,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         surplus_first=surplus_first(sizes),
         o_aliases_q=at.o_aliases_q,
         softmax_scale=softmax_scale(spec),
+        fp8=fp8_flags(sizes),
         pieces=pieces(sizes, at),
         words=words(sizes, at),
         ring_words=ring_words(sizes, at),
@@ -51,17 +53,18 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
 def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
     """Return the files of the kernel's pieces."""
     spec, shared = sizes.spec, sizes.spec.share_kv_loads
+    suffix = "_fp8" if is_fp8(spec) else ""
     names = {
         "grouping": GROUPINGS[spec.query_grouping],
         "kv_pipeline": "share_kv" if shared else "ring",
         "load_groups": "three" if sizes.sub_tiles == 3 else "two",
-        "loads": "several" if sizes.step_blocks > 1 else "one",
+        "loads": ("several" if sizes.step_blocks > 1 else "one") + suffix,
         "lockstep": "on" if spec.l2_lockstep else "off",
         "mask": _mask(sizes),
         "roles": "share_kv" if shared else "publish",
         "row_sum": "sink" if spec.sink else "plain",
         "rows": "packed" if sizes.rows.packed else "plain",
-        "q_operand": _q_operand(at),
+        "q_operand": _q_operand(at) + suffix,
         "q_stage": _q_stage(spec, at),
         "schedule": _schedule(sizes),
         "scheduler": _scheduler(spec),
@@ -78,7 +81,11 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         **files,
         logits_piece=logits_piece(spec),
         producer_piece=f"{place}/producer.cuh.j2",
-        consumer_piece=f"{place}/consumer.cuh.j2",
+        consumer_piece=f"{place}/consumer{suffix}.cuh.j2",
+        gemm_piece=f"{PIECES}/gemm{suffix}.cuh.j2",
+        softmax_piece=f"{PIECES}/softmax{suffix}.cuh.j2",
+        promotion_piece=f"{PIECES}/promotion/{promotion(spec)}.cuh.j2",
+        mainloop_piece=f"{PIECES}/mainloop{suffix}.cuh.j2",
         order_tiles_piece=f"{PIECES}/share_kv/order_tiles{searched}.cuh.j2",
         key_range_piece=files["grouping_piece" if shared else "sub_tiles_piece"],
     )
@@ -184,6 +191,9 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         steps_of_tile="kTopK" if spec.share_kv_loads else "count" if sizes.skip_masked else "info.count",
         q_operands=("q, q_descriptor" if at.q_slices else "q_descriptor") if not at.q_in_registers else "q",
         row_without_keys=_row_without_keys(spec),
+        o_groups="kOGroups" if is_fp8(spec) else "kGroups",
+        o_group_columns="kOGroupColumns" if is_fp8(spec) else "kGroupColumns",
+        finished="out" if is_fp8(spec) else "o",
     )
 
 
@@ -193,6 +203,7 @@ def ring_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aRingWords:
     one_ring = one or sizes.spec.share_kv_loads
     meta = " * kStepBlocks" if sizes.step_blocks > 1 else ""
     work_words = 3 if stream_k else 1
+    v_bytes = "kVBytes" if is_fp8(sizes.spec) else "kKvBytes"
     sub_tile_parameter = "" if one else ", int sub_tile"
     return AttentionSm90aRingWords(
         work_words=work_words,
@@ -204,6 +215,11 @@ def ring_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aRingWords:
         ring_warpgroups="kConsumerWarpgroups" if one else "kSubTileWarpgroups",
         plus_sub_tile_ring="" if one else " + sub_tile * kStages * kKvBytes",
         plus_sub_tile_meta="" if one_ring else f" + sub_tile * kStages{meta}",
+        plus_sub_tile_v_ring="" if one else f" + sub_tile * kStages * {v_bytes}",
+        plus_sub_tile_scales="" if one_ring else " + sub_tile * kStages * kScaleParts",
+        load_v="load_v_step" if is_fp8(sizes.spec) else "load_step",
+        v_bytes=v_bytes,
+        v_load_bytes="kVLoadBytes" if is_fp8(sizes.spec) else "kKvBytes",
         barriers="base" if one_ring else "barriers",
         producer_is=_producer_is(sizes),
         producer_parameter=sub_tile_parameter,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from codegen.dtypes import DTYPES
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, Registers, TensorMap, i32, pointer, tensor_map
+from codegen.plans.attention_fp8 import fp8_constants, fp8_maps, fp8_params, is_fp8
 from codegen.plans.attention_kv_splits import computing, partial_constants, what_sub_tiles_are
 from codegen.plans.attention_lockstep import lockstep_constants, lockstep_params, lockstep_summary
 from codegen.plans.attention_order import order_params
@@ -34,6 +35,7 @@ from codegen.plans.attention_share_kv import (
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
+V_TRANSPOSED = "V^T, keys permuted, zeros behind the last one (padded_kv_len, head_dim, kv_heads, batch)"
 TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
 PARTIAL_FLOATS = "floats of a warpgroup's partial"
 SUB_TILE_SHARERS = "warpgroups of a sub-tile"
@@ -180,6 +182,7 @@ def constants(
         *partial_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *logit_constants(spec),
+        *(fp8_constants(sizes) if is_fp8(spec) else []),
     )
 
 
@@ -254,8 +257,9 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
     return (
         tensor_map("q_map", f"Q ({sizes.rows.dims}, batch)"),
         tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
-        tensor_map("v_map", "V, as K"),
+        tensor_map("v_map", V_TRANSPOSED if is_fp8(spec) else "V, as K"),
         tensor_map("o_map", "O, as Q"),
+        *(fp8_params() if is_fp8(spec) else ()),
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),
@@ -272,12 +276,13 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
     spec, rows, columns = sizes.spec, sizes.rows, sizes.columns
     kv_map = TensorMap((columns, spec.tile.n // sizes.step_blocks, 1, 1), SWIZZLE)
     q_queries = WARPGROUP_ROWS if spec.share_kv_loads else rows.box_queries
-    return {
+    maps = {
         "q_map": TensorMap((columns, *rows.box(q_queries)), SWIZZLE),
         "k_map": kv_map,
         "v_map": kv_map,
         "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
     }
+    return fp8_maps(sizes, maps) if is_fp8(spec) else maps
 
 
 def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:

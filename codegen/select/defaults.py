@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from codegen.arch import ARCHS, Combination
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.select.default_tables import GATHERED_ROWS, TABLES
 
@@ -73,6 +74,8 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     if _has_heavy_score(given) and not given.share_kv_loads:
         keys = min(keys, 64)
     step = _size(given, "n", keys) * -(-given.head_dim // 64) * 64  # elements of K in shared memory
+    if given.dtype in FP8 and given.kv_splits == 1:  # two blocks, where registers suffice
+        keys = 64 if given.head_dim > 128 else 2 * keys
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     wide = given.head_dim in (192, 256) and given.kv_splits == 1
     features: Fields = {

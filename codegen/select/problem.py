@@ -25,8 +25,8 @@ from codegen.spec import (
     AttentionSpec,
     BlockShape,
     BsrSpmmSpec,
+    DTypeName,
     Epilogue,
-    HalfName,
     Spec,
     UnchosenSpec,
 )
@@ -64,7 +64,7 @@ class _Problem(SpecModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     arch: ArchName = Field(default="sm_90a", description="architecture of the device")
-    dtype: HalfName = Field(default="fp16", description="type of inputs and outputs")
+    dtype: DTypeName = Field(default="fp16", description="type of inputs and outputs")
 
     said: ClassVar[tuple[str, ...]] = ()
     """Fields that its kernel's spec has too, beside ``op``, ``arch`` and ``dtype``."""

@@ -18,6 +18,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from codegen.dtypes import FP8
 from codegen.expressions.nodes import Aux
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
@@ -38,6 +39,7 @@ from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.prepare.mask_bits import pack_mask_bits
+from runtime.prepare.quantised import quantise
 
 FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
 EVERY_KEY = "SDPA, every key"
@@ -94,9 +96,10 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
     packs = heads // spec.pack_gqa  # each has K and V of its own
+    in_fp8 = spec.dtype in FP8
+    dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # what is quantised, once, and what peers take
     q, k, v = (
-        torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
-        for count in (heads, packs, packs)
+        torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=dtype) for count in (heads, packs, packs)
     )
     indices = pattern_values(spec, 1, length) if positional else pattern_lists(spec, packs, length)
     lists = (kernel.prepare(indices[0], length),) if spec.query_grouping == "given" else indices  # once for many calls
@@ -104,6 +107,8 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     lengths: dict[str, Any] = every_key(spec, length)
     aux = aux_of(spec, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
+    inputs, scales = _given(spec, q, k, v)
+    options = {**lengths, **aux, **scales}
     peers = sdpa_calls(spec, q, k, v)
     block, peer_flops = spec.pattern.fixed_block, {}
     if spec.score is not None:  # of FlexAttention with scores: benchmarks/expressions.py
@@ -114,14 +119,27 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     elif not peers:  # nothing of torch's computes such lists
         peers = {EVERY_KEY: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)}
         peer_flops = {EVERY_KEY: 4.0 * spec.head_dim * heads * length * length}
+    if in_fp8:
+        peers = {f"{name}, {spec.output}": peer for name, peer in peers.items()}
+        peer_flops = {f"{name}, {spec.output}": flops for name, flops in peer_flops.items()}
     return Workload(
         shape=f"B1 H{heads} S{length} d{spec.head_dim}, {pattern_words(spec, indices)}",
         flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
-        call=lambda: kernel(q, k, v, *lists, out=out, sink=sink, **lengths, **aux),
+        call=lambda: kernel(*inputs, *lists, out=out, sink=sink, **options),
         peers=peers,
         peer_flops=peer_flops,
         inputs={"q": q, "k": k, "v": v, "lists": indices},
     )
+
+
+def _given(
+    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Return q, k and v as a kernel takes them, and their scales: of FP8 inputs."""
+    if spec.dtype not in FP8:
+        return (q, k, v), {}
+    given = quantise(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
+    return (given.q, given.k, given.v_t), given.scales()
 
 
 def pattern_words(spec: AttentionSpec, indices: tuple[torch.Tensor, ...]) -> str:

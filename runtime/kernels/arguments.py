@@ -225,21 +225,23 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, t
         raise ArgumentError(name, f"has shape {tuple(shape)}, expected ({shape_words(expected)})")
 
 
-def check_head_dim(shape: Sequence[int], head_dim: int, *, padded: bool) -> None:
+def check_head_dim(shape: Sequence[int], head_dim: int, *, padded: bool, element: int = 2) -> None:
     """Check the elements of a head of q, of a kernel for ``head_dim`` of them.
 
     Args:
         shape: of q, (batch, heads, q_len, d).
         head_dim: of the spec.
         padded: whether the kernel fills heads of fewer elements up with zeros.
+        element: bytes of an element.
 
     Raises:
         ArgumentError: with the whole shape and what d may be.
     """
     d = shape[3]
-    if d == head_dim or (padded and d < head_dim and d % HEAD_STEP == 0):
+    step = TMA_ALIGNMENT // element
+    if d == head_dim or (padded and d < head_dim and d % step == 0):
         return
-    below = f" or a multiple of {HEAD_STEP} below it" if padded else ""
+    below = f" or a multiple of {step} below it" if padded else ""
     other = "; a kernel whose spec says pad_heads: true takes fewer" if not padded and d < head_dim else ""
     expected = f"(batch, heads, q_len, head_dim {head_dim}{below}){other}"
     raise ArgumentError("q", f"has shape {tuple(shape)}, expected {expected}")

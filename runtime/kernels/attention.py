@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from codegen.dtypes import FP8
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
@@ -40,6 +41,8 @@ from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+SCALES = ("q_scale", "k_scale", "v_scale")
+"""Arguments of FP8 kernels."""
 _LOG2_E = math.log2(math.e)
 
 
@@ -74,11 +77,11 @@ class _Outputs(NamedTuple):
     memory: Memory
 
 
-def layout_like(tensor: torch.Tensor) -> Layout:
+def layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
     """Return the layout of a new tensor like one: the same, where TMA can write it, else contiguous."""
-    like = torch.empty_like(tensor, device="meta")
+    like = torch.empty_like(tensor, dtype=dtype, device="meta")
     if like.stride() != tensor.stride():
-        like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        like = torch.empty(tensor.shape, dtype=dtype, device="meta")
     return tuple(like.shape), like.stride(), like.dtype
 
 
@@ -100,6 +103,7 @@ class AttentionKernel:
         self.spec: AttentionSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._out_dtype = TORCH_DTYPES[compiled.plan.output]
         self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
@@ -108,6 +112,7 @@ class AttentionKernel:
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._signatures = Signatures()
+        self._takes_scales = self.spec.dtype in FP8
 
     def __repr__(self) -> str:
         names = ", ".join(["q", "k", "v", *(t.name for t in self._indices)])
@@ -176,21 +181,25 @@ class AttentionKernel:
             with entered(q.device.index):
                 options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "validate": validate, "aux": aux}
                 return self(q, k, v, *indices, **{**options, **named_indices})
+        scales: tuple[Any, ...] = self._take_scales(named_indices) if self._takes_scales else ()
         given = self._arguments.gather(indices, named_indices) if named_indices else indices
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
         looked_up = self._aux.in_order(aux)
-        key = (scale, call_key(q, k, v, out, sink, *tensors, *looked_up))
+        key = (scale, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            checked = self._check(q, k, v, indices=tensors, aux=looked_up, scale=scale, out=out, sink=sink)
+            checked = self._check(
+                q, k, v, indices=tensors, aux=looked_up, scales=scales, scale=scale, out=out, sink=sink
+            )
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, tensors)
             check_sink_values(sink)
+            self._check_values(scales)
         outputs: _Outputs = signature.extra
         if out is None:
             out = outputs.allocate(*outputs.out_layout)
@@ -203,6 +212,7 @@ class AttentionKernel:
             if tensor is not None:
                 addresses[name] = tensor.data_ptr()
         self._aux.add_addresses(addresses, looked_up)
+        addresses.update((name, tensor.data_ptr()) for name, tensor in zip(SCALES, scales, strict=False))
         if sink is not None:
             addresses["sink"] = sink.data_ptr()
         lse = None
@@ -270,6 +280,7 @@ class AttentionKernel:
         out: Any,
         sink: Any,
         aux: tuple[Any, ...] = (),
+        scales: tuple[Any, ...] = (),
     ) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("q", q, self._dtype, 4)
@@ -277,11 +288,9 @@ class AttentionKernel:
         check_tensor("v", v, self._dtype, 4, q.device)
         batch, heads, q_len, d = q.shape
         kv_heads, kv_len = k.shape[1:3]
-        check_head_dim(q.shape, self.spec.head_dim, padded=self._pads_heads)
+        check_head_dim(q.shape, self.spec.head_dim, padded=self._pads_heads, element=q.element_size())
         check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
-        check_shape(
-            "v", v.shape, [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("kv_len", (kv_len,)), ("head_dim", (d,))]
-        )
+        self._check_v(v, k)
         if heads % kv_heads:
             raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
         packed, group = self.spec.pack_gqa, heads // kv_heads
@@ -290,10 +299,10 @@ class AttentionKernel:
                 "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
             )
         self._check_addressing(q, k, v)
-        like, strides, dtype = layout_like(q)
+        like, strides, dtype = layout_like(q, self._out_dtype)
         written = torch.empty_strided(like, strides, dtype=dtype, device="meta")
         if out is not None:
-            check_tensor("out", out, self._dtype, 4, q.device)
+            check_tensor("out", out, self._out_dtype, 4, q.device)
             names = ("batch", "heads", "q_len", "head_dim")
             check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
             check_strides("out", out)
@@ -304,6 +313,7 @@ class AttentionKernel:
         elif sink is not None:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._arguments.check(q, indices) | self._aux.check(q, kv_len, aux)
+        index_values |= self._check_scales(q, k, scales)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else indices[0].shape[:2]
         slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)
@@ -330,13 +340,29 @@ class AttentionKernel:
             prologue_grid=args.prologue_grid,
         )
 
+    def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
+        names = ("batch", "kv_heads", "kv_len", "head_dim")
+        check_shape("v", v.shape, [(name, (size,)) for name, size in zip(names, k.shape, strict=True)])
+
+    def _take_scales(self, named: dict[str, Any]) -> tuple[Any, ...]:
+        """Take the scales of FP8 inputs out of the arguments by name, in the order of SCALES."""
+        return tuple(named.pop(name) for name in SCALES)
+
+    def _check_scales(self, q: torch.Tensor, k: torch.Tensor, scales: tuple[Any, ...]) -> dict[str, int]:
+        """Check the scales of FP8 inputs, which other kernels have none of; return what the kernel wants to know."""
+        del q, k, scales
+        return {}
+
+    def _check_values(self, scales: tuple[Any, ...]) -> None:
+        """Check the values of those scales (synchronises)."""
+
     def _outputs(self, q: torch.Tensor, indices: tuple[Any, ...], sink: Any, memory: Memory) -> _Outputs:
         """Return what calls of a checked signature do beside the launch."""
         batch, heads, q_len, _ = q.shape
         given = dict(zip(self._index_names, indices, strict=False)) | {"sink": sink}
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
         return _Outputs(
-            layout_like(q),
+            layout_like(q, self._out_dtype),
             lse_layout if self.spec.lse else None,
             allocator(q.device),
             dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),

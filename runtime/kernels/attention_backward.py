@@ -230,7 +230,9 @@ class AttentionBackwardKernel:
         prologue_grid = args.prologue_grid
         if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
             prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
-        gradients = {name: layout_like(t) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names}
+        gradients = {
+            name: layout_like(t, t.dtype) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names
+        }
         written = {name: torch.empty_strided(s, st, dtype=t, device="meta") for name, (s, st, t) in gradients.items()}
         tensors = {"q": q, "k": k, "v": v, "dout": dout, **written}
         values |= self._strides({**tensors, "out": out})

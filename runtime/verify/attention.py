@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from codegen.dtypes import DTYPES, FP8
 from codegen.patterns import IndexTensor
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
@@ -219,7 +220,9 @@ KV_LENGTH_CASES = (
 
 def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
-    return tuple(fitted(case, spec) for case in HEAD_SIZE_CASES if (case.columns or 0) < spec.head_dim)
+    step = 16 // DTYPES[spec.dtype].bytes  # a row of a tensor has whole chunks of 16 bytes
+    sizes = {case.columns or 0: case for case in HEAD_SIZE_CASES}
+    return tuple(fitted(case, spec) for d, case in sizes.items() if d < spec.head_dim and d % step == 0)
 
 
 # Bits of the pairs of partial blocks: shared where lists are not, no pair visible beside full blocks and without any,
@@ -307,9 +310,9 @@ class Inputs:
 
 
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
-    """Draw fresh random inputs of a case."""
+    """Draw fresh random inputs of a case; those that are to be FP8 in float32."""
     source = generator(case.name, device)
-    dtype = TORCH_DTYPES[spec.dtype]
+    dtype = torch.float32 if spec.dtype in FP8 else TORCH_DTYPES[spec.dtype]
 
     def tensor(batch: int, heads: int, length: int) -> torch.Tensor:
         shape = (batch, heads, length, spec.head_dim)
@@ -530,6 +533,12 @@ def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.
 
 def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return out, lse and multiplicity in float64."""
+    out, lse, weight, _, _ = oracle_with_weights(spec, case, inputs)
+    return out, lse, weight
+
+
+def oracle_with_weights(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """Return them, exp(logit - its row's maximum) of each pair, and what joins the sums of the rows."""
     q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
     group = case.heads // case.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -544,12 +553,12 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     top = scores.amax(-1, keepdim=True)
     sink = None if inputs.sink is None else inputs.sink.double()[:, None, None]
     top = (top if sink is None else torch.maximum(top, sink)).nan_to_num(neginf=0.0)
-    weighted = weight * torch.exp(scores - top)
-    total = weighted.sum(-1, keepdim=True)
-    if sink is not None:
-        total = total + torch.exp(sink - top)
+    each = torch.exp(scores - top)
+    weighted = weight * each
+    rest = torch.zeros_like(top) if sink is None else torch.exp(sink - top)
+    total = weighted.sum(-1, keepdim=True) + rest
     out = torch.where(total > 0, weighted / total, 0.0) @ v
-    return out, (total.log() + top).squeeze(-1), weight
+    return out, (total.log() + top).squeeze(-1), weight, each, rest
 
 
 def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
@@ -570,7 +579,7 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     problems = []
     results = []
     for _ in range(2):
-        memory, out = _poisoned_output(spec, inputs.q)
+        memory, out = poisoned_output(spec, inputs.q)
         options: dict[str, Any] = {"scale": case.scale, "out": out, "sink": inputs.sink, **inputs.looked_up()}
         with poisoned_memory():
             results.append(kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, **options))
@@ -580,7 +589,7 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):
         problems.append("two runs differ")
     if lse is not None:
-        problems += _check_lse(lse, reference_lse)
+        problems += check_lse(lse, reference_lse)
     unseen = weight.sum(-1) == 0
     if bool((out[unseen] != 0).any()):
         problems.append("a row without keys is not 0")
@@ -598,7 +607,7 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     )
 
 
-def _poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory for a result, all NaN, and the result: as q, or those of the memory's columns that q has."""
     if q.shape[3] == spec.head_dim:
         memory = torch.full_like(q, torch.nan)
@@ -607,11 +616,12 @@ def _poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor
     return memory, memory[..., : q.shape[3]]
 
 
-def _check_lse(lse: torch.Tensor, reference: torch.Tensor) -> list[str]:
+def check_lse(lse: torch.Tensor, reference: torch.Tensor, allowed: float = 1e-4) -> list[str]:
+    """Return what is wrong with the LSE of a case, which may be off by a share of it, or of 1."""
     empty = torch.isinf(reference)
     if not torch.equal(torch.isneginf(lse), empty):
         return ["LSE is not -inf exactly where a row has no keys"]
     error = (lse.double() - reference)[~empty].abs() / reference[~empty].abs().clamp(min=1.0)
-    if error.numel() and not float(error.max()) < 1e-4:
+    if error.numel() and not float(error.max()) < allowed:
         return [f"LSE is off by {float(error.max()):.2g}"]
     return []

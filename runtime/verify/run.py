@@ -17,11 +17,13 @@ from runtime.driver.api import call, driver
 from runtime.kernel import Kernel, load_kernel
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.verify import (
     attention,
     attention_backward,
+    attention_fp8,
     block_mask,
     bsr_sddmm,
     bsr_spgemm,
@@ -75,7 +77,8 @@ def cases_of(kernel: Kernel) -> tuple[Any, ...]:
 def run_case(kernel: Kernel, case: Any, device: torch.device) -> Outcome:
     """Run one case with guard bands around its tensors, and beside its oracle."""
     guarded = Guarded(kernel)
-    outcome: Outcome = MODULES[kernel.spec.op].run_case(guarded, case, device)
+    module = attention_fp8 if isinstance(kernel, Fp8AttentionKernel) else MODULES[kernel.spec.op]
+    outcome: Outcome = module.run_case(guarded, case, device)
     return replace(outcome, problem="; ".join(filter(None, (outcome.problem, *guarded.faults))))
 
 

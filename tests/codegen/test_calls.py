@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from scripts import imported
 
+from codegen.dtypes import FP8
 from codegen.library import find_spec, shipped_specs
 from codegen.plan import PARAM_ABI, Plan
 from codegen.plans import plan_for
@@ -25,8 +26,9 @@ torch = pytest.importorskip("torch")
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.expressions.draw import draw_aux  # noqa: E402
-from runtime.kernels import arguments, attention, attention_backward  # noqa: E402
+from runtime.kernels import arguments, attention, attention_backward, attention_fp8  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
+from runtime.prepare.quantised import quantise  # noqa: E402
 
 GRADIENTS: Any = attention_backward.AttentionBackwardKernel
 
@@ -67,7 +69,7 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    for module in (attention, attention_backward):
+    for module in (attention, attention_backward, attention_fp8):
         monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -78,6 +80,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.A
         named = find_spec(name)
         loaded, driver = loaded_kernel(plan_for(named))
         called = attention.AttentionKernel if isinstance(named.spec, AttentionSpec) else GRADIENTS
+        called = attention_fp8.Fp8AttentionKernel if named.spec.dtype in FP8 else called
         return called(SimpleNamespace(named=named, plan=loaded.plan), loaded), driver  # type: ignore[arg-type]
 
     return make
@@ -799,11 +802,12 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     packed, kv_heads, length = spec.pack_gqa, 2, 600
     q, k, v = (torch.zeros(1, h, length, spec.head_dim).half() for h in (2 * packed * kv_heads, kv_heads, kv_heads))
     q, k, v = (t.to(attention.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
+    (q, k, v), scales = as_given(spec, q, k, v)
     sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3}
     indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
     sink = torch.zeros(q.shape[1]) if spec.sink else None
-    out, aux = torch.zeros_like(q), looked_up(spec, q)
-    found = call(q, k, v, *indices, out=out, sink=sink, aux=aux)
+    out, aux = torch.zeros(q.shape, dtype=attention.TORCH_DTYPES[call.compiled.plan.output]), looked_up(spec, q)
+    found = call(q, k, v, *indices, out=out, sink=sink, aux=aux, **scales)
     assert (found if not spec.lse else found[0]) is out
     *before, (grid, _, launched) = driver.launches
     assert [parameters for *_, parameters in before] == [launched] * (call.compiled.plan.prologue is not None)
@@ -826,6 +830,14 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress", "query_order"}:
         assert field(call, launched, name)[0] != 0, name
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.ctas_per_sm
+
+
+def as_given(spec: Any, q: Any, k: Any, v: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return q, k and v as a kernel takes them, and the scales of FP8 inputs."""
+    if spec.dtype not in FP8:
+        return [q, k, v], {}
+    given = quantise(q.float(), k.float(), v.float(), spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
+    return [given.q, given.k, given.v_t], given.scales()
 
 
 def looked_up(spec: Any, q: Any) -> dict[str, Any]:
@@ -851,7 +863,8 @@ def listing(call: Any) -> tuple[list[Any], dict[str, Any]]:
             tensor.fill_(2)
         else:
             tensor[..., :2] = torch.tensor([1, 0])
-    return [q, k, v], {**indices, "aux": looked_up(spec, q)}
+    given, scales = as_given(spec, q, k, v)
+    return given, {**indices, "aux": looked_up(spec, q), **scales}
 
 
 @pytest.mark.parametrize("named", LISTED, ids=lambda named: named.stem)

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpu import garbage
 
+from codegen.dtypes import FP8
 from codegen.library import find_spec, shipped_names
 from codegen.plans.balance import cuts_rows
 from codegen.plans.gathered import gathers_rows, slots
@@ -46,6 +47,7 @@ from codegen.spec import (
 from runtime import load_kernel
 from runtime.expressions.draw import draw_aux
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.prepare.quantised import quantise
 
 LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles
@@ -64,6 +66,11 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     def draw(*shape: int, dtype: torch.dtype = TORCH_DTYPES[spec.dtype]) -> torch.Tensor:
         return torch.randn(shape).to(dtype).to(device)
 
+    if isinstance(spec, AttentionSpec) and spec.dtype in FP8:
+        (q, k, v, *rest), named = _attention(spec, lambda *shape, **_: torch.randn(shape), "cpu")
+        given = quantise(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
+        inputs = [tensor.to(device) for tensor in (given.q, given.k, given.v_t, *rest)]
+        return inputs, {name: to_device(value, device) for name, value in {**named, **given.scales()}.items()}
     if isinstance(spec, AttentionSpec):
         return _attention(spec, draw, device)
     if isinstance(spec, AttentionBackwardSpec):
@@ -102,6 +109,13 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         q, k = draw(1, 2 * HEADS, LENGTH - 7, 72), draw(1, HEADS, LENGTH - 3, 72)
         return [q, k, (48, 80), 5], {"causal": True, "always": (0, -1)}
     return [draw(DENSE_ROWS, COLUMNS)], {}
+
+
+def to_device(value: Any, device: str) -> Any:
+    """Return a tensor, or a mapping of some, on a device."""
+    if isinstance(value, dict):
+        return {name: to_device(each, device) for name, each in value.items()}
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _aux(spec: AttentionSpec | BlockMaskSpec, sizes: dict[str, int], device: str) -> dict[str, torch.Tensor]:

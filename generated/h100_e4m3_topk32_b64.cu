@@ -1,0 +1,1293 @@
+// Generated from specs/h100_e4m3_topk32_b64.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/h100_e4m3_topk32_b64.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"scale_rows":{"k":64,"q":64},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
+// spec hash: 603d6b766db69b7bc2375d745143629dee9fd3237baaaa39106fa9fed1bad72a
+// templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/turns.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/loads/several_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_operand/registers_fp8.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong_lists.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/query_blocks.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 7389547eeb0f6f73308227d5f37e9d17e28971ebd458c2e5d25610e92a4651b3
+
+// Attention forward for sm_90a over the key blocks that the pattern lists:
+//   O = softmax(scale * Q K^T) V
+//
+// Who does what
+//   warpgroup 0      producer. Warp s fills the rings of sub-tile s by TMA; warp 0 also loads Q.
+//   warpgroups 1..   consumers. Each owns 64 query rows:
+//                    S = Q K^T, online softmax, O += P V, all in registers.
+//   A sub-tile is one query block of the tile: the warpgroups that own its rows share its key blocks and its rings.
+//
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
+// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
+// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, steps of its sub-tiles, its Q
+//   k_full[s][i], k_empty[s][i]  stage i of sub-tile s's K ring, and the metadata of its loads
+//   v_full[s][i], v_empty[s][i]  stage i of sub-tile s's V ring
+//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
+//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
+//
+// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
+//
+// Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
+// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
+//
+// Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided
+// between thread blocks; a unit is a step. Each part stores its unfinished O in global memory, and for each
+// warpgroup's rows the part that ends last combines all.
+//
+// Symbols
+//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
+//               are its seqlen_q and seqlen_k
+//   step        kTileN keys, its n_block: kStepBlocks listed key blocks
+//   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
+//   o           output of 64 x kHeadDim, not yet divided by the row sum
+//   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
+//   row_sum     this thread's part of the running sum of the weights
+//   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kTileM = 128;  // query rows of a tile
+constexpr int kTileN = 128;  // keys of one step; registers: 160 of s, p_frag, o + 32 = 192 of 232
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kSubTiles = 2;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
+constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with key blocks of its own
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
+constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kGroupColumns = 128;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 1;  // column groups of a head
+constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
+constexpr int kQBytes = 16384;  // bytes of a Q tile
+constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
+constexpr int kStepBlocks = 2;  // loads of a step: listed blocks
+constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kBlockKeys = 64;  // keys of a listed block
+constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial
+constexpr int kTopK = 32;  // key blocks listed for each query block
+constexpr int kOutputs = 64;  // numbers that a thread has of O
+constexpr int kPieces = 1;  // pieces of O's columns, whose P V is worked out one after the other
+constexpr int kPieceOutputs = 64;  // numbers that a thread has of one
+constexpr int kAccumulators = 64;  // registers of scores, or of P V
+constexpr int kFirstKeys = 128;  // keys of the first product Q K^T; a second one has the others
+constexpr int kOGroupColumns = 64;  // columns of a group of O: one 128-byte swizzled row
+constexpr int kOGroups = 2;  // column groups of O
+constexpr int kVGroupKeys = 64;  // keys of a group of V^T, one byte each: one swizzled row
+constexpr int kVGroupBytes = 8192;  // bytes of a group of V^T
+constexpr int kVBytes = 16384;  // bytes of V^T of one step
+constexpr int kVLoadBytes = 16384;  // bytes of them that the copies bring
+constexpr int kQScaleRows = 64;  // rows of Q that share a scale
+constexpr int kKScaleRows = 64;  // rows of K that share a scale
+constexpr int kScaleKeys = 64;  // keys of a step that share a scale
+constexpr int kScaleParts = 2;  // parts of a step with scales of their own
+constexpr int kFmaGroups = 0;  // groups of 16 keys, of four, in which a quarter of 2^x is by FMA
+
+// Dynamic shared memory: 196880 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 128
+constexpr int kKOffset = 32768;  // 65536 bytes: K ring of each sub-tile
+constexpr int kVOffset = 98304;  // 65536 bytes: V ring of each sub-tile
+constexpr int kOOffset = 163840;  // 32768 bytes: O tile on its way out
+constexpr int kBarriersOffset = 196608;  // 160 bytes: mbarriers
+constexpr int kWorkTilesOffset = 196768;  // 40 bytes: ring of work tiles: number, begin, end, numbers of steps
+constexpr int kBlockMetaOffset = 196808;  // 32 bytes: metadata of the loads in the K rings
+constexpr int kKScalesOffset = 196840;  // 32 bytes: scales of the keys in the K rings
+constexpr int kIsLastOffset = 196872;  // 8 bytes: whether a warpgroup's partial came last
+
+constexpr int kQFullBarrier = kBarriersOffset;
+constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
+constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
+constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kSubTiles * kStages;
+constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSubTiles * kStages;
+constexpr int kWorkTileWords = 3 + kSubTiles;  // words of an entry of the ring: number, begin, end, numbers of steps
+constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+// Named barrier of warpgroup w's turn: this + w.
+constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
+constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
+constexpr float kLeastLogit = -1e30f;
+constexpr float kLn2 = 0.693147180559945f;
+
+// Launch: 384 threads a block, 196880 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent).
+struct Params {
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 128 x 128 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 128 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V^T, keys permuted, zeros behind the last one (padded_kv_len, head_dim, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 64
+  TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
+  const float* q_scale;  // scales of Q: what a number is times
+  int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
+  int q_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  const float* k_scale;  // scales of K: what a number is times
+  int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
+  int k_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  const float* v_scale;  // scales of V: what a number is times
+  int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
+  int v_scale_column_stride;  // elements from one column to the next (0: shared)
+  int last_column;  // last column of a head
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  const int* kv_indices;  // key blocks of each query block, any order
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
+  int query_blocks;  // query blocks of a head: rows of the lists
+  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are divided between thread blocks
+  int stream_k_ctas;  // thread blocks that they are divided between
+  int units;  // work units of a divided tile
+  int q_len;  // queries of a head
+  int kv_len;  // keys of a head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int query_tiles;  // tiles of kTileM queries of a head
+  int tiles;  // batch * heads * query_tiles
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_4d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8 rows to
+// the next 8.
+constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
+
+// wgmma.mma_async m64n128k32: D = A B, + D if `accumulate`; A in registers. Operands of 8 bits are K-major. After
+// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k32_registers(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, "
+      "%4, %5, %6, %7, "
+      "%8, %9, %10, %11, "
+      "%12, %13, %14, %15, "
+      "%16, %17, %18, %19, "
+      "%20, %21, %22, %23, "
+      "%24, %25, %26, %27, "
+      "%28, %29, %30, %31, "
+      "%32, %33, %34, %35, "
+      "%36, %37, %38, %39, "
+      "%40, %41, %42, %43, "
+      "%44, %45, %46, %47, "
+      "%48, %49, %50, %51, "
+      "%52, %53, %54, %55, "
+      "%56, %57, %58, %59, "
+      "%60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+        "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+        "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+        "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+        "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+        "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n128k32: D = A B, + D if `accumulate`; A in registers. Operands of 8 bits are K-major. After
+// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k32_registers_v(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, "
+      "%4, %5, %6, %7, "
+      "%8, %9, %10, %11, "
+      "%12, %13, %14, %15, "
+      "%16, %17, %18, %19, "
+      "%20, %21, %22, %23, "
+      "%24, %25, %26, %27, "
+      "%28, %29, %30, %31, "
+      "%32, %33, %34, %35, "
+      "%36, %37, %38, %39, "
+      "%40, %41, %42, %43, "
+      "%44, %45, %46, %47, "
+      "%48, %49, %50, %51, "
+      "%52, %53, %54, %55, "
+      "%56, %57, %58, %59, "
+      "%60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+        "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+        "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+        "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+        "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+        "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kNarrowDescriptorUpperHalf));
+}
+
+// The same without D before it, which the compiler then takes as free until here.
+__device__ __forceinline__ void wgmma_m64n128k32_registers_v_first(
+    float (&d)[64], const uint32 (&a)[4], uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 b;\n"
+      "mov.b64 b, { %68, %69 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, "
+      "%4, %5, %6, %7, "
+      "%8, %9, %10, %11, "
+      "%12, %13, %14, %15, "
+      "%16, %17, %18, %19, "
+      "%20, %21, %22, %23, "
+      "%24, %25, %26, %27, "
+      "%28, %29, %30, %31, "
+      "%32, %33, %34, %35, "
+      "%36, %37, %38, %39, "
+      "%40, %41, %42, %43, "
+      "%44, %45, %46, %47, "
+      "%48, %49, %50, %51, "
+      "%52, %53, %54, %55, "
+      "%56, %57, %58, %59, "
+      "%60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, 0, 1, 1;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]),
+        "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]),
+        "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]),
+        "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]),
+        "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]),
+        "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]),
+        "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
+        "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]),
+        "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
+        "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]),
+        "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kNarrowDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
+__device__ __forceinline__ void bar_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// rcp.approx.ftz: 1 / x, relative error 2^-23; 0 for infinity (PTX ISA, "rcp")
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// cvt.rn.satfinite.e4m3x2.f32: two floats to a pair of e4m3, the second operand in the lower byte; four of them in a
+// word, the first one lowest (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack_e4m3(float a, float b, float c, float d) {
+  uint32 word;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, { low, high };\n"
+      "}\n" : "=r"(word) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
+struct KvBlockIterator {
+  int count;        // steps of these queries
+  int entries;      // key blocks listed for them
+  const int* list;  // their numbers
+  int key_blocks;   // key blocks there are
+  int lane_entries;  // 32 entries of the list, one a lane
+  bool backwards = false;  // whether the list is walked through from its end
+
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const int row = first_query / kSubTileRows;
+    list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
+           row * p.kv_indices_row_stride;
+    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    entries = row < p.query_blocks ? kTopK : 0;
+    count = (entries + kStepBlocks - 1) / kStepBlocks;
+    lane_entries = 0;
+  }
+  // Restricts these queries to `number` work units from `first` on.
+  __device__ __forceinline__ void restrict_to(int first, int number) {
+    const int begin = min(first * kStepBlocks, entries);
+    list += begin;
+    entries = min(number * kStepBlocks, entries - begin);
+    count = (entries + kStepBlocks - 1) / kStepBlocks;
+  }
+  // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.
+  // All lanes of a warp call this together, i = 0, 1, 2, ...
+  __device__ __forceinline__ int at(int i) {
+    const int entry = i, mine = entry + threadIdx.x % 32;
+    if (i % 32 == 0 && mine < entries) {
+      lane_entries = __ldg(list + (backwards ? entries - 1 - mine : mine));
+    }
+    const int block = __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
+    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
+    return (known ? block : key_blocks);
+  }
+};
+
+// One tile of work: kTileM queries of one head.
+struct Tile {
+  int batch, head, first_query;
+
+  __device__ __forceinline__ Tile(const Params& p, int index) {
+    // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
+    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    const uint32 batch_head = number / query_tiles;
+    first_query = number % query_tiles * kTileM;
+    batch = batch_head / p.heads;
+    head = batch_head % p.heads;
+  }
+};
+
+// Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
+// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
+template <int kDepth>
+struct PipelineState {
+  int index = 0, phase = 0;
+
+  PipelineState() = default;
+  // That of the n-th use of the ring.
+  __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
+  __device__ __forceinline__ void advance() {
+    if (++index == kDepth) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// A work tile: a tile, or a part of one.
+struct WorkTile {
+  int index;  // number of the tile
+  int begin, end;  // the part has the tile's units from begin to the one before end; end is 0 for a whole tile
+};
+
+// Work units of the first p.stream_k_tiles tiles: p.units each, in the order of the tiles. Thread block b of the first
+// p.stream_k_ctas has those from first_unit(p, b) up to first_unit(p, b + 1): two at least, and fewer than a tile has.
+__device__ __forceinline__ int first_unit(const Params& p, int thread_block) {
+  return static_cast<uint32>(thread_block) * p.stream_k_tiles * p.units / p.stream_k_ctas;
+}
+
+// The thread block that has a unit: the last one whose first unit does not come after it.
+__device__ __forceinline__ int owner_of(const Params& p, int unit) {
+  return (static_cast<uint32>(unit + 1) * p.stream_k_ctas - 1) / (p.stream_k_tiles * p.units);
+}
+
+// Part of the tile that has `unit`: from there to the tile's last unit, or to the one before `end`.
+__device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, int end) {
+  const int begin = unit % p.units;
+  return {unit / p.units, begin, min(p.units, begin + end - unit)};
+}
+
+// Parts of split tiles come first.
+// Whole tiles are all equally long: each thread block has every gridDim.x-th one.
+__device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
+  const int block = blockIdx.x;
+  if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
+  return {p.stream_k_tiles + block, 0, 0};
+}
+
+__device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile& work) {
+  const int block = blockIdx.x;
+  if (work.end == 0) return {work.index + static_cast<int>(gridDim.x), 0, 0};
+  const int next = work.index * p.units + work.end, end = first_unit(p, block + 1);
+  return next < end ? work_tile_from(p, next, end) : WorkTile{p.stream_k_tiles + block, 0, 0};
+}
+
+// The key blocks of one sub-tile of a work tile.
+// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
+// same arguments, whether they need them or not.
+__device__ __forceinline__ KvBlockIterator kv_blocks_of(
+    const Params& p, const WorkTile& work, const Tile& tile, int sub_tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query + sub_tile * kSubTileRows);
+  if (work.end > 0) blocks.restrict_to(work.begin, work.end - work.begin);
+  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
+  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  blocks.backwards = work.end == 0 && (work.index - p.stream_k_tiles) / gridDim.x % 2 == 1;
+  return blocks;
+}
+
+// Metadata of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if the load reaches past
+// the last key, as an entry out of range does.
+__device__ __forceinline__ int pack_block_meta(const Params& p, int block) {
+  return (block + 1) * kLoadKeys > p.kv_len ? ~block : block;
+}
+
+// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
+// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+// The work tile of an entry of the ring of tiles.
+__device__ __forceinline__ WorkTile read_work_tile(const int* info) {
+  return {read_by_leader(info), read_by_leader(info + 1), read_by_leader(info + 2)};
+}
+
+// Publishes a work tile: waits until consumers and other producer warps have left its entry of the ring, then writes
+// its number, its work units and its steps, and loads Q. Past the last tile the number is all that is written. One
+// thread.
+__device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, const WorkTile& work) {
+  const uint32 full = base + kQFullBarrier + 8 * state.index;
+  int* info = entries + state.index * kWorkTileWords;
+  mbarrier_wait(base + kQEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  info[0] = work.index;
+  if (work.index >= p.tiles) {
+    mbarrier_arrive(full);
+    return;
+  }
+  info[1] = work.begin;
+  info[2] = work.end;
+  const Tile tile(p, work.index);
+#pragma unroll
+  for (int sub_tile = 0; sub_tile < kSubTiles; ++sub_tile) {
+    info[kWorkTileWords - kSubTiles + sub_tile] = kv_blocks_of(p, work, tile, sub_tile).count;
+  }
+  mbarrier_arrive_expect_tx(full, kQBytes);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(base + kQOffset + state.index * kQBytes + group * kQGroupBytes, &p.q_map, full,
+        group * kGroupColumns, tile.first_query, tile.head, tile.batch);
+  }
+}
+
+// Scale of K's rows of a number, or the last one.
+__device__ __forceinline__ float k_scale_of(const Params& p, int batch, int kv_head, int rows, int last) {
+  return __ldg(p.k_scale + batch * p.k_scale_batch_stride + kv_head * p.k_scale_head_stride +
+               min(rows, last) * p.k_scale_row_stride);
+}
+
+// Copies one step of K or V to shared memory: kStepBlocks loads of kLoadKeys keys.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
+    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
+          blocks[load] * kLoadKeys, kv_head, batch);
+    }
+  }
+}
+
+// Copies V^T of one step to shared memory: the keys are its columns, and each listed block is a group of them.
+__device__ __forceinline__ void load_v_step(const TensorMap* map, uint32 to, uint32 full,
+    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+    tma_load_4d(to + load * kVGroupBytes, map, full, blocks[load] * kLoadKeys, 0, kv_head, batch);
+  }
+}
+
+// Producer: one warp fills the rings of one sub-tile. Warp 0 also publishes the work tiles, one ahead.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int sub_tile) {
+  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
+  const bool leader = threadIdx.x % 32 == 0;
+  int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  float* const k_scales = reinterpret_cast<float*>(shared + kKScalesOffset) + sub_tile * kStages * kScaleParts;
+  const int last_k_scale = (p.kv_len - 1) / kKScaleRows;
+  const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
+  const uint32 v_ring = base + kVOffset + sub_tile * kStages * kVBytes;
+  const uint32 barriers = base + 8 * sub_tile * kStages;
+  // Work tiles and steps so far: stages and parities follow from these numbers.
+  uint32 work_tiles = 0, steps = 0;
+  if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, first_work_tile(p));
+
+  while (true) {
+    const PipelineState<kTileStages> tile_state{work_tiles};
+    // Warp 0 has written the entry itself.
+    if (sub_tile > 0) mbarrier_wait(base + kQFullBarrier + 8 * tile_state.index, tile_state.phase);
+    const WorkTile work = read_work_tile(entries + tile_state.index * kWorkTileWords);
+    if (sub_tile > 0 && leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
+    ++work_tiles;
+    if (work.index >= p.tiles) break;
+    const Tile tile(p, work.index);
+    const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
+
+    // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
+    int loads[kStepBlocks] = {}, previous[kStepBlocks];
+#pragma unroll 1
+    for (int i = 0; i <= blocks.count; ++i) {
+      const uint32 k_step = steps + i, v_step = k_step - 1;
+#pragma unroll
+      for (int load = 0; load < kStepBlocks; ++load) {
+        previous[load] = loads[load];
+        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
+      }
+      // The scales are on their way while the producer waits for a free stage. Those of keys past the last one do not matter.
+      float step_scales[kScaleParts];
+      if (leader && i < blocks.count) {
+#pragma unroll
+        for (int part = 0; part < kScaleParts; ++part) {
+          constexpr int kLoadParts = kLoadKeys / kScaleKeys;
+          const int key = loads[part / kLoadParts] * kLoadKeys + part % kLoadParts * kScaleKeys;
+          step_scales[part] = k_scale_of(p, tile.batch, kv_head, key / kKScaleRows, last_k_scale);
+        }
+      }
+      if (leader && i < blocks.count) {
+        const int stage = k_step % kStages, phase = k_step / kStages % 2;
+        const uint32 full = barriers + kKFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
+#pragma unroll
+        for (int load = 0; load < kStepBlocks; ++load) {
+          const int block = loads[load];
+          block_meta[stage * kStepBlocks + load] =
+              pack_block_meta(p, block);
+        }
+#pragma unroll
+        for (int part = 0; part < kScaleParts; ++part) k_scales[stage * kScaleParts + part] = step_scales[part];
+        mbarrier_arrive_expect_tx(full, kKvBytes);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
+      }
+      if (leader && i > 0) {
+        const int stage = v_step % kStages, phase = v_step / kStages % 2;
+        const uint32 full = barriers + kVFullBarrier + 8 * stage;
+        mbarrier_wait(barriers + kVEmptyBarrier + 8 * stage, phase ^ 1);
+        mbarrier_arrive_expect_tx(full, kVLoadBytes);
+        load_v_step(&p.v_map, v_ring + stage * kVBytes, full, previous, kv_head, tile.batch);
+      }
+      __syncwarp();  // lane 0 waited and loaded alone: the warp's next shuffle or vote has all lanes
+    }
+    steps += blocks.count;
+    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
+    if (sub_tile == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
+    __syncwarp();  // likewise; and what lane 0 wrote to the entry is there to be read
+  }
+}
+
+// Loads this warp's 16 rows of Q as A operands of 32 columns each: 32 bytes, as 16 columns of 16 bits are.
+__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 32][4], uint32 q_tile, int warpgroup) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
+  const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 32; ++k) {
+    const int chunk = k % 4 * 2 + lane / 16;  // of 16 bytes; the swizzle puts it at place chunk ^ row % 8
+    ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
+  }
+}
+
+// s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
+// The first kFirstKeys keys' scores are in the registers of `part`: `zero`, of which the compiler does not know that it is
+// 0, makes it take those as read here, so that what is made of them comes before. Otherwise it mixed both, and had too few
+// registers.
+__device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
+    const uint32 (&q)[kHeadDim / 32][4], uint32 k_descriptor, int zero) {
+  wgmma_fence();
+  auto& first = reinterpret_cast<float (&)[kFirstKeys / 2]>(s);
+  wgmma_m64n128k32_registers(first, q[0], k_descriptor, zero);
+#pragma unroll
+  for (int k = 1; k < kHeadDim / 32; ++k) {
+    // 32 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    wgmma_m64n128k32_registers(first, q[k], k_descriptor + ((group * kKvGroupBytes + in_group) >> 4), 1);
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(s);
+}
+
+// part = P V, + part if `before`, for the keys of one step and a piece of O's columns (asynchronous). A row of V^T has the
+// keys of a group, one byte each.
+__device__ __forceinline__ void issue_pv_gemm(float (&part)[kPieceOutputs], const uint32 (&p_frag)[kTileN / 32][4],
+    uint32 v_descriptor, int piece, int before) {
+  wgmma_fence();
+  const uint32 rows = v_descriptor + (piece * kPieceOutputs * 2 * kVGroupKeys >> 4);
+  if (piece == 0) {
+    wgmma_m64n128k32_registers_v_first(part, p_frag[0], rows);
+  } else {  // likewise, what was made of the piece before is read first
+    wgmma_m64n128k32_registers_v(part, p_frag[0], rows, before);
+  }
+#pragma unroll
+  for (int k = 1; k < kTileN / 32; ++k) {
+    const int in_group = k * 32 % kVGroupKeys, group = k * 32 / kVGroupKeys;
+    const uint32 keys = rows + ((group * kVGroupBytes + in_group) >> 4);
+    wgmma_m64n128k32_registers_v(part, p_frag[k], keys, 1);
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(part);
+}
+
+// What a consumer needs to know of the pairs of a step: one word for each load. A warp's leader, which gives the place
+// back, reads them; for the others they are 0.
+struct BlockMeta {
+  int word[kStepBlocks];
+
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) {
+      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
+    }
+  }
+  // Whether some key is past the last one: the same in all lanes.
+  __device__ __forceinline__ bool needs_mask() const {
+    bool some = false;
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
+    return __any_sync(0xFFFFFFFF, some);
+  }
+};
+
+// Hides the keys of a step that are past the last one.
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
+    const int first_key = number * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
+    const int keys = p.kv_len - first_key;
+#pragma unroll
+    for (int j = 0; j < kLoadKeys / 2; ++j) {  // scores of a load; i: of the step
+      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
+      if (column >= keys) s[i] = kMinusInfinity;
+    }
+  }
+}
+
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
+// 2^(logit log2(e) - row_max), where row_max is the maximum of the row, or of its earlier steps, less kWeightShift: so
+// weights use the range of e4m3, up to 448. A step raises row_max, and O and the sum are rescaled, only if it exceeds it
+// by the threshold, for some row of the warp.
+constexpr float kWeightShift = 7.0f;
+constexpr float kRescaleThreshold = 1.8f;  // 2^(7 + 1.8) is below 448
+
+// Factors of the logits of this thread's two rows: the scales of their Q, times scale log2(e). Rows that are no queries take the
+// nearest one's. first_query is the warpgroup's.
+__device__ __forceinline__ void load_q_factors(float (&factors)[2], const Params& p, const Tile& tile,
+    int first_query) {
+  const int row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + threadIdx.x % 32 / 4;  // of the warpgroup; and row + 8
+  const int queries[2] = {min(max(first_query + row + 0 * 8, 0), p.q_len - 1),
+      min(max(first_query + row + 1 * 8, 0), p.q_len - 1)};
+  const int heads[2] = {tile.head, tile.head};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float* const place = p.q_scale + tile.batch * p.q_scale_batch_stride +
+                               heads[half] * p.q_scale_head_stride +
+                               queries[half] / kQScaleRows * p.q_scale_row_stride;
+    factors[half] = p.scale_log2 * __ldg(place);
+  }
+}
+
+// Factors of the logits of a step: of each part of its keys, for both rows.
+__device__ __forceinline__ void take_scales(float (&scales)[kScaleParts][2], const float* k_scales,
+    const float (&q_factors)[2]) {
+#pragma unroll
+  for (int part = 0; part < kScaleParts; ++part) {
+    const float of_keys = k_scales[part];
+    scales[part][0] = q_factors[0] * of_keys;
+    scales[part][1] = q_factors[1] * of_keys;
+  }
+}
+
+// Largest logit times log2(e), less kWeightShift, of the keys that this thread has of a step. Scales are positive, so
+// of each part that is the largest s.
+__device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2],
+    const float (&scales)[kScaleParts][2]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+#pragma unroll
+    for (int part = 0; part < kScaleParts; ++part) {
+      constexpr int kScores = kScaleKeys / 2;
+      float chains[4];  // a quarter of the latency
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        const float score = s[part * kScores + i / 2 * 4 + row * 2 + i % 2];
+        chains[i % 4] = i < 4 ? score : fmaxf(chains[i % 4], score);
+      }
+      const float most = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
+      const float logit = most * scales[part][row] - kWeightShift;
+      step_max[row] = part == 0 ? logit : fmaxf(step_max[row], logit);
+    }
+  }
+}
+
+// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
+// a lane's part of its rows.
+__device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
+  const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
+  return __any_sync(0xFFFFFFFF, rises);
+}
+
+// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
+// to the one before.
+__device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
+  quad_max(step_max);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float before = row_max[row];
+    row_max[row] = fmaxf(before, step_max[row]);
+    rescale[row] = ex2(before - row_max[row]);
+  }
+}
+
+// A piece of O of all steps takes in that of one more, which is relative to the raised row_max.
+__device__ __forceinline__ void add_part(float (&o)[kOutputs], const float (&part)[kPieceOutputs],
+    const float (&rescale)[2], int piece) {
+#pragma unroll
+  for (int i = 0; i < kPieceOutputs; ++i) {
+    float& sum = o[piece * kPieceOutputs + i];
+    sum = sum * rescale[i / 2 % 2] + part[i];
+  }
+}
+
+// 2^x by FMA and integer instructions, for weights that are rounded to 3 bits: relative error 2^-9, and at least 2^-100,
+// which is rounded to 0. The special function unit alone would take as long as the products. Adding kRound rounds x to an
+// integer, in the lower bits of the sum; 2^f of what is left, from -1/2 to 1/2, is a polynomial.
+__device__ __forceinline__ float ex2_by_fma(float x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
+  const float bounded = fmaxf(x, -100.0f);
+  const float rounded = bounded + kRound;
+  const float f = bounded - (rounded - kRound);
+  const float power = (f * 0.23842676f + 0.7034449f) * f + 1.000443f;
+  return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
+}
+
+// P: the weights of a step, in e4m3. Of each 16 keys the scores that a thread has in two groups of 8 columns are four
+// neighbours of the A operand: V's keys are in that order. row_sum takes in those that this thread has.
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 32][4], float (&row_sum)[2],
+    const float (&s)[kTileN / 2], const float (&row_max)[2], const float (&scales)[kScaleParts][2],
+    const float (&rescale)[2]) {
+  float sums[2][4];  // four chains a row: a quarter of the latency
+#pragma unroll
+  for (int keys = 0; keys < kTileN / 16; ++keys) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float scale = scales[keys * 16 / kScaleKeys][row];
+      float weights[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float x = s[keys * 8 + i / 2 * 4 + row * 2 + i % 2] * scale - row_max[row];
+        const bool by_fma = i == 3 && keys % 4 < kFmaGroups;
+        weights[i] = by_fma ? ex2_by_fma(x) : ex2(x);
+        sums[row][i] = keys == 0 ? weights[i] : sums[row][i] + weights[i];
+      }
+      p_frag[keys / 2][keys % 2 * 2 + row] = pack_e4m3(weights[0], weights[1], weights[2], weights[3]);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    row_sum[row] = row_sum[row] * rescale[row] + ((sums[row][0] + sums[row][1]) + (sums[row][2] + sums[row][3]));
+  }
+}
+
+// Place of a warpgroup's partial: for each thread its part of o, then row_max and row_sum, four floats at a time. A
+// thread block has two such places: its units are fewer than a tile has, so it has parts of two tiles at most.
+__device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
+  const int second = tile != first_unit(p, thread_block) / p.units;
+  const int number = (thread_block * 2 + second) * kConsumerWarpgroups + warpgroup;
+  float* const place = p.partials + number * int64{kPartialFloats};
+  return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
+}
+
+// Stores a partial of a tile in global memory. If all others of these rows are there, combines them and returns true.
+// The order is that of the partials, so it does not matter which one comes last.
+__device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile& work, int warpgroup, int* is_last,
+    float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2]) {
+  float4* place = partial_place(p, blockIdx.x, work.index, warpgroup);
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
+  }
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+
+  // Counts the units that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
+  // has left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
+  __threadfence();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    int* const counter = p.units_done + work.index * kConsumerWarpgroups + warpgroup;
+    const int units = work.end - work.begin;
+    *is_last = atomicAdd(counter, units) + units == p.units;
+    if (*is_last) *counter = 0;
+    __threadfence();
+  }
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (!*is_last) return false;
+
+  const int first = owner_of(p, work.index * p.units), last = owner_of(p, (work.index + 1) * p.units - 1);
+  row_max[0] = row_max[1] = kLeastLogit;
+  for (int block = first; block <= last; ++block) {
+    const float4 state = __ldcg(partial_place(p, block, work.index, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
+    row_max[0] = fmaxf(row_max[0], state.x);
+    row_max[1] = fmaxf(row_max[1], state.y);
+  }
+  row_sum[0] = row_sum[1] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
+  for (int block = first; block <= last; ++block) {
+    const float4* from = partial_place(p, block, work.index, warpgroup);
+    const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
+    const float weight[2] = {ex2(state.x - row_max[0]), ex2(state.y - row_max[1])};
+    row_sum[0] += state.z * weight[0];
+    row_sum[1] += state.w * weight[1];
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 8; ++i) {
+      const float4 part = __ldcg(from + i * kWarpgroupThreads);
+      o[i * 4] += part.x * weight[0];
+      o[i * 4 + 1] += part.y * weight[0];
+      o[i * 4 + 2] += part.z * weight[1];
+      o[i * 4 + 3] += part.w * weight[1];
+    }
+  }
+  return true;
+}
+
+// Stores the LSE of a row of a warpgroup, if it is that of a query.
+__device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const int query = first_query + row;
+  const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
+  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+}
+
+// Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
+// Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
+__device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
+    int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  float sums[2], inverse[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    sums[row] = quad_sum(row_sum[row]);
+    inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
+  }
+
+  // The store of the tile before must have read the staging.
+  const bool sender = threadIdx.x % kWarpgroupThreads == 0;
+  if (sender) tma_store_wait_read<0>();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  const int row = warp_row + lane % 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 16; ++j) {
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
+    stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
+        pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
+        pack(o[j * 8 + 4] * inverse[0], o[j * 8 + 5] * inverse[0]),
+        pack(o[j * 8 + 6] * inverse[1], o[j * 8 + 7] * inverse[1]));
+  }
+  fence_proxy_async();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (sender) {
+#pragma unroll
+    for (int group = 0; group < kOGroups; ++group) {
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kOGroupColumns, first_query, tile.head, tile.batch);
+    }
+    tma_store_commit();
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
+    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+  }
+}
+
+// What a consumer knows of a work tile: the number of its tile, the steps of its sub-tile, and the most that one has.
+struct WorkTileInfo {
+  WorkTile work;
+  int count, barrier_steps;
+};
+
+__device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
+    const PipelineState<kTileStages>& state, int sub_tile) {
+  mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
+  const int* words = entries + state.index * kWorkTileWords;
+  const int* counts = words + kWorkTileWords - kSubTiles;
+  WorkTileInfo info;
+  info.work = read_work_tile(words);
+  info.count = read_by_leader(counts + sub_tile);
+  info.barrier_steps = info.count;
+#pragma unroll
+  for (int other = 0; other < kSubTiles; ++other) {
+    info.barrier_steps = max(info.barrier_steps, read_by_leader(counts + other));
+  }
+  return info;
+}
+
+// O times the scales of V's channels: what it is of the numbers that were quantised.
+__device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const float (&o)[kOutputs], const Params& p,
+    const Tile& tile) {
+  const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+  const float* const scales =
+      p.v_scale + tile.batch * p.v_scale_batch_stride + kv_head * p.v_scale_head_stride;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+    if (j % 8 == 0) __syncwarp();  // keeps the compiler from loading all scales at once: it would spill
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = min(j * 8 + threadIdx.x % 4 * 2 + i, p.last_column);
+      const float scale = __ldg(scales + column * p.v_scale_column_stride);
+      out[j * 4 + i] = o[j * 4 + i] * scale;
+      out[j * 4 + 2 + i] = o[j * 4 + 2 + i] * scale;
+    }
+  }
+}
+
+// Consumer: one warpgroup works on its 64 rows
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
+  const int sub_tile = warpgroup / kSubTileWarpgroups;
+  const bool warp_leader = threadIdx.x % 32 == 0;
+  const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
+  const float* k_scales = reinterpret_cast<const float*>(shared + kKScalesOffset) + sub_tile * kStages * kScaleParts;
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const uint32 barriers = base + 8 * sub_tile * kStages;
+  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
+  const uint32 k_descriptors =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + sub_tile * kStages * kKvBytes, 0), 0);
+  const uint32 v_descriptors =
+      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + sub_tile * kStages * kVBytes, 0), 0);
+  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
+  const uint32 staging = base + kOOffset + warpgroup * kOGroups * kOGroupBytes;
+  PipelineState<kTileStages> tile_state;
+  PipelineState<kStages> k_state, v_state;
+  const int my_barrier = kWarpSchedulerBarrier + warpgroup;
+  const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
+  // The first turn is warpgroup 0's.
+  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
+  const int zero = p.tiles < 0;
+
+  while (true) {
+    const WorkTileInfo info = read_work_tile_info(entries, base, tile_state, sub_tile);
+    if (info.work.index >= p.tiles) break;
+    const Tile tile(p, info.work.index);
+    float o[kOutputs] = {}, accumulators[kAccumulators];
+    auto& s = reinterpret_cast<float (&)[kTileN / 2]>(accumulators);
+    auto& part = reinterpret_cast<float (&)[kPieceOutputs]>(accumulators);
+    uint32 p_frag[kTileN / 32][4];
+    float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2], q_factors[2];
+    load_q_factors(q_factors, p, tile, tile.first_query + warpgroup * kWarpgroupRows);
+    uint32 q[kHeadDim / 32][4];
+    load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
+    // Q's place is free for another tile when all lanes have loaded.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
+
+    if (info.count > 0) {
+      // First step: scores and softmax.
+      mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      BlockMeta step(block_meta, k_state.index, warp_leader);
+      float scales[kScaleParts][2];
+      take_scales(scales, k_scales + k_state.index * kScaleParts, q_factors);
+      issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4), zero);
+      wgmma_wait<0>();
+      warpgroup_fence_operand(s);
+      if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      if (step.needs_mask()) apply_mask(s, p, step);
+      take_step_max(step_max, s, scales);
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
+      scale_apply_exp2(p_frag, row_sum, s, row_max, scales, rescale);
+
+      // Output of step i - 1, then scores of step i, in the same registers.
+      for (int i = 1; i < info.count; ++i) {
+        mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+        bar_sync(my_barrier, kWarpSchedulerThreads);
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) {
+          issue_pv_gemm(part, p_frag, v_descriptors + (v_state.index * kVBytes >> 4), piece, zero);
+          wgmma_wait<0>();
+          warpgroup_fence_operand(part);
+          add_part(o, part, rescale, piece);
+        }
+        if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+        v_state.advance();
+        mbarrier_wait(barriers + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4), zero);
+        bar_arrive(next_barrier, kWarpSchedulerThreads);
+        step = BlockMeta(block_meta, k_state.index, warp_leader);
+        take_scales(scales, k_scales + k_state.index * kScaleParts, q_factors);
+        wgmma_wait<0>();
+        warpgroup_fence_operand(s);
+        if (warp_leader) mbarrier_arrive(barriers + kKEmptyBarrier + 8 * k_state.index);
+        k_state.advance();
+        if (step.needs_mask()) apply_mask(s, p, step);
+        take_step_max(step_max, s, scales);
+        rescale[0] = rescale[1] = 1.0f;
+        if (exceeds_threshold(step_max, row_max)) {
+          raise_row_max(row_max, rescale, step_max);
+        }
+        scale_apply_exp2(p_frag, row_sum, s, row_max, scales, rescale);
+      }
+
+      // Output of the last step.
+      mbarrier_wait(barriers + kVFullBarrier + 8 * v_state.index, v_state.phase);
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        issue_pv_gemm(part, p_frag, v_descriptors + (v_state.index * kVBytes >> 4), piece, zero);
+        wgmma_wait<0>();
+        warpgroup_fence_operand(part);
+        add_part(o, part, rescale, piece);
+      }
+      if (warp_leader) mbarrier_arrive(barriers + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
+    }
+    // All warpgroups take the same number of turns, also those with fewer steps.
+    for (int turn = max(info.count, 1); turn < info.barrier_steps; ++turn) {
+      bar_sync(my_barrier, kWarpSchedulerThreads);
+      bar_arrive(next_barrier, kWarpSchedulerThreads);
+    }
+    float out[kHeadDim / 2];
+    scale_output(out, o, p, tile);
+    if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, out, row_max, row_sum)) {
+      store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, out, row_max, row_sum);
+    }
+    tile_state.advance();
+  }
+  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
+  // Shared memory must outlive the stores that read it.
+  if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_e4m3_topk32_b64(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
+  // (CUTLASS's canonical_warp_idx_sync).
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
+
+  // One thread prepares the barriers.
+  if (threadIdx.x == 0) {
+    // A full barrier counts one arrival, an empty one that of each warp that reads what it
+    // guards, less warp 0, which writes the entries.
+    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
+    for (int i = 0; i < kTileStages; ++i) {
+      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kSubTiles - 1);
+    }
+    for (int i = 0; i < kSubTiles * kStages; ++i) {
+      mbarrier_init(base + kKFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kKEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kVFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kVEmptyBarrier + 8 * i, kSubTileWarpgroups * kWarpsPerWarpgroup);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+    prefetch_tensormap(&p.o_map);
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (warp < kSubTiles) produce(p, shared, base, warp);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, warpgroup - 1);
+  }
+}

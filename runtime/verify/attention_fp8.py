@@ -1,0 +1,95 @@
+"""Cases of attention with FP8 inputs: those of other inputs, quantised, beside an emulation of the kernel's rounding.
+
+The oracle computes in float64 with the numbers that the codes and scales stand for, so errors are the kernel's alone.
+Most of them are those of P, which is rounded to 3 bits: torch rounds it likewise. Where the roundings of a row begin
+depends on which maximum a weight is relative to, so a kernel is held to what the emulation is off, not to its bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from codegen.spec import AttentionSpec
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.prepare.quantised import QuantisedInputs, quantise
+from runtime.verify import attention
+from runtime.verify.common import ROUNDOFF, Outcome, max_error, poisoned_memory
+
+WEIGHT_SHIFT = 7  # log2 of the largest weight, as kernels have it
+RMS_TO_EMULATION = 1.25
+MAX_TO_EMULATION = 2.0
+FEW = 4096  # elements whose rms error varies from one rounding to the next
+RMS_OF_FEW = 2.0
+LSE_ERROR = 2.0**-4
+"""What an LSE may be off by, or a share of it: it is that of the weights as rounded, so that results of parts of the
+keys are put together by it exactly; and the tensor core adds up products of Q and K in about 14 bits."""
+SCALES = ("blocks", "heads", "tensor")
+
+
+def quantised(spec: AttentionSpec, case: attention.Case, inputs: attention.Inputs) -> QuantisedInputs:
+    """Return the inputs of a case in FP8; which scales are shared depends on its name."""
+    scales = SCALES[sum(case.name.encode()) % len(SCALES)]
+    rows = spec.scale_rows
+    return quantise(inputs.q, inputs.k, inputs.v, spec.dtype, q_rows=rows.q, k_rows=rows.k, scales=scales)
+
+
+def emulated(
+    each: torch.Tensor, weight: torch.Tensor, v: torch.Tensor, rest: torch.Tensor, *, sums_rounded: bool
+) -> torch.Tensor:
+    """Return O with P rounded as the kernel rounds it.
+
+    Args:
+        each: exp(logit - maximum of its row) of each pair.
+        weight: how often each pair counts.
+        v: V of all query heads.
+        rest: what joins the sum of each row.
+        sums_rounded: whether sums are those of the weights as rounded.
+    """
+    rounded = weight * (each * 2.0**WEIGHT_SHIFT).float().to(torch.float8_e4m3fn).double() / 2.0**WEIGHT_SHIFT
+    total = (rounded if sums_rounded else weight * each).sum(-1, keepdim=True) + rest
+    return torch.where(total > 0, rounded / total, 0.0) @ v
+
+
+def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome:
+    """Run one case twice on poisoned outputs and compare it with the oracle and with the emulation."""
+    spec: AttentionSpec = kernel.spec
+    drawn = attention.make_inputs(spec, case, device)
+    given = quantised(spec, case, drawn)
+    q, k, v = given.dequantised()
+    inputs = replace(drawn, q=q, k=k, v=v)
+    reference, reference_lse, weight, each, rest = attention.oracle_with_weights(spec, case, inputs)
+    problems, results = [], []
+    for _ in range(2):
+        memory, out = attention.poisoned_output(spec, drawn.q.to(TORCH_DTYPES[spec.output]))
+        options: dict[str, Any] = {"scale": case.scale, "out": out, "sink": inputs.sink, **inputs.looked_up()}
+        with poisoned_memory():
+            results.append(kernel(given.q, given.k, given.v_t, *inputs.indices, **given.scales(), **options))
+        if not bool(memory[..., q.shape[3] :].isnan().all()):
+            problems.append("columns were written that the heads do not have")
+    (out, lse), (again, lse_again) = results
+    if not torch.equal(out, again) or (lse is not None and not torch.equal(lse, lse_again)):
+        problems.append("two runs differ")
+    if lse is not None:
+        problems += attention.check_lse(lse, reference_lse, LSE_ERROR)
+    if bool((out[weight.sum(-1) == 0] != 0).any()):
+        problems.append("a row without keys is not 0")
+    group = case.heads // case.kv_heads
+    sums_rounded = any(constant.name == "kSumColumns" for constant in kernel.compiled.plan.constants)
+    theirs = emulated(each, weight, v.repeat_interleave(group, 1), rest, sums_rounded=sums_rounded)
+    rounding = ROUNDOFF[spec.output] * float(reference.abs().max())
+    errors = [float((x.double() - reference).square().mean().sqrt()) for x in (out, theirs)]
+    allowed = (RMS_OF_FEW if out.numel() < FEW else RMS_TO_EMULATION) * errors[1] + rounding
+    if not errors[0] <= allowed:
+        problems.append(f"rms error {errors[0]:.3g}, allowed {allowed:.3g}")
+    emulation_error = max_error(theirs, reference)
+    return Outcome(
+        name=case.name,
+        description=f"{case.describe()}; rms error {errors[0]:.3g}, of the emulation {errors[1]:.3g}",
+        max_error=max_error(out, reference),
+        torch_error=emulation_error,
+        tolerance=MAX_TO_EMULATION * emulation_error + rounding,
+        problem="; ".join(problems),
+    )

@@ -294,11 +294,12 @@ def without_lengths(value: Any) -> Any:
 
 
 @cache
-def families() -> tuple[tuple[tuple[str, ...], str], ...]:
-    """Return architectures that have the same combinations, and the one of them that shipped specs are for."""
-    groups: dict[tuple[Combination, ...], list[str]] = {}
+def families(op: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """Return architectures that share the kernels of an operator, and the one of them that shipped specs are for."""
+    groups: dict[tuple[bool, tuple[Combination, ...]], list[str]] = {}
     for arch in ARCHS.values():
-        groups.setdefault(arch.combinations, []).append(arch.name)
+        if arch.of(op):
+            groups.setdefault((arch.forward_compatible, arch.of(op)), []).append(arch.name)
     shipped_for = {named.spec.arch for named in shipped_specs()}
     return tuple((tuple(names), next(name for name in names if name in shipped_for)) for names in groups.values())
 
@@ -340,9 +341,9 @@ def bare_specs(op: str) -> tuple[Spec, ...]:
 def combination_table() -> str:
     """Return the combinations of each architecture, and the options that kernels have with them."""
     rows = []
-    for model, (archs, tried) in itertools.product(MODELS, families()):
+    for model in MODELS:
         op = op_of(model)
-        for combination in ARCHS[tried].of(op):
+        for (archs, tried), combination in ((each, of) for each in families(op) for of in ARCHS[each[1]].of(op)):
             base = {"op": op, "arch": tried, **combined(combination)}
             names = code(options_with(model, base, problems(op))) or DASH
             rows.append([f"`{op}`", code(archs), *map(spelt, combined(combination).values()), names])
@@ -352,7 +353,7 @@ def combination_table() -> str:
 def pattern_options_table() -> str:
     """Return the options that kernels have with each pattern."""
     rows = []
-    for kind, (archs, tried) in itertools.product(PATTERNS, families()):
+    for kind, (archs, tried) in itertools.product(PATTERNS, families("attention")):
         found: dict[str, None] = {}
         for model, field in pattern_fields().items():
             op = op_of(model)
@@ -401,7 +402,7 @@ def values_on(model: Model, name: str) -> list[Any]:
 
 def kernels(model: Model) -> list[tuple[str, Fields]]:
     """Return the combinations of an operator, in words and as a spec has them."""
-    found = [(tried, combined(each)) for _, tried in families() for each in ARCHS[tried].of(op_of(model))]
+    found = [(tried, combined(each)) for _, tried in families(op_of(model)) for each in ARCHS[tried].of(op_of(model))]
     return [
         (" ".join(map(spelt, (arch, *each.values()))), {"op": op_of(model), "arch": arch, **each})
         for arch, each in found

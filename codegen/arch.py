@@ -10,6 +10,7 @@ from dataclasses import dataclass
 KIB = 1024
 WARP = 32  # threads
 PARTITIONS = 4  # of an SM
+FIRST_FP8 = (8, 9)  # compute capability that has it first
 REGISTER_UNIT = 8  # a thread's registers are allocated in multiples of this
 
 
@@ -84,6 +85,8 @@ MMA_SYNC = (
     Combination("tile_copy", "none", "ld_global", "multistage"),
 )
 """Kernels of sm_89, which compile unchanged for every architecture from sm_80 on. There they have never run."""
+MMA_SYNC_FP8 = (*MMA_SYNC, Combination("quantise", "none", "ld_global", "multistage"))
+"""And those that want FP8, which sm_89 has first."""
 
 
 def _mma_sync(
@@ -99,7 +102,7 @@ def _mma_sync(
         registers_per_sm=65536,
         registers_per_thread=255,
         warps_per_sm=warps_per_sm,
-        combinations=MMA_SYNC,
+        combinations=MMA_SYNC if (major, minor) < FIRST_FP8 else MMA_SYNC_FP8,
     )
 
 
@@ -135,6 +138,7 @@ ARCHS = {
                 Combination("bsr_sddmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spgemm", "mma", "cp_async", "multistage"),
+                Combination("quantise", "none", "ld_global", "multistage"),
                 Combination("select_topk", "none", "ld_global", "multistage"),
                 Combination("tile_copy", "none", "tma", "multistage"),
             ),

@@ -26,7 +26,9 @@ WORKSPACE_ALIGNMENT = 256
 # Type that a pointer parameter points to -> bytes that its address is a multiple of. Elements of matrices are loaded 16
 # bytes at a time, and statistics of rows copied so.
 _POINTEES = {"int": 4, "float": 4, "int2": 8, "int64": 8, "unsigned char": 1}
-_POINTEES |= dict.fromkeys(("int4", "uint4", "uint32", "unsigned short", "RowStats", "RowRanges", "ColumnRanges"), 16)
+_POINTEES |= dict.fromkeys(
+    ("int4", "uint4", "uint32", "unsigned short", "RowStats", "RowRanges", "ColumnRanges", "Code"), 16
+)
 _POINTEES |= {dtype.cuda: 16 for dtype in DTYPES.values()}
 
 

@@ -14,7 +14,7 @@ from codegen.patterns.base import IndexTensor
 from codegen.plan import Plan, Registers
 from codegen.select.choice import Choice
 from codegen.select.problem import tuning_of
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionSpec, QuantiseSpec
 
 SYSTEM_SHARED_BYTES = KIB  # that every thread block costs beyond its own (CUDA C++ Programming Guide, 8.0 and later)
 
@@ -123,8 +123,9 @@ def _short_of(registers: Registers) -> str:
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """Return what there is to say of a plan in one line each."""
     spec, arch, registers = plan.spec, plan.arch, plan.registers
+    out = f"and {spec.codes} out" if isinstance(spec, QuantiseSpec) else "and out"
     return [
-        ("operator", f"{spec.op}, {spec.dtype} in and out" + (", fp32 accumulation" if plan.flops else "")),
+        ("operator", f"{spec.op}, {spec.dtype} in {out}" + (", fp32 accumulation" if plan.flops else "")),
         ("architecture", f"{arch.name} (compute capability {arch.compute_capability[0]}.{arch.compute_capability[1]})"),
         ("instructions", f"mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}, stages: {spec.stages}"),
         *plan.summary,

@@ -979,6 +979,27 @@ class BlockMaskFlags(Flags):
 
 
 @dataclass(frozen=True)
+class QuantiseFlags(Flags):
+    """What the templates of quantise kernels ask.
+
+    Attributes:
+        codes_name: type of the codes.
+        kept_piece: the template of what a thread keeps of a row.
+        column_statistic: the template of what is found of each column first; empty without.
+        product: whether rows are multiplied by the mean.
+        scale_of_rows: whether each row has a scale, and not a block of them.
+        signs: signs of columns before the rotation, in C++; none without.
+    """
+
+    codes_name: str
+    kept_piece: str
+    column_statistic: str
+    product: bool
+    scale_of_rows: bool
+    signs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TileCopyFlags(Flags):
     """What tile_copy/tile_copy.cu.j2 asks: whether tiles come by TMA, and whether they come into a ring."""
 

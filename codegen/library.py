@@ -16,7 +16,7 @@ from codegen.errors import FileError, SpecError
 from codegen.files import is_file, read_text, resolved
 from codegen.names import check_name
 from codegen.parse import parse_spec
-from codegen.spec import AttentionBackwardSpec, BlockMaskSpec, Spec, UnchosenSpec
+from codegen.spec import AttentionBackwardSpec, BlockMaskSpec, QuantiseSpec, Spec, UnchosenSpec
 from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import location_of, read_yaml
 
@@ -154,6 +154,8 @@ def unnamed_stem(spec: Spec) -> str:
         what += [spec.gradients, f"d{spec.head_dim}", spec.pattern.stem()]
     elif isinstance(spec, BlockMaskSpec):
         what += [spec.pattern.stem()]
+    elif isinstance(spec, QuantiseSpec):
+        what += [spec.codes, f"d{spec.head_dim}", spec.scales]
     elif isinstance(spec, UnchosenSpec):
         what += [f"{spec.tile.m}x{spec.tile.n}"]
     else:

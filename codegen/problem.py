@@ -143,7 +143,26 @@ class BlockMaskShape:
     kv_len: int
 
 
-Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape | BlockMaskShape
+@dataclass(frozen=True)
+class QuantiseShape:
+    """The shape of what is quantised.
+
+    Attributes:
+        batch: batches.
+        heads: heads.
+        length: rows of a head.
+        kv_heads: heads of the mean, with ``mean: product``; otherwise 0.
+        is_given: 1 if the caller has the scales of columns, or the mean, 0 if they are found first.
+    """
+
+    batch: int
+    heads: int
+    length: int
+    kv_heads: int = 0
+    is_given: int = 0
+
+
+Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape | BlockMaskShape | QuantiseShape
 
 
 @dataclass(frozen=True)

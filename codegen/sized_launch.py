@@ -13,6 +13,7 @@ from codegen.problem import (
     BlockSize,
     CopyShape,
     LaunchArgs,
+    QuantiseShape,
     SddmmShape,
     SelectShape,
     Shape,
@@ -26,6 +27,7 @@ from codegen.spec import (
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
+    QuantiseSpec,
     SelectTopkSpec,
 )
 from codegen.wording import alternatives, shown
@@ -37,6 +39,7 @@ SHAPES: dict[str, type[Shape]] = {
     "bsr_spmm": SpmmShape,
     "bsr_sddmm": SddmmShape,
     "bsr_spgemm": SpgemmShape,
+    "quantise": QuantiseShape,
     "select_topk": SelectShape,
     "tile_copy": CopyShape,
 }
@@ -117,20 +120,19 @@ def _units(plan: Plan, sizes: Mapping[str, int]) -> list[tuple[str, int, str]]:
     if isinstance(spec, AttentionBackwardSpec | SelectTopkSpec):
         columns = [("head_dim", 8, "the elements of a load")] if isinstance(spec, SelectTopkSpec) else []
         return [("heads", sizes["kv_heads"], "the heads of K"), *columns]
-    if isinstance(spec, BsrSddmmSpec):
-        return [("rows", spec.block.rows, "the rows of a block"), ("columns", spec.block.cols, "its columns")]
-    if isinstance(spec, BsrSpgemmSpec):
-        return [
-            ("rows", spec.block.rows, "the rows of a block"),
-            ("depth", spec.block.cols, "the columns of a block"),
-            ("columns", spec.block.cols, "the columns of a block"),
-        ]
+    if isinstance(spec, BsrSddmmSpec | BsrSpgemmSpec):
+        wide = "its columns" if isinstance(spec, BsrSddmmSpec) else "the columns of a block"
+        depth = [("depth", spec.block.cols, wide)] if isinstance(spec, BsrSpgemmSpec) else []
+        return [("rows", spec.block.rows, "the rows of a block"), *depth, ("columns", spec.block.cols, wide)]
     if isinstance(spec, BsrSpmmSpec):
         down, across = spec.block.rows, spec.block.cols
         if spec.transpose_a:
             down, across = across, down
         return [("rows", down, "the side of a block"), ("depth", across, "the side of a block")]
-    return [] if isinstance(spec, BlockMaskSpec) else [("columns", 8, "the elements of a load")]
+    if isinstance(spec, BlockMaskSpec | QuantiseSpec):
+        heads = sizes.get("kv_heads") or 1  # without a mean, of none
+        return [("heads", heads, "the heads of the mean")] if isinstance(spec, QuantiseSpec) else []
+    return [("columns", 8, "the elements of a load")]
 
 
 def _check_lists(plan: Plan, sizes: Mapping[str, int]) -> None:
@@ -143,6 +145,8 @@ def _check_lists(plan: Plan, sizes: Mapping[str, int]) -> None:
         wanted = ("list_batches", "list_heads", "list_length")  # it transposes the lists
     if isinstance(spec, BsrSpmmSpec):
         wanted = (*(("chunk_blocks",) if plan.row_cutting else ()), *(("groups", "rounds") if plan.gathered else ()))
+    if isinstance(spec, QuantiseSpec) and spec.mean == "product":
+        wanted = ("kv_heads",)
     if isinstance(spec, BsrSpgemmSpec) and spec.output == "bsr":
         wanted = ("blocks",)
     for name in wanted:
@@ -158,6 +162,8 @@ def smallest_shape(plan: Plan) -> Shape:
     shape = kind(**sizes)
     if isinstance(shape, AttentionShape):
         return replace(shape, list_batches=1, list_heads=1, list_length=1)
+    if isinstance(shape, QuantiseShape):
+        return replace(shape, kv_heads=int(isinstance(spec, QuantiseSpec) and spec.mean == "product"))
     if isinstance(shape, SpgemmShape):
         return replace(shape, blocks=1)
     if isinstance(shape, SpmmShape):

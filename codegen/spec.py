@@ -431,6 +431,35 @@ class BlockMaskSpec(SpecBase):
         return () if self.pattern.expression is None else (self.pattern.expression,)
 
 
+class QuantiseTile(SpecModel):
+    """What a thread block of a quantise kernel works on at a time."""
+
+    m: int = Field(description="rows: those that share a scale with scales: row_block, else as many as fit")
+
+
+class QuantiseSpec(SpecBase):
+    """FP8 codes and fp32 scales of what attention or a product in FP8 takes: x = code * scale."""
+
+    op: Literal["quantise"] = Field(description="operator")
+    codes: Literal["e4m3", "e5m2"] = Field(default="e4m3", description="type of the codes")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(
+        description="elements of a head, or the columns of a matrix that share a scale"
+    )
+    scales: Literal["row", "row_block", "channel"] = Field(
+        description="what shares a scale: a row, tile.m rows (Q and K), or a column of a head, whose codes are then "
+        "transposed (V)"
+    )
+    mean: Literal["none", "subtract", "product"] = Field(
+        default="none",
+        description="mean of K over its keys: subtracted from K, or multiplied by each row of Q, for the log-sum-exp",
+    )
+    hadamard: bool = Field(
+        default=False, description="Hadamard rotation of Q and K: outliers of one column are spread over all"
+    )
+    tile: QuantiseTile = Field(description="rows that a thread block works on at a time")
+    options: ClassVar[tuple[str, ...]] = ("mean", "hadamard")
+
+
 MODELS = (
     AttentionSpec,
     AttentionBackwardSpec,
@@ -438,6 +467,7 @@ MODELS = (
     BsrSpmmSpec,
     BsrSddmmSpec,
     BsrSpgemmSpec,
+    QuantiseSpec,
     SelectTopkSpec,
     TileCopySpec,
 )
@@ -448,6 +478,7 @@ OPS = (
     "bsr_spmm",
     "bsr_sddmm",
     "bsr_spgemm",
+    "quantise",
     "select_topk",
     "tile_copy",
 )
@@ -458,10 +489,11 @@ Spec = (
     | BsrSpmmSpec
     | BsrSddmmSpec
     | BsrSpgemmSpec
+    | QuantiseSpec
     | SelectTopkSpec
     | TileCopySpec
 )
-UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | SelectTopkSpec | TileCopySpec
+UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantiseSpec | SelectTopkSpec | TileCopySpec
 """Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
@@ -474,7 +506,7 @@ def json_schema() -> dict[str, Any]:
     for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
-    for tile in (AttentionTile, AttentionBackwardTile, BlockMaskTile, GemmTile, CopyTile, SelectTile):
+    for tile in (AttentionTile, AttentionBackwardTile, BlockMaskTile, GemmTile, CopyTile, QuantiseTile, SelectTile):
         schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
@@ -495,6 +527,8 @@ __all__ = [
     "CopyTile",
     "Epilogue",
     "GemmTile",
+    "QuantiseSpec",
+    "QuantiseTile",
     "ScaleRows",
     "SelectTile",
     "SelectTopkSpec",

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from runtime.ops.bsr_explain import explain_matmul
     from runtime.ops.explain import explain_attention
     from runtime.ops.merge import merge_attention
+    from runtime.ops.quantise import QuantisedMatrix, quantise_matrix
+    from runtime.ops.quantise_attention import QuantisedAttention, quantise_attention
+    from runtime.ops.quantised_operands import quantised_operands
     from runtime.ops.select_topk import select_topk_blocks
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
@@ -38,6 +41,8 @@ _NEED_TORCH = {
     "Kernel": "runtime.kernel",
     "PreparedBsr": "runtime.prepare.prepared",
     "PreparedLists": "runtime.prepare.prepared",
+    "QuantisedAttention": "runtime.ops.quantise_attention",
+    "QuantisedMatrix": "runtime.ops.quantise",
     "block_sparse_attention": "runtime.ops.attention",
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
@@ -50,6 +55,9 @@ _NEED_TORCH = {
     "nn": "runtime.nn",
     "patterns": "runtime.patterns",
     "prepare_bsr": "runtime.prepare.bsr_matrix",
+    "quantise_attention": "runtime.ops.quantise_attention",
+    "quantise_matrix": "runtime.ops.quantise",
+    "quantised_operands": "runtime.ops.quantised_operands",
     "select_topk_blocks": "runtime.ops.select_topk",
 }
 
@@ -67,6 +75,8 @@ __all__ = [
     "NoJitError",
     "PreparedBsr",
     "PreparedLists",
+    "QuantisedAttention",
+    "QuantisedMatrix",
     "SpecError",
     "ToolchainError",
     "block_sparse_attention",
@@ -81,6 +91,9 @@ __all__ = [
     "nn",
     "patterns",
     "prepare_bsr",
+    "quantise_attention",
+    "quantise_matrix",
+    "quantised_operands",
     "select_topk_blocks",
 ]
 

@@ -31,6 +31,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
+from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 
@@ -41,6 +42,7 @@ Kernel = (
     | BsrSpmmKernel
     | BsrSddmmKernel
     | BsrSpgemmKernel
+    | QuantiseKernel
     | SelectTopkKernel
     | TileCopyKernel
 )
@@ -54,6 +56,7 @@ KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
     "bsr_spmm": BsrSpmmKernel,
     "bsr_sddmm": BsrSddmmKernel,
     "bsr_spgemm": BsrSpgemmKernel,
+    "quantise": QuantiseKernel,
     "select_topk": SelectTopkKernel,
     "tile_copy": TileCopyKernel,
 }
@@ -91,7 +94,8 @@ def load_kernel(
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
-        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.select_topk.SelectTopkKernel`
+        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.quantise.QuantiseKernel`,
+        :class:`~runtime.kernels.select_topk.SelectTopkKernel`
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 
     Raises:

@@ -24,6 +24,7 @@ OPS = (
     *["bsr_spmm"] * 6,
     *["bsr_sddmm"] * 3,
     *["bsr_spgemm"] * 2,
+    "quantise",
     "select_topk",
     "tile_copy",
 )
@@ -212,6 +213,15 @@ def _bsr_spgemm(choose: Choose) -> dict[str, Any]:
     return {**fields, "block": {"rows": rows, "cols": rows}, **option}
 
 
+def _quantise(choose: Choose) -> dict[str, Any]:
+    scales = choose(("row", "row_block", "row_block", "channel"))
+    fields = {"head_dim": choose((64, 96, 128, 192, 256)), "scales": scales, "codes": choose(("e4m3", "e5m2"))}
+    if scales != "channel":
+        fields |= {"mean": choose(("none", "subtract", "product")), "hadamard": choose(OFTEN)}
+        fields |= {"tile": {"m": choose((64, 128))}} if choose(OFTEN) else {}
+    return fields
+
+
 def _select_topk(choose: Choose) -> dict[str, Any]:
     return {"tile": {"m": 32, "n": choose((32, 64, 128))}} if choose(OFTEN) else {}
 
@@ -226,6 +236,7 @@ _ATTENTION_OR_PRODUCT: dict[str, Callable[[Choose], dict[str, Any]]] = {
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,
+    "quantise": _quantise,
     "select_topk": _select_topk,
     "tile_copy": _tile_copy,
 }

@@ -30,6 +30,7 @@ from codegen.plans import (
     bsr_spmm_sm90a_transposed,
     bsr_spmm_wmma,
     gathered,
+    quantise,
     select_topk,
     tile_copy,
 )
@@ -40,6 +41,7 @@ from codegen.spec import (
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
+    QuantiseSpec,
     SelectTopkSpec,
     Spec,
     UnchosenSpec,
@@ -90,8 +92,8 @@ def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
         if spec.gradients == "dq_dkdv":
             return attention_backward_dq_dkdv.plan(spec, stem)
         return attention_backward.plan(spec, stem)
-    if isinstance(spec, BlockMaskSpec):
-        return block_mask.plan(spec, stem)
+    if isinstance(spec, BlockMaskSpec | QuantiseSpec):
+        return quantise.plan(spec, stem) if isinstance(spec, QuantiseSpec) else block_mask.plan(spec, stem)
     return select_topk.plan(spec, stem) if isinstance(spec, SelectTopkSpec) else tile_copy.plan(spec, stem)
 
 

@@ -204,6 +204,7 @@ FEATURES: dict[str, Callable[[Any], tuple[Choice | None, Fields]]] = {
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,
     "block_mask": _unchosen,
+    "quantise": _unchosen,
     "select_topk": _unchosen,
     "tile_copy": _unchosen,
 }

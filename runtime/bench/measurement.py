@@ -35,6 +35,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.prepare.mask_bits import pack_mask_bits
@@ -387,6 +388,23 @@ def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 
     )
 
 
+def quantise_workload(kernel: QuantiseKernel, length: int = 16384, heads: int = 32) -> Workload:
+    """Return the reference workload of a quantise kernel, beside a copy that reads and writes as many bytes in all."""
+    spec = kernel.spec
+    x = torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
+    mean = torch.randn((1, heads, spec.head_dim), device="cuda") if spec.mean == "product" else None
+    moved = x.nbytes + sum(tensor.nbytes for tensor in kernel(x, mean=mean) if tensor is not None)
+    source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return Workload(
+        shape=f"H{heads} S{length} d{spec.head_dim}, {moved / 1e6:.0f} MB read and written",
+        flops=0.0,
+        call=lambda: kernel(x, mean=mean),
+        peers={"torch: a copy of as many bytes": lambda: target.copy_(source)},
+        peer_flops={},
+    )
+
+
 def block_mask_workload(kernel: BlockMaskKernel, length: int = 131072) -> Workload:
     """Return the reference workload of block lists: of its tensors, the last dimension has 8 documents."""
     sizes = {"batch": 1, "heads": 1, "q_len": length, "kv_len": length}
@@ -505,6 +523,7 @@ WORKLOADS: dict[str, Callable[[Any], Workload]] = {
     "bsr_spmm": bsr_workload,
     "bsr_sddmm": sddmm_workload,
     "bsr_spgemm": spgemm_workload,
+    "quantise": quantise_workload,
     "select_topk": select_workload,
     "tile_copy": copy_workload,
 }

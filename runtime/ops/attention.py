@@ -12,9 +12,11 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
+from runtime.ops.quantise_attention import QuantisedAttention
 from runtime.ops.scores import joined
 from runtime.patterns import BlockLists, Pattern, Score
 
@@ -59,11 +61,45 @@ def block_sparse_attention(
 ) -> AttentionResult: ...
 
 
+@overload
 def block_sparse_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    pattern: Any,
+    q: QuantisedAttention,
+    k: Any,
+    /,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    score: Score | str | Callable[..., Any] | None = ...,
+    sink: torch.Tensor | None = ...,
+    kv_lengths: torch.Tensor | None = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    validate: bool = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def block_sparse_attention(
+    q: QuantisedAttention,
+    k: Any,
+    /,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    score: Score | str | Callable[..., Any] | None = ...,
+    sink: torch.Tensor | None = ...,
+    kv_lengths: torch.Tensor | None = ...,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = ...,
+    validate: bool = ...,
+) -> AttentionResult: ...
+
+
+def block_sparse_attention(
+    q: torch.Tensor | QuantisedAttention,
+    k: Any,
+    v: Any = None,
+    pattern: Any = None,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -88,9 +124,13 @@ def block_sparse_attention(
     are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
     the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused.
 
+    Operands in FP8 stand in the place of q, k and v: ``block_sparse_attention(quantise_attention(q, k, v), pattern)``
+    (docs/fp8.md). They have no gradients, and no operator for ``torch.compile``.
+
     Args:
         q: (batch, heads, q_len, head_dim), float16 or bfloat16, on a GPU; head_dim a multiple of 8 up to 256. The last
-            dimension is contiguous, other strides are multiples of 8 elements.
+            dimension is contiguous, other strides are multiples of 8 elements. Or a ``QuantisedAttention``, and behind
+            it the pattern.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
         pattern: an object of ``runtime.patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
@@ -124,6 +164,9 @@ def block_sparse_attention(
         SpecError: for an option that no kernel has, and where a gradient is required that none computes.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
+    if isinstance(q, QuantisedAttention):
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        return _quantised(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
     if not isinstance(pattern, Pattern):
         pattern = pattern_of(pattern, q, k)
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
@@ -155,6 +198,25 @@ def block_sparse_attention(
         overflow=overflow,
     )
     return result if return_lse else result[0]
+
+
+def _quantised(
+    given: QuantisedAttention, others: tuple[Any, Any, Any], score: Any, *, validate: bool, lse: bool, **options: Any
+) -> torch.Tensor | AttentionResult:
+    """Compute attention of operands in FP8; of the others, k or the pattern is the pattern."""
+    k, v, pattern = others
+    if v is not None or (k is not None and pattern is not None):
+        raise ArgumentError("v" if v is not None else "k", "is given beside operands in FP8: pass the pattern alone")
+    pattern = pattern_of(k if pattern is None else pattern, given.q, given.k)
+    tensors, spec_json = pattern.index_tensors(), pattern.spec_json
+    if score is not None:
+        spec_json, tensors = joined(pattern, tensors, score)
+    if _grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (*tensors, options["sink"])):
+        raise ArgumentError("score", "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
+    overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
+    more: dict[str, Any] = {"scored": score is not None, "validate": validate, "lse": lse, "overflow": overflow}
+    found = attend_quantised(given, tensors, spec_json, **more, **options)
+    return found if lse else found[0]
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:

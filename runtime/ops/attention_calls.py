@@ -83,7 +83,8 @@ def attend(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
     """
-    route = key = None
+    key: Any = None
+    route: Route | None = None
     tensors, aux = apart(spec_json, tensors)
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
@@ -106,7 +107,8 @@ def attend(
         pass  # an argument is of another type, which the checks name
     if route is None:
         _check(q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out)
-        route = _remember(key)
+        route = remember(Call(*key))
+        _routes.keep(key, route)
     if out is not None:
         inputs = {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths, **aux}
         check_no_overlap(out, inputs)
@@ -151,9 +153,8 @@ def _check(
         check_out(out, q, {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths})
 
 
-def _remember(key: Any) -> Route:
+def remember(call: Call) -> Route:
     """Choose, compile and load the kernel of calls of a kind, whose arguments are checked."""
-    call = Call(*key)
     device = call.device
     assert device is not None
     resolution = resolve(call, arch_of(device), torch.cuda.get_device_name(device))
@@ -161,14 +162,12 @@ def _remember(key: Any) -> Route:
     head_dim, indices = call.q_shape[3], kernel.spec.index_tensors
     if call.kv_lengths:
         assert indices[-1].name == KV_LENGTHS.name
-    route = Route(
+    return Route(
         kernel,
         None if head_dim == kernel_head_dim(head_dim) else 1 / math.sqrt(head_dim),
         resolution.lists_of(),
         len(indices) if call.kv_lengths else 0,
     )
-    _routes.keep(key, route)
-    return route
 
 
 @lru_cache(maxsize=CLASSES_KEPT)

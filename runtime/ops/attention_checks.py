@@ -12,6 +12,7 @@ import torch
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
+    FP8_DTYPES,
     check_number,
     check_output,
     check_scale,
@@ -85,7 +86,8 @@ def _check_operand(name: str, tensor: Any, q: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.dtype not in DTYPES:
-        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16")
+        how = ": FP8 wants its scales (runtime.quantised_operands)" if tensor.dtype in FP8_DTYPES else ""
+        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16{how}")
     if tensor.dtype != q.dtype:
         raise ArgumentError(name, f"is {tensor.dtype}, q is {q.dtype}: pass one type")
     if tensor.device != q.device:
@@ -189,13 +191,15 @@ def _check_index(name: str, tensor: Any, q: torch.Tensor) -> None:
         raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
 
 
-def check_out(out: Any, q: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
-    """Check a tensor to write into.
+def check_out(
+    out: Any, q: torch.Tensor, inputs: dict[str, torch.Tensor | None], dtype: torch.dtype | None = None
+) -> None:
+    """Check a tensor to write into, of ``dtype``, by default that of q.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    check_tensor("out", out, q.dtype, RANK, q.device)
+    check_tensor("out", out, q.dtype if dtype is None else dtype, RANK, q.device)
     names = ("batch", "heads", "q_len", "head_dim")
     check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
     check_strides("out", out)

@@ -21,16 +21,36 @@ from codegen.library import find_spec
 from codegen.select import Choice, choose
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError, DeviceError
+from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.ops.scores import split
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 CLASSES_KEPT = 256
 LIST_RANK = 3  # of counts; lists have one dimension more, their entries
 _PACKS = (64, 32, 16, 8, 4, 2)
 _FEW_QUERIES = 16  # of a block: below, a tile is filled by query heads that share their lists
+
+
+class Fp8Call(NamedTuple):
+    """What of a call with FP8 inputs its kernel is told.
+
+    Attributes:
+        output: type of the result.
+        q_rows: queries that share a scale.
+        k_rows: keys that do.
+    """
+
+    output: torch.dtype
+    q_rows: int
+    k_rows: int
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the spec."""
+        return {"output": DTYPES[self.output], "scale_rows": {"q": self.q_rows, "k": self.k_rows}}
 
 
 class Call(NamedTuple):
@@ -47,6 +67,7 @@ class Call(NamedTuple):
         sink: whether the call has sinks.
         kv_lengths: whether it has lengths.
         lse: whether it wants the log-sum-exp.
+        fp8: what a kernel of FP8 inputs is told beside.
     """
 
     spec_json: str
@@ -59,6 +80,7 @@ class Call(NamedTuple):
     sink: bool
     kv_lengths: bool
     lse: bool
+    fp8: Fp8Call | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +100,7 @@ class ShapeClass:
         pad_heads: whether their heads are filled up by a kernel that does not copy by TMA, which does so by itself.
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
+        fp8: what a kernel of FP8 inputs is told beside.
     """
 
     pattern: str
@@ -97,6 +120,7 @@ class ShapeClass:
     q_len: int
     kv_len: int
     list_length: int | None
+    fp8: Fp8Call | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return what the spec says of the problem; options that are off are left out."""
@@ -113,6 +137,7 @@ class ShapeClass:
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
             "pattern": pattern,
             **{name: value for name, value in options.items() if value},
+            **({} if self.fp8 is None else self.fp8.fields()),
         }
 
     def sizes(self) -> dict[str, int]:
@@ -214,7 +239,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         pattern=call.spec_json if fit is None else fit.spec_json(call.spec_json),
         arch=arch,
         device_name=device_name,
-        dtype=DTYPES[call.dtype],
+        dtype=_NAMES[call.dtype],
         head_dim=kernel_head_dim(head_dim),
         **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths", "lse")},
         pad_heads=head_dim not in HEAD_DIMS and not any(how.copy == "tma" for how in ARCHS[arch].of("attention")),
@@ -225,6 +250,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         q_len=rounded(q_len),
         kv_len=rounded(kv_len),
         list_length=rounded(width) if width and fit is None else None,
+        fp8=call.fp8,
     )
     repeated = 1 if list_heads == 1 else heads // packed // list_heads
     return Resolution(shape_class, chosen(shape_class), fit, repeated)

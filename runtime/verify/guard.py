@@ -20,9 +20,11 @@ from runtime.driver import workspace
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
 from runtime.kernels.block_mask import BlockMaskLists
+from runtime.kernels.quantise import Quantised
 from runtime.prepare.prepared import PreparedBsr
 
 BAND = 1 << 16  # bytes: a tile of 128 rows of 256 elements
+OUTPUTS = ("out", "out_scales")  # arguments that a call writes
 POISON = 0xFF  # NaN in fp16, bf16 and fp32, -1 in integers
 
 # Functions that make new tensors (runtime.driver.allocate), and the device of each.
@@ -133,6 +135,8 @@ class _Call:
             _span(tensor).copy_(inside)
         if isinstance(result, AttentionResult):
             return AttentionResult(self._callers(result.out), result.lse)
+        if isinstance(result, Quantised):
+            return Quantised(self._callers(result.codes), self._callers(result.scales), result.mean, result.product)
         if isinstance(result, AttentionGradients | BlockMaskLists):
             return result
         if result.layout == torch.sparse_bsr:
@@ -200,10 +204,10 @@ class Guarded:
                 return {key: given(f"{name}[{key!r}]", each) for key, each in value.items()}
             if isinstance(value, PreparedBsr) or not isinstance(value, torch.Tensor):
                 return value
-            return call.copy(name, value, written=name == "out")
+            return call.copy(name, value, written=name in OUTPUTS)
 
         # Outputs first: an input that is one of them, as c of a product may be, is then the same tensor.
-        order = sorted(named, key=lambda name: name != "out")
+        order = sorted(named, key=lambda name: name not in OUTPUTS)
         by_name = {name: given(name, named[name]) for name in order}
         with _in_place_of_torchs(call):
             positional = [given(f"argument {number}", value) for number, value in enumerate(arguments)]

@@ -28,6 +28,7 @@ from runtime.verify import (
     bsr_sddmm,
     bsr_spgemm,
     bsr_spmm,
+    quantise,
     select_topk,
     tile_copy,
 )
@@ -42,6 +43,7 @@ MODULES: dict[str, ModuleType] = {
     "bsr_spmm": bsr_spmm,
     "bsr_sddmm": bsr_sddmm,
     "bsr_spgemm": bsr_spgemm,
+    "quantise": quantise,
     "select_topk": select_topk,
     "tile_copy": tile_copy,
 }
@@ -52,6 +54,7 @@ ORACLE = {
     "bsr_spmm": "float64 product with the dense matrix, on the GPU",
     "bsr_sddmm": "blocks of the float64 dense product, on the GPU",
     "bsr_spgemm": "float64 product of the dense matrices, on the GPU",
+    "quantise": "codes and scales by torch in fp32, bit for bit, on the GPU: errors are numbers that differ",
     "select_topk": "float64 products of means, on the GPU: lists are right if no product that is left out is larger",
     "tile_copy": "the input, bit for bit, on the GPU",
 }

@@ -205,6 +205,8 @@ def drawn_sizes(plan: Plan, draw: random.Random) -> dict[str, int]:
         sizes |= {"q_len": draw.randint(1, 9000), "kv_len": draw.randint(1, 9000)}
     if plan.spec.op == "attention_backward":
         sizes |= {"heads": sizes["kv_heads"] * draw.randint(1, 4), "q_len": draw.randint(1, 9000)}
+    if plan.spec.op == "quantise":
+        sizes["heads"] = sizes.get("kv_heads", 1) * draw.randint(1, 4)
     if plan.spec.op == "select_topk":
         sizes["heads"] = sizes["kv_heads"] * draw.randint(1, 4)
     return sizes

@@ -161,7 +161,7 @@ def test_insertions_are_names_and_numbers(path: Path) -> None:
 def test_loops_stand_where_cuda_has_none(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     # Names and values that Python has worked out.
-    printed = r"plan\.\w+|aux|\w+_lines|\w*expression\.\w+|mask_ranges\.\w+|each\.parts|parts"
+    printed = r"plan\.\w+|aux|signs|\w+_lines|\w*expression\.\w+|mask_ranges\.\w+|each\.parts|parts"
     ranges = printed if path.parent.name not in ("ptx", "common") else rf"{printed}|range\("
     for loop in re.findall(r"\{%-? *for .*?%\}", text):
         assert re.search(rf"\bin ({ranges})", loop), loop

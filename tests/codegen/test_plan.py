@@ -27,7 +27,16 @@ from codegen.parse import parse_spec
 from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
 from codegen.preparation import round_columns
-from codegen.problem import AttentionShape, BlockMaskShape, CopyShape, SddmmShape, SelectShape, SpgemmShape, SpmmShape
+from codegen.problem import (
+    AttentionShape,
+    BlockMaskShape,
+    CopyShape,
+    QuantiseShape,
+    SddmmShape,
+    SelectShape,
+    SpgemmShape,
+    SpmmShape,
+)
 from codegen.receipts import Receipt, receipt_path
 from codegen.render import generate, render_plan
 from codegen.spec import AttentionSpec
@@ -65,6 +74,7 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
         "bsr_spmm": SpmmShape(4096, 4096, 1000, 900, 1000, chunk_blocks=plan.row_cutting and 120),
         "bsr_sddmm": SddmmShape(1024, 1024, 1000, 10),
         "bsr_spgemm": SpgemmShape(1024, 1024, 1024, 10),
+        "quantise": QuantiseShape(2, 64, 1000, 8),
         "select_topk": SelectShape(2, 64, 1, 1000, 1000, 72, 128, 64),
         "tile_copy": CopyShape(1000, 1000),
     }[named.spec.op]
@@ -147,7 +157,7 @@ def test_names_and_comments(named: NamedSpec) -> None:
     for param in plan.params:
         assert param.ctype in C_TYPES[param.type] if param.type in C_TYPES else param.ctype.endswith("*")
     assert set(plan.tensor_maps) == {p.name for p in plan.params if p.type == "tensor_map"}
-    assert (plan.flops > 0) == (named.spec.op not in ("block_mask", "tile_copy"))
+    assert (plan.flops > 0) == (named.spec.op not in ("block_mask", "quantise", "tile_copy"))
     assert plan.bytes > 0
     assert plan.summary
 

@@ -18,9 +18,10 @@ from runtime.kernels.attention import AttentionKernel  # noqa: E402
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel  # noqa: E402
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel  # noqa: E402
 from runtime.kernels.bsr_spmm import BsrSpmmKernel  # noqa: E402
+from runtime.kernels.quantise import QuantiseKernel  # noqa: E402
 from runtime.kernels.select_topk import SelectTopkKernel  # noqa: E402
 from runtime.kernels.tile_copy import TileCopyKernel  # noqa: E402
-from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, run, select_topk, tile_copy  # noqa: E402
+from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, quantise, run, select_topk, tile_copy  # noqa: E402
 from runtime.verify.common import ABSOLUTE, Outcome, tolerance  # noqa: E402
 from runtime.verify.guard import Guarded  # noqa: E402
 
@@ -34,6 +35,7 @@ KINDS: list[tuple[str, Any, Any, Any]] = [
         bsr_spgemm,
         lambda spec: bsr_spgemm.CASES + bsr_spgemm.PATTERN_CASES,
     ),
+    ("h100_quantise_k", QuantiseKernel, quantise, lambda spec: quantise.CASES),
     ("h100_select_topk", SelectTopkKernel, select_topk, lambda spec: select_topk.CASES),
     ("h100_tile_copy_tma", TileCopyKernel, tile_copy, lambda spec: tile_copy.CASES),
 ]

@@ -40,6 +40,7 @@ from codegen.spec import (
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
+    QuantiseSpec,
     SelectTopkSpec,
     Spec,
 )
@@ -99,6 +100,10 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, BlockMaskSpec):
         sizes = {"batch": 2, "heads": HEADS, "q_len": LENGTH - 7, "kv_len": LENGTH - 3}
         return [*sizes.values()], {"aux": _aux(spec, sizes, device)}
+    if isinstance(spec, QuantiseSpec):
+        mean = draw(2, HEADS, spec.head_dim, dtype=torch.float32)
+        x = draw(2, 3 * HEADS, LENGTH - 7, spec.head_dim)
+        return [x], {"mean": mean} if spec.mean == "product" else {}
     if isinstance(spec, SelectTopkSpec):
         # Rows of fewer chunks than a warp has lanes, and blocks that do not divide the lengths.
         q, k = draw(1, 2 * HEADS, LENGTH - 7, 72), draw(1, HEADS, LENGTH - 3, 72)

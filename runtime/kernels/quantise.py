@@ -1,0 +1,222 @@
+"""Calls of quantise kernels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.fp8 import V_KEYS
+from codegen.problem import QuantiseShape
+from codegen.spec import QuantiseSpec
+from runtime.compile.compiler import Compiled
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
+from runtime.driver.enqueue import enqueue
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.workspace import Memory
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import (
+    TORCH_DTYPES,
+    Signatures,
+    call_key,
+    check_address,
+    check_output,
+    check_shape,
+    check_strides,
+    check_tensor,
+    used_strides,
+)
+
+MOST_THREAD_BLOCKS = 2**31 - 1
+
+
+class Quantised(NamedTuple):
+    """What a quantise kernel makes: x = codes * scales.
+
+    Attributes:
+        codes: FP8, as x; with a scale for each column (batch, heads, head_dim, keys), V^T, whose keys are filled up to
+            a multiple of 128 with zeros and stand in the order of ``codegen.fp8.KEY_ORDER``.
+        scales: float32 (batch, heads, rows or blocks of them), or (batch, heads, head_dim), of columns.
+        mean: float32 (batch, heads, head_dim), what was subtracted of each column; None if nothing was.
+        product: float32 (batch, heads, length), each row times the mean that was given; None without.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    mean: torch.Tensor | None = None
+    product: torch.Tensor | None = None
+
+
+class QuantiseKernel:
+    """FP8 codes and scales of rows, of blocks of rows, or of columns.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        assert isinstance(compiled.plan.spec, QuantiseSpec)
+        self.spec: QuantiseSpec = compiled.plan.spec
+        self._loaded = loaded
+        self._dtype, self._codes = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[self.spec.codes]
+        self._by_columns = self.spec.scales == "channel"
+        self._signatures = Signatures()
+
+    def __repr__(self) -> str:
+        return f"<quantise kernel {self.compiled.named.stem}(x) for {self.spec.arch}>"
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        mean: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        out_scales: torch.Tensor | None = None,
+    ) -> Quantised:
+        """Quantise.
+
+        A code is x * (1 / scale), rounded to nearest even, where scale is the largest finite magnitude of the group
+        over 448 (e4m3) or 57344 (e5m2), all in float32; 1 for a group of zeros (below 2^-100). Infinities saturate and
+        NaN becomes NaN, in their elements alone unless rows are rotated.
+
+        Args:
+            x: (batch, heads, length, head_dim), the spec's dtype; the last dimension contiguous, other strides any
+                multiple of 16 bytes.
+            mean: float32 (batch, heads, head_dim), contiguous. With ``mean: product`` that of K, (batch, kv_heads,
+                head_dim); with ``mean: subtract`` what to subtract in place of the mean of x's rows.
+            scales: float32 (batch, heads, head_dim), contiguous: scales of columns to use, in place of those of x.
+            out: FP8 (batch, heads, length, head_dim), or (batch, heads, head_dim, keys) where scales are of columns, to
+                write the codes into: the last dimension contiguous, other strides any multiple of 16 bytes.
+            out_scales: float32 (batch, heads, rows or blocks of them), to write scales into, with any strides.
+
+        Returns:
+            Codes and scales.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        if is_elsewhere(x):
+            with entered(x.device.index):
+                return self(x, mean=mean, scales=scales, out=out, out_scales=out_scales)
+        key = call_key(x, mean, scales, out, out_scales)
+        last, signature = self._signatures.last
+        if key != last:
+            signature = self._signatures.find(key)
+        if signature is None:
+            signature = self._signatures.keep(key, self._check(x, mean, scales, out, out_scales))
+        shapes, memory = signature.extra
+        make = allocator(x.device)
+        if out is None:
+            out = make(*contiguous(shapes["codes"]), self._codes)
+        if self._by_columns:
+            found = Quantised(out, make(*contiguous(shapes["scales"]), torch.float32) if scales is None else scales)
+        else:
+            if out_scales is None:
+                out_scales = make(*contiguous(shapes["scales"]), torch.float32)
+            product = None
+            if self.spec.mean == "subtract" and mean is None:
+                mean = make(*contiguous(shapes["mean"]), torch.float32)
+            if self.spec.mean == "product":
+                product = make(*contiguous(x.shape[:3]), torch.float32)
+            found = Quantised(out, out_scales, mean if self.spec.mean == "subtract" else None, product)
+        addresses = {"x": x.data_ptr(), "codes": out.data_ptr(), "scales": found.scales.data_ptr()}
+        addresses["statistic"] = addresses["scales"] if mean is None else mean.data_ptr()
+        addresses["mean"] = addresses["statistic"]
+        addresses["product"] = 0 if found.product is None else found.product.data_ptr()
+        for name, address in (("x", addresses["x"]), ("out", addresses["codes"])):
+            check_address(name, address)
+        enqueue(self._loaded, signature, addresses, x.device, memory)
+        return found
+
+    def _check(self, x: Any, mean: Any, scales: Any, out: Any, out_scales: Any) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        spec = self.spec
+        check_tensor("x", x, self._dtype, 4)
+        batch, heads, length, head_dim = x.shape
+        if head_dim != spec.head_dim:
+            raise ArgumentError("x", f"has head_dim {head_dim}, this kernel takes {spec.head_dim}")
+        check_strides("x", x)
+        kv_heads = self._check_mean(x, mean)
+        if scales is not None and not self._by_columns:
+            raise ArgumentError("scales", "is given, but this kernel finds the scales of rows: leave it out")
+        if scales is not None:
+            _check_statistic("scales", scales, (batch, heads, head_dim), x.device)
+        shapes = self._shapes(batch, heads, length)
+        if out is not None:
+            check_tensor("out", out, self._codes, 4, x.device)
+            names = (
+                ("batch", "heads", "head_dim", "keys") if self._by_columns else ("batch", "heads", "length", "head_dim")
+            )
+            check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, shapes["codes"], strict=True)])
+            check_strides("out", out)
+            check_output("out", out)
+        if out_scales is not None:
+            if self._by_columns:
+                raise ArgumentError("out_scales", "is given, but this kernel has scales of columns: leave it out")
+            check_tensor("out_scales", out_scales, torch.float32, 3, x.device)
+            blocks = "length" if spec.scales == "row" else f"blocks of {spec.tile.m} rows"
+            sizes = zip(("batch", "heads", blocks), shapes["scales"], strict=True)
+            check_shape("out_scales", out_scales.shape, [(name, (size,)) for name, size in sizes])
+            check_output("out_scales", out_scales)
+        given = int(scales is not None or (spec.mean == "subtract" and mean is not None))
+        args = self.compiled.plan.problem(QuantiseShape(batch, heads, length, kv_heads, given))
+        if args.tiles > MOST_THREAD_BLOCKS:
+            raise ArgumentError("x", f"has shape {tuple(x.shape)}: {args.tiles} thread blocks, at most 2^31 - 1")
+        strides = self._strides(x, out, out_scales, shapes)
+        return self._loaded.signature(
+            x.device.index, args.tiles, {**args.numbers, **strides}, {}, extra=(shapes, Memory.of(args))
+        )
+
+    def _check_mean(self, x: torch.Tensor, mean: Any) -> int:
+        """Check the mean; return its heads where rows are multiplied by it, otherwise 0."""
+        batch, heads, _, head_dim = x.shape
+        if self.spec.mean == "none":
+            if mean is not None:
+                raise ArgumentError("mean", "is given, but the spec says mean: none: leave it out")
+            return 0
+        if self.spec.mean == "subtract":
+            if mean is not None:
+                _check_statistic("mean", mean, (batch, heads, head_dim), x.device)
+            return 0
+        if mean is None:
+            raise ArgumentError("mean", f"is missing: float32 (batch {batch}, kv_heads, head_dim {head_dim})")
+        _check_statistic("mean", mean, (batch, None, head_dim), x.device)
+        kv_heads = int(mean.shape[1])
+        if heads % kv_heads:
+            raise ArgumentError("mean", f"has {kv_heads} heads, x has {heads}: not a multiple")
+        return kv_heads
+
+    def _shapes(self, batch: int, heads: int, length: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of results."""
+        head_dim = self.spec.head_dim
+        of_heads = (batch, heads, head_dim)
+        if self._by_columns:
+            return {"codes": (*of_heads, -(-length // V_KEYS) * V_KEYS), "scales": of_heads}
+        rows = 1 if self.spec.scales == "row" else self.spec.tile.m
+        codes = (batch, heads, length, head_dim)
+        return {"codes": codes, "scales": (batch, heads, -(-length // rows)), "mean": of_heads}
+
+    def _strides(self, x: torch.Tensor, out: Any, out_scales: Any, shapes: Any) -> dict[str, int]:
+        """Return the strides of a launch."""
+        axes: tuple[str, ...] = ("batch", "head", "row")
+        found = {f"x_{axis}_stride": stride for axis, stride in zip(axes, used_strides(x)[:3], strict=True)}
+        codes = contiguous(shapes["codes"])[1] if out is None else used_strides(out)
+        if self._by_columns:
+            axes = ("batch", "head", "column")
+        else:
+            of_scales = contiguous(shapes["scales"])[1] if out_scales is None else used_strides(out_scales)
+            found |= {f"scales_{axis}_stride": stride for axis, stride in zip(axes, of_scales, strict=True)}
+        return found | {f"codes_{axis}_stride": stride for axis, stride in zip(axes, codes[:3], strict=True)}
+
+
+def _check_statistic(name: str, tensor: Any, shape: tuple[int | None, ...], device: torch.device) -> None:
+    """Check float32 numbers of columns."""
+    check_tensor(name, tensor, torch.float32, 3, device)
+    expected = zip(("batch", "heads", "head_dim"), shape, strict=True)
+    check_shape(name, tensor.shape, [(axis, None if size is None else (size,)) for axis, size in expected])
+    if not tensor.is_contiguous():
+        raise ArgumentError(name, f"has strides {tensor.stride()}, expected a contiguous tensor")

@@ -1,0 +1,160 @@
+"""Calls of block-sparse attention with operands in FP8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_shape, check_tensor
+from runtime.kernels.attention import AttentionResult
+from runtime.ops.attention_calls import Route, remember
+from runtime.ops.attention_checks import (
+    RANK,
+    check_lists,
+    check_no_overlap,
+    check_options,
+    check_out,
+    check_overflow,
+    check_values,
+)
+from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
+from runtime.ops.aux_tensors import apart
+from runtime.ops.block_sizes import Tensors
+from runtime.ops.quantise_attention import QuantisedAttention
+
+_SMOOTHED = (
+    "is given, but k is without its mean, and a query's logits are off by a number of their own: call "
+    "quantise_attention with smooth_k=False"
+)
+_routes = Signatures()
+
+
+def attend_quantised(
+    given: QuantisedAttention,
+    tensors: Tensors,
+    spec_json: str,
+    *,
+    scale: float | None,
+    softcap: float | None,
+    scored: bool,
+    sink: torch.Tensor | None,
+    kv_lengths: torch.Tensor | None,
+    lse: bool,
+    out: torch.Tensor | None,
+    validate: bool,
+    overflow: torch.Tensor | None,
+) -> AttentionResult:
+    """Compute attention, as ``block_sparse_attention`` describes it, of operands in FP8.
+
+    Args:
+        given: the operands.
+        tensors: index tensors of the pattern, in order.
+        spec_json: the pattern, and the score, as JSON.
+        scale, softcap, sink, kv_lengths, out, validate: as there.
+        scored: whether there is a score.
+        lse: whether to return the log-sum-exp.
+        overflow: of the lists.
+
+    Raises:
+        ArgumentError, SpecError: before anything is launched.
+    """
+    q, k = given.q, given.k
+    tensors, aux = apart(spec_json, tensors)
+    if given.k_mean is not None:
+        for name, has in (("softcap", softcap is not None), ("score", scored), ("sink", sink is not None)):
+            if has:
+                raise ArgumentError(name, _SMOOTHED)
+    fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
+    shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
+    more = (softcap, sink is not None, kv_lengths is not None, lse, fp8)
+    key = (spec_json, shape, q.shape, k.shape, q.dtype, q.device, *more)
+    last, known = _routes.last
+    route: Route | None = known
+    if key != last:
+        route = _routes.find(key)
+    if route is None:
+        check_codes(given)
+        check_options(q, softcap, scale, sink, kv_lengths)
+        check_lists(spec_json, tensors, q, k)
+        route = remember(Call(*key))
+        _routes.keep(key, route)
+    if out is not None:
+        inputs = {"q": q, "k": k, "v": given.v_t, "sink": sink, "kv_lengths": kv_lengths, **aux}
+        check_out(out, q, inputs, dtype=given.output)
+        check_no_overlap(out, inputs)
+    lengths = q.shape[2], k.shape[2]
+    if validate:
+        check_overflow(overflow)
+        if route.arranged is not None:
+            check_values(spec_json, tensors, lengths, sink, kv_lengths)
+    arranged = tensors if route.arranged is None else route.arranged(tensors, *lengths)
+    if kv_lengths is not None:
+        arranged = (*arranged, *(None,) * (route.indices - 1 - len(arranged)), kv_lengths)
+    scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
+    kernel: Any = route.kernel
+    found: AttentionResult = kernel(
+        q,
+        k,
+        given.v_t,
+        *arranged,
+        **scales,
+        scale=route.scale if scale is None else scale,
+        out=out,
+        sink=sink,
+        validate=validate and route.arranged is None,
+        aux=aux,
+    )
+    if validate and route.arranged is not None:
+        check_scales(scales)
+    if found.lse is None or given.mean_logits is None:
+        return found
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
+
+
+def check_scales(scales: dict[str, torch.Tensor]) -> None:
+    """Check that scales are positive and finite (synchronises).
+
+    Raises:
+        ArgumentError: with the first one that is not.
+    """
+    for name, tensor in scales.items():
+        wrong = tensor[~((tensor > 0) & tensor.isfinite())].tolist()
+        if wrong:
+            raise ArgumentError(name, f"has {wrong[0]}, expected positive, finite numbers")
+
+
+def check_codes(given: QuantisedAttention) -> None:
+    """Check operands in FP8 against each other.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    q, k, v_t = given.q, given.k, given.v_t
+    if not isinstance(q, torch.Tensor) or q.dtype not in FP8_DTYPES:
+        what = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
+        expected = " or ".join(map(str, FP8_DTYPES))
+        raise ArgumentError("q", f"is {what}, expected {expected}: runtime.quantise_attention makes it")
+    for name, tensor in (("q", q), ("k", k), ("v_t", v_t)):
+        check_tensor(name, tensor, q.dtype, RANK, q.device)
+    if given.output not in DTYPES:
+        raise ArgumentError("output", f"is {given.output}, expected {' or '.join(map(str, DTYPES))}")
+    batch, heads, q_len, head_dim = q.shape
+    kv_heads, kv_len = k.shape[1:3]
+    check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (head_dim,))])
+    if heads % kv_heads:
+        raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+    of_v = [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("head_dim", (head_dim,)), ("keys", None)]
+    check_shape("v_t", v_t.shape, of_v)
+    for name, tensor, count, rows, length in (
+        ("q_scale", given.q_scale, heads, given.q_rows, q_len),
+        ("k_scale", given.k_scale, kv_heads, given.k_rows, kv_len),
+    ):
+        check_tensor(name, tensor, torch.float32, RANK - 1, q.device)
+        blocks = (f"blocks of {rows} rows", (-(-length // rows),))
+        check_shape(name, tensor.shape, [("batch", (batch,)), ("heads", (count,)), blocks])
+    check_tensor("v_scale", given.v_scale, torch.float32, RANK - 1, q.device)
+    sizes = [("batch", (batch,)), ("heads", (kv_heads,)), ("head_dim", (head_dim,))]
+    check_shape("v_scale", given.v_scale.shape, sizes)

@@ -1,0 +1,229 @@
+"""Quantisation to FP8 on torch tensors: kernels are compiled at the first use and remembered."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from codegen.dtypes import FP8
+from codegen.fp8 import ROTATED_HEADS, V_KEYS
+from codegen.wording import shown
+from runtime.errors import ArgumentError
+from runtime.kernel import load_kernel
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.quantise import Quantised, QuantiseKernel
+from runtime.ops.attention_choice import DTYPES, arch_of
+from runtime.ops.operators import NAMESPACE
+
+HEAD_DIMS = (64, 96, 128, 192, 256)
+BLOCK_ROWS = (64, 128)
+DEVICES = ("cuda", "meta")
+COLUMNS = 128  # of a matrix that share a scale
+BLOCKS = ((1, COLUMNS), (64, COLUMNS), (128, COLUMNS))
+_RANKS = (2, 3)
+_ROWS_AT_ONCE = 64  # of a thread block whose rows have a scale each
+Dtype = Literal["e4m3", "e5m2"]
+
+
+class QuantisedMatrix(NamedTuple):
+    """A matrix in FP8: each element is its code times the scale of its block.
+
+    Attributes:
+        codes: as the matrix.
+        scales: float32 (..., blocks down, blocks across). Those of one column of blocks follow each other in memory, as
+            DeepGEMM takes them on Hopper.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+
+def quantise_matrix(
+    x: torch.Tensor, block: tuple[int, int] = (1, COLUMNS), *, dtype: Dtype = "e4m3"
+) -> QuantisedMatrix:
+    """Quantise a matrix, or several, in blocks that have a scale each.
+
+    Args:
+        x: (rows, columns), or (matrices, rows, columns), fp16 or bf16, on a GPU; columns a multiple of 128. The last
+            dimension is contiguous, other strides are multiples of 8 elements.
+        block: rows and columns that share a scale: (1, 128), for activations, (64, 128) or (128, 128), for weights.
+        dtype: e4m3, or e5m2 with more range and a digit less.
+
+    Returns:
+        Codes, contiguous, and scales. The kernels that make them say what becomes of zeros, infinities and NaN
+        (:class:`~runtime.kernels.quantise.QuantiseKernel`).
+
+    Raises:
+        ArgumentError: naming the argument, before anything is launched.
+        DeviceError: for a GPU without FP8.
+    """
+    check_dtype(dtype)
+    check_floats("x", x)
+    if x.dim() not in _RANKS or 0 in x.shape or x.shape[-1] % COLUMNS:
+        expected = f"(rows, columns) or (matrices, rows, columns) with columns a multiple of {COLUMNS}, and no 0"
+        raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected {expected}")
+    if tuple(block) not in BLOCKS:
+        raise ArgumentError("block", f"is {shown(block)}, expected one of {', '.join(map(str, BLOCKS))}")
+    rows = int(block[0])
+    of_heads = x.unflatten(-1, (-1, COLUMNS)).transpose(-2, -3)  # columns that share a scale are a head
+    codes = torch.empty(x.shape, dtype=TORCH_DTYPES[dtype], device=x.device)
+    out = codes.unflatten(-1, (-1, COLUMNS)).transpose(-2, -3)
+    flat = x.dim() == _RANKS[0]
+    scales = quantise_rows(
+        of_heads[None] if flat else of_heads, dtype=dtype, rows=rows, out=out[None] if flat else out
+    ).scales
+    return QuantisedMatrix(codes, (scales[0] if flat else scales).mT)
+
+
+def quantise_rows(
+    x: torch.Tensor,
+    *,
+    dtype: str,
+    rows: int,
+    mode: str = "none",
+    mean: torch.Tensor | None = None,
+    hadamard: bool = False,
+    out: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
+) -> Quantised:
+    """Quantise (batch, heads, length, head_dim) with a scale for so many rows.
+
+    Args:
+        x: the tensor.
+        dtype: of the codes.
+        rows: that share a scale.
+        mode: what becomes of the mean: that of the spec's field ``mean``.
+        mean: what is subtracted, or multiplied by.
+        hadamard: rotate rows.
+        out: where to write codes.
+        out_scales: where to write scales.
+    """
+    fields = {
+        "scales": "row" if rows == 1 else "row_block",
+        "codes": dtype,
+        "tile": {"m": _ROWS_AT_ONCE if rows == 1 else rows},
+        "mean": mode,
+        "hadamard": hadamard,
+    }
+    return _quantised(x, fields, mean=mean, out=out, out_scales=out_scales)
+
+
+def quantise_columns(
+    x: torch.Tensor, *, dtype: str, scales: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> Quantised:
+    """Quantise (batch, heads, length, head_dim) with a scale for each column of a head, and transpose it."""
+    return _quantised(x, {"scales": "channel", "codes": dtype}, scales=scales, out=out)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Check the name of an FP8 type.
+
+    Raises:
+        ArgumentError: for another one.
+    """
+    if dtype not in FP8:
+        raise ArgumentError("dtype", f"is {shown(dtype)}, expected {' or '.join(FP8)}")
+
+
+def check_floats(name: str, tensor: Any) -> None:
+    """Check that a tensor can be quantised, whatever its shape.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.dtype not in DTYPES:
+        raise ArgumentError(name, f"is {tensor.dtype}, expected {' or '.join(map(str, DTYPES))}")
+    if tensor.device.type not in DEVICES:
+        raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            name, "requires a gradient, and FP8 has no backward: use bf16, or call under torch.no_grad()"
+        )
+
+
+def check_head_dim(name: str, tensor: torch.Tensor, hadamard: bool) -> None:
+    """Check that there are kernels for heads of that size.
+
+    Raises:
+        ArgumentError: with those that there are.
+    """
+    sizes = ROTATED_HEADS if hadamard else HEAD_DIMS
+    if tensor.dim() != 4 or tensor.shape[3] not in sizes:
+        which = " with hadamard" if hadamard else ""
+        expected = f"(batch, heads, length, head_dim) with head_dim {', '.join(map(str, sizes))}{which}"
+        raise ArgumentError(name, f"has shape {tuple(tensor.shape)}, expected {expected}")
+
+
+def _quantised(
+    x: torch.Tensor,
+    fields: dict[str, Any],
+    *,
+    mean: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
+) -> Quantised:
+    """Call the operator, or, to write into tensors of the caller, the kernel."""
+    spec = json.dumps({**fields, "dtype": DTYPES[x.dtype], "head_dim": x.shape[3]}, sort_keys=True)
+    if out is not None or out_scales is not None:
+        return _kernel(x.device.index, spec)(x, mean=mean, scales=scales, out=out, out_scales=out_scales)
+    codes, found, more = torch.ops.sparse_kernel_codegen.quantise(x, mean, scales, spec=spec)
+    mode = fields.get("mean", "none")
+    return Quantised(
+        codes,
+        found if scales is None else scales,
+        (more if mean is None else mean) if mode == "subtract" else None,
+        more if mode == "product" else None,
+    )
+
+
+@lru_cache
+def _kernel(index: int, spec: str) -> QuantiseKernel:
+    device = torch.device("cuda", index)
+    kernel = load_kernel({"op": "quantise", "arch": arch_of(device), **json.loads(spec)}, device=device)
+    assert isinstance(kernel, QuantiseKernel)
+    return kernel
+
+
+def _run(
+    x: torch.Tensor, mean: torch.Tensor | None, scales: torch.Tensor | None, *, spec: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the operator: codes, scales, and the mean, or products with it; what the caller has given is empty."""
+    with torch.no_grad():
+        found = _kernel(x.device.index, spec)(x, mean=mean, scales=scales)
+    nothing = x.new_empty(0, dtype=torch.float32)
+    more = found.product if found.product is not None else found.mean if mean is None else None
+    return found.codes, nothing if scales is not None else found.scales, nothing if more is None else more
+
+
+def _fake(
+    x: torch.Tensor, mean: torch.Tensor | None, scales: torch.Tensor | None, *, spec: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tensors like the result, without values."""
+    fields = json.loads(spec)
+    batch, heads, length, head_dim = x.shape
+    by_columns, mode = fields["scales"] == "channel", fields.get("mean", "none")
+    keys = (length + V_KEYS - 1) // V_KEYS * V_KEYS
+    rows = 1 if fields["scales"] == "row" else 1 if by_columns else fields["tile"]["m"]
+    codes = (batch, heads, head_dim, keys) if by_columns else (batch, heads, length, head_dim)
+    of_rows = (batch, heads, head_dim) if by_columns else (batch, heads, (length + rows - 1) // rows)
+    more = {"product": (batch, heads, length), "subtract": (batch, heads, head_dim)}.get(mode, (0,))
+    return (
+        x.new_empty(codes, dtype=TORCH_DTYPES[fields["codes"]]),
+        x.new_empty(of_rows if scales is None else (0,), dtype=torch.float32),
+        x.new_empty((0,) if mode == "subtract" and mean is not None else more, dtype=torch.float32),
+    )
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define(
+    "quantise(Tensor x, Tensor? mean, Tensor? scales, *, str spec) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("quantise", _run, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::quantise", _fake, lib=_library)

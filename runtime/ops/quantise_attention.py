@@ -1,0 +1,259 @@
+"""Operands of FP8 attention: made of q, k and v, kept as a cache of K and V, or put together from codes and scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from codegen.dtypes import FP8
+from codegen.fp8 import V_KEYS
+from codegen.wording import shown
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import TORCH_DTYPES, check_shape
+from runtime.ops.quantise import (
+    BLOCK_ROWS,
+    Dtype,
+    check_dtype,
+    check_floats,
+    check_head_dim,
+    quantise_columns,
+    quantise_rows,
+)
+
+KEY_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
+Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class QuantisedAttention:
+    """q, k and v in FP8, as ``block_sparse_attention`` takes them in place of the three: value = code * scale.
+
+    Attributes:
+        q: codes (batch, heads, q_len, head_dim).
+        k: codes (batch, kv_heads, kv_len, head_dim).
+        v_t: codes of V^T (batch, kv_heads, head_dim, keys), keys filled up to a multiple of 16 with zeros, those of
+            each 16 in the order of ``codegen.fp8.KEY_ORDER``.
+        q_scale: float32 (batch, heads, blocks of ``q_rows``), of any strides.
+        k_scale: float32 (batch, kv_heads, blocks of ``k_rows``), likewise.
+        v_scale: float32 (batch, kv_heads, head_dim), likewise.
+        k_mean: float32 (batch, kv_heads, head_dim), what was subtracted of each key; None if nothing was. The result of
+            attention does not depend on it: all logits of a query change by the same number.
+        mean_logits: float32 (batch, heads, q_len), that number, before the softmax scale: q times ``k_mean``. Where the
+            log-sum-exp is asked for, it is added.
+        q_rows: queries that share a scale.
+        k_rows: keys that share a scale.
+        hadamard: whether q and k are rotated.
+        output: type of the result.
+        cache: memory of k, v_t and k_scale that ``append`` writes on in; None without ``kv_capacity``.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v_t: torch.Tensor
+    q_scale: torch.Tensor
+    k_scale: torch.Tensor
+    v_scale: torch.Tensor
+    k_mean: torch.Tensor | None = None
+    mean_logits: torch.Tensor | None = None
+    q_rows: int = 128
+    k_rows: int = 128
+    hadamard: bool = False
+    output: torch.dtype = torch.bfloat16
+    cache: Cache | None = None
+
+    @property
+    def dtype(self) -> str:
+        """Name of the codes' type."""
+        return next(name for name in FP8 if TORCH_DTYPES[name] == self.q.dtype)
+
+    @property
+    def kv_len(self) -> int:
+        """Keys of a head."""
+        return self.k.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        tensors = (getattr(self, field.name) for field in fields(self) if field.name != "cache")
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+    def with_queries(self, q: torch.Tensor) -> QuantisedAttention:
+        """Return the same keys and values with other queries, which are quantised: those of the next step.
+
+        Args:
+            q: (batch, heads, q_len, head_dim), fp16 or bf16; heads is a multiple of kv_heads.
+
+        Returns:
+            Operands that share K and V with these.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        check_floats("q", q)
+        check_head_dim("q", q, self.hadamard)
+        batch, kv_heads, _, head_dim = self.k.shape
+        check_queries(q, batch, kv_heads, head_dim)
+        made = quantise_rows(
+            q,
+            dtype=self.dtype,
+            rows=self.q_rows,
+            mode="none" if self.k_mean is None else "product",
+            mean=self.k_mean,
+            hadamard=self.hadamard,
+        )
+        return replace(self, q=made.codes, q_scale=made.scales, mean_logits=made.product, output=q.dtype)
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> QuantisedAttention:
+        """Return the same queries with keys and values behind those that there are, in the memory of ``kv_capacity``.
+
+        The first ones decide the mean of K and the scales of V's channels: later values that exceed them saturate. Keys
+        are appended to whole blocks of 128: a length that is none cannot be appended to.
+
+        Args:
+            k: (batch, kv_heads, any length, head_dim), fp16 or bf16, what comes behind.
+            v: as k.
+
+        Returns:
+            Operands whose K and V are longer, in the same memory.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        _check_keys(k, v, self.hadamard)
+        batch, kv_heads, length, head_dim = self.k.shape
+        sizes = (("batch", (batch,)), ("kv_heads", (kv_heads,)), ("length", None), ("head_dim", (head_dim,)))
+        check_shape("k", k.shape, sizes)
+        if self.cache is None:
+            raise ArgumentError("k", "cannot be appended: quantise_attention was called without kv_capacity")
+        if length % V_KEYS:
+            raise ArgumentError("k", f"cannot be appended to {length} keys, only to a multiple of {V_KEYS}")
+        whole_k, whole_v, whole_scale = self.cache
+        end = length + k.shape[2]
+        if end > whole_k.shape[2]:
+            raise ArgumentError("k", f"makes {end} keys, kv_capacity is {whole_k.shape[2]}")
+        blocks, keys = slice(length // self.k_rows, -(-end // self.k_rows)), -(-end // V_KEYS) * V_KEYS
+        quantise_rows(
+            k,
+            dtype=self.dtype,
+            rows=self.k_rows,
+            mode="none" if self.k_mean is None else "subtract",
+            mean=self.k_mean,
+            hadamard=self.hadamard,
+            out=whole_k[:, :, length:end],
+            out_scales=whole_scale[:, :, blocks],
+        )
+        quantise_columns(v, dtype=self.dtype, scales=self.v_scale, out=whole_v[..., length:keys])
+        return replace(self, k=whole_k[:, :, :end], v_t=whole_v[..., :keys], k_scale=whole_scale[:, :, : blocks.stop])
+
+
+def quantise_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    dtype: Dtype = "e4m3",
+    q_rows: int = 128,
+    k_rows: int = 128,
+    smooth_k: bool = True,
+    hadamard: bool = False,
+    kv_capacity: int | None = None,
+) -> QuantisedAttention:
+    """Quantise the operands of attention to FP8: ``block_sparse_attention(quantise_attention(q, k, v), pattern)``.
+
+    Each tensor is read once from device memory, by a generated kernel. Nothing waits for the GPU.
+
+    Args:
+        q: (batch, heads, q_len, head_dim), fp16 or bf16, on a GPU with FP8; head_dim 64, 96, 128, 192 or 256. The last
+            dimension is contiguous, other strides are multiples of 8 elements. Attention's result has its type.
+        k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
+        v: as k.
+        dtype: e4m3, or e5m2 with more range and a digit less.
+        q_rows: queries that share a scale, 64 or 128.
+        k_rows: keys that share a scale, 64 or 128: no more than a block of the pattern's lists has.
+        smooth_k: subtract from K its mean over keys, which takes away what all keys have in common. Attention's result
+            and, corrected, its log-sum-exp stay what they are; softcaps, scores and sinks ask for the logits as they
+            are: False.
+        hadamard: rotate q and k, so that outliers of a few columns are spread over all; head_dim 64, 128 or 256.
+        kv_capacity: keys to reserve memory for, so that ``append`` can add some; None: as many as there are.
+
+    Returns:
+        What ``block_sparse_attention`` takes in place of q, k and v.
+
+    Raises:
+        ArgumentError: naming the argument, before anything is launched.
+        DeviceError: for a GPU without FP8.
+    """
+    check_dtype(dtype)
+    for name, rows in (("q_rows", q_rows), ("k_rows", k_rows)):
+        if rows not in BLOCK_ROWS:
+            raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
+    for name, flag in (("smooth_k", smooth_k), ("hadamard", hadamard)):
+        if not isinstance(flag, bool):
+            raise ArgumentError(name, f"is {shown(flag)}, expected True or False")
+    check_floats("q", q)
+    check_head_dim("q", q, hadamard)
+    _check_keys(k, v, hadamard)
+    batch, kv_heads, length, head_dim = k.shape
+    check_queries(q, batch, kv_heads, head_dim)
+    for name, tensor in (("k", k), ("v", v)):
+        if (tensor.dtype, tensor.device) != (q.dtype, q.device):
+            raise ArgumentError(name, f"is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}")
+    cache = None if kv_capacity is None else _reserved(k, dtype, k_rows, kv_capacity)
+    blocks, keys = -(-length // k_rows), -(-length // V_KEYS) * V_KEYS
+    into = {} if cache is None else {"out": cache[0][:, :, :length], "out_scales": cache[2][:, :, :blocks]}
+    mode = "subtract" if smooth_k else "none"
+    of_k = quantise_rows(k, dtype=dtype, rows=k_rows, mode=mode, hadamard=hadamard, **into)
+    of_v = quantise_columns(v, dtype=dtype, out=None if cache is None else cache[1][..., :keys])
+    mode = "product" if smooth_k else "none"
+    of_q = quantise_rows(q, dtype=dtype, rows=q_rows, mode=mode, mean=of_k.mean, hadamard=hadamard)
+    return QuantisedAttention(
+        q=of_q.codes,
+        k=of_k.codes,
+        v_t=of_v.codes,
+        q_scale=of_q.scales,
+        k_scale=of_k.scales,
+        v_scale=of_v.scales,
+        k_mean=of_k.mean,
+        mean_logits=of_q.product,
+        q_rows=q_rows,
+        k_rows=k_rows,
+        hadamard=hadamard,
+        output=q.dtype,
+        cache=cache,
+    )
+
+
+def check_queries(q: torch.Tensor, batch: int, kv_heads: int, head_dim: int) -> None:
+    """Check q against k.
+
+    Raises:
+        ArgumentError: with the shape expected.
+    """
+    sizes = (("batch", (batch,)), ("heads", None), ("q_len", None), ("head_dim", (head_dim,)))
+    check_shape("q", q.shape, sizes)
+    if q.shape[1] % kv_heads:
+        raise ArgumentError("q", f"has {q.shape[1]} heads, k has {kv_heads}: not a multiple")
+
+
+def _check_keys(k: Any, v: Any, hadamard: bool) -> None:
+    """Check k and v against each other."""
+    for name, tensor in (("k", k), ("v", v)):
+        check_floats(name, tensor)
+        check_head_dim(name, tensor, hadamard)
+    check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])
+
+
+def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any) -> Cache:
+    """Return memory for keys: of k, v_t and k_scale. Zeros, as attention multiplies what lies behind the last key."""
+    batch, kv_heads, length, head_dim = k.shape
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < length:
+        raise ArgumentError("kv_capacity", f"is {shown(capacity)}, expected {length} keys or more")
+    keys = -(-capacity // V_KEYS) * V_KEYS
+    codes = k.new_zeros(0, dtype=TORCH_DTYPES[dtype])
+    return (
+        codes.new_zeros((batch, kv_heads, keys, head_dim)),
+        codes.new_zeros((batch, kv_heads, head_dim, keys)),
+        torch.ones((batch, kv_heads, keys // k_rows), device=k.device),
+    )

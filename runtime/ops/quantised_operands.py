@@ -1,0 +1,97 @@
+"""Operands of FP8 attention put together from codes and scales that come from elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from codegen.dtypes import FP8
+from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, V_KEYS
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import TORCH_DTYPES, check_shape
+from runtime.ops.attention_choice import DTYPES
+from runtime.ops.quantise import check_head_dim
+from runtime.ops.quantise_attention import KEY_AXES, QuantisedAttention, check_queries
+
+
+def quantised_operands(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    q_scale: float | torch.Tensor,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+    q_rows: int = 128,
+    k_rows: int = 128,
+    output: torch.dtype = torch.bfloat16,
+) -> QuantisedAttention:
+    """Put FP8 tensors from elsewhere together with their scales: value = code * scale.
+
+    Args:
+        q: (batch, heads, q_len, head_dim), torch.float8_e4m3fn or torch.float8_e5m2.
+        k: (batch, kv_heads, kv_len, head_dim), of the same type.
+        v: as k; it is transposed here.
+        q_scale: a number, of the whole tensor, or float32 (), (heads,), (batch, heads) or (batch, heads, blocks).
+        k_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, blocks).
+        v_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, head_dim).
+        q_rows: queries of a block, 64 or 128.
+        k_rows: keys of a block, 64 or 128.
+        output: type of attention's result.
+
+    Returns:
+        What ``block_sparse_attention`` takes in place of q, k and v; scales of fewer elements are expanded views.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    codes = tuple(TORCH_DTYPES[name] for name in FP8)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in codes or tensor.dtype != q.dtype:
+            what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            expected = f"{' or '.join(map(str, codes))}, as q; other types: runtime.quantise_attention"
+            raise ArgumentError(name, f"is {what}, expected {expected}")
+        check_head_dim(name, tensor, hadamard=False)
+    if output not in DTYPES:
+        raise ArgumentError("output", f"is {output}, expected {' or '.join(map(str, DTYPES))}")
+    batch, kv_heads, length, head_dim = k.shape
+    check_queries(q, batch, kv_heads, head_dim)
+    check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])
+    heads, q_len = q.shape[1:3]
+    return QuantisedAttention(
+        q=q,
+        k=k,
+        v_t=transposed_values(v),
+        q_scale=_spread("q_scale", q_scale, (batch, heads, -(-q_len // q_rows)), q.device),
+        k_scale=_spread("k_scale", k_scale, (batch, kv_heads, -(-length // k_rows)), q.device),
+        v_scale=_spread("v_scale", v_scale, (batch, kv_heads, head_dim), q.device),
+        q_rows=q_rows,
+        k_rows=k_rows,
+        output=output,
+    )
+
+
+def transposed_values(v: torch.Tensor) -> torch.Tensor:
+    """Return V^T of codes (batch, kv_heads, kv_len, head_dim), as ``QuantisedAttention.v_t`` has it."""
+    order = torch.tensor(KEY_ORDER, device=v.device)
+    bits = torch.nn.functional.pad(v.view(torch.uint8), (0, 0, 0, -v.shape[2] % V_KEYS))
+    ordered = bits.unflatten(2, (-1, KEYS_TOGETHER))[:, :, :, order].flatten(2, 3)
+    found: torch.Tensor = ordered.mT.contiguous().view(v.dtype)
+    return found
+
+
+def _spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    """Return scales of a whole tensor, of heads, or of blocks as a view of blocks."""
+    if isinstance(scale, int | float) and not isinstance(scale, bool):
+        if not 0 < scale < float("inf"):
+            raise ArgumentError(name, f"is {scale}, expected a positive number")
+        return torch.full((), float(scale), dtype=torch.float32, device=device).expand(shape)
+    if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.device != device:
+        what = f"{scale.dtype} on {scale.device}" if isinstance(scale, torch.Tensor) else type(scale).__name__
+        raise ArgumentError(name, f"is {what}, expected a number or torch.float32 on {device}")
+    shapes = ((), shape[1:2], shape[:2], shape)
+    if tuple(scale.shape) not in shapes:
+        raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected one of {', '.join(map(str, shapes))}")
+    found: torch.Tensor = scale[..., None] if scale.dim() in (1, 2) else scale  # of heads
+    return found.expand(shape)

@@ -1,0 +1,138 @@
+"""block_sparse_attention with operands in FP8: what reaches the kernel, what is added to the LSE, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runtime import block_sparse_attention  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+from runtime.kernels.attention import AttentionResult  # noqa: E402
+from runtime.ops import attention_checks, attention_fp8  # noqa: E402
+from runtime.ops.attention_calls import Route  # noqa: E402
+from runtime.ops.attention_choice import Call, Fp8Call, resolve  # noqa: E402
+from runtime.ops.quantise_attention import QuantisedAttention  # noqa: E402
+from runtime.ops.quantised_operands import quantised_operands  # noqa: E402
+from runtime.patterns import Causal, Dense, TopK  # noqa: E402
+
+E4M3 = torch.float8_e4m3fn
+LSE = 2.0
+
+
+class Kernel:
+    """Stands for the kernel: returns zeros and an LSE of twos, and keeps what it was given."""
+
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def __call__(self, q: Any, k: Any, v_t: Any, *indices: Any, **named: Any) -> AttentionResult:
+        self.given, self.named = (q, k, v_t, *indices), named
+        out = torch.zeros(q.shape, dtype=torch.bfloat16) if named["out"] is None else named["out"].zero_()
+        return AttentionResult(out, torch.full(q.shape[:3], LSE))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """The kernel of every call, and tensors of the CPU pass for those of a GPU."""
+    kernel = Kernel()
+    monkeypatch.setattr(attention_fp8, "check_tensor", lambda *given: None)
+    monkeypatch.setattr(attention_checks, "check_tensor", lambda *given: None)
+    monkeypatch.setattr(attention_fp8, "_routes", attention_fp8.Signatures())
+    monkeypatch.setattr(attention_fp8, "remember", lambda call: Route(kernel, None, None, 0))  # type: ignore[arg-type]
+    return kernel
+
+
+def operands(**changes: Any) -> QuantisedAttention:
+    shape = (1, 2, 300, 64)
+    q, k, v = (torch.randn(shape).to(E4M3) for _ in range(3))
+    given = quantised_operands(q, k, v, q_scale=0.5, k_scale=0.25, v_scale=2.0)
+    return replace(given, **changes)
+
+
+def smoothed(**changes: Any) -> QuantisedAttention:
+    return operands(k_mean=torch.ones(1, 2, 64), mean_logits=torch.randn(1, 2, 300), **changes)
+
+
+def test_the_kernel_gets_codes_and_scales(kernel: Kernel) -> None:
+    given = operands()
+    lists = torch.zeros(1, 1, 3, 2, dtype=torch.int32)
+    out = block_sparse_attention(given, TopK(lists, block=(128, 128)))
+    assert out.dtype == torch.bfloat16 and out.shape == given.q.shape
+    assert [x is y for x, y in zip(kernel.given, (given.q, given.k, given.v_t, lists), strict=True)] == [True] * 4
+    assert all(kernel.named[name] is getattr(given, name) for name in ("q_scale", "k_scale", "v_scale"))
+    assert kernel.named["scale"] is None and kernel.named["validate"] is False
+    into = torch.ones_like(out)
+    assert block_sparse_attention(given, pattern=Dense(), k=None, out=into) is into and not into.any()
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | None) -> None:
+    given = smoothed()
+    found = block_sparse_attention(given, Causal(), scale=scale, return_lse=True)
+    assert given.mean_logits is not None
+    assert torch.allclose(found.lse, LSE + (scale or 64**-0.5) * given.mean_logits)
+    plain = block_sparse_attention(operands(), Causal(), scale=scale, return_lse=True)
+    assert bool((plain.lse == LSE).all())
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "message"),
+    [
+        (smoothed(), {"softcap": 30.0}, "softcap: is given, but k is without its mean"),
+        (smoothed(), {"score": "score * 2.0"}, "score: is given, but k is without its mean"),
+        (smoothed(), {"sink": torch.zeros(2)}, "sink: is given, but k is without its mean"),
+        (operands(), {"v": torch.zeros(1)}, "v: is given beside operands in FP8"),
+        (operands(), {"pattern": Dense()}, "k: is given beside operands in FP8: pass the pattern alone"),
+        (operands(), {"scale": 0.0}, "scale: is 0.0"),
+        (operands(), {"pattern": "causal", "k": None}, "pattern: is str, expected"),
+        (operands(q_scale=torch.ones(1, 2, 2)), {}, r"q_scale: has shape \(1, 2, 2\), expected"),
+        (operands(k_scale=torch.ones(1, 1, 3)), {}, r"k_scale: has shape \(1, 1, 3\), expected"),
+        (operands(v_scale=torch.ones(1, 2, 32)), {}, r"v_scale: has shape \(1, 2, 32\), expected"),
+        (operands(v_t=torch.zeros(1, 2, 32, 384).to(E4M3)), {}, r"v_t: has shape \(1, 2, 32, 384\), expected"),
+        (operands(k=torch.zeros(1, 3, 300, 64).to(E4M3)), {}, "k: has 3 heads, q has 2: not a multiple"),
+        (
+            operands(q=torch.zeros(1, 2, 300, 64).half()),
+            {},
+            "q: is torch.float16, expected .*quantise_attention makes it",
+        ),
+        (operands(output=torch.float32), {}, "output: is torch.float32, expected"),
+    ],
+)
+def test_what_is_refused(kernel: Kernel, given: Any, named: dict[str, Any], message: str) -> None:
+    arguments = {"k": Dense(), **named}
+    with pytest.raises(ArgumentError, match=rf"^{message}"):
+        block_sparse_attention(given, **arguments)
+    assert not hasattr(kernel, "given")
+
+
+def test_fp8_without_scales_is_refused() -> None:
+    given = operands()
+    with pytest.raises(ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*runtime.quantised_operands"):
+        block_sparse_attention(given.q, given.k, given.k, Dense())
+
+
+def test_scales_are_checked_on_request(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"q_scale": torch.full((1, 2, 3), 0.0), "k_scale": torch.full((1, 2, 3), torch.nan)}
+    for name, scales in wrong.items():
+        with pytest.raises(ArgumentError, match=rf"^{name}: has (0.0|nan), expected positive, finite numbers"):
+            attention_fp8.check_scales({name: scales})
+    attention_fp8.check_scales({"v_scale": torch.ones(1, 2, 64)})
+    block_sparse_attention(operands(), Dense(), validate=True)
+    assert kernel.named["validate"] is True  # the kernel's own check
+
+
+def test_a_spec_is_told_the_rows_of_scales() -> None:
+    fp8 = Fp8Call(torch.float16, 128, 64)
+    assert fp8.fields() == {"output": "fp16", "scale_rows": {"q": 128, "k": 64}}
+    shape = (1, 16, 8192, 128)
+    call = Call(Dense().spec_json, (), shape, shape, E4M3, None, None, False, False, True, fp8)
+    from codegen.combinations import FP8_OPS
+
+    if "attention" not in FP8_OPS:
+        pytest.skip("there are no attention kernels for FP8 yet")
+    spec: Any = resolve(call, "sm_90a", "NVIDIA H100 80GB HBM3").choice.spec
+    assert (spec.dtype, spec.output, spec.scale_rows.q, spec.scale_rows.k) == ("e4m3", "fp16", 128, 64)

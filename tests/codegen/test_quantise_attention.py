@@ -1,0 +1,255 @@
+"""Operands of FP8 attention and quantised matrices: made by kernels that run on the host, kept, appended, refused."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.library import find_spec
+
+torch = pytest.importorskip("torch")
+
+import host_quantise  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
+from runtime.errors import ArgumentError  # noqa: E402
+from runtime.ops import quantise as ops  # noqa: E402
+from runtime.ops.quantise import quantise_matrix  # noqa: E402
+from runtime.ops.quantise_attention import (  # noqa: E402
+    QuantisedAttention,
+    quantise_attention,
+)
+from runtime.ops.quantised_operands import quantised_operands, transposed_values  # noqa: E402
+from runtime.verify.quantise import in_key_order, rotated  # noqa: E402
+
+RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
+pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Lets calls on the CPU run kernels on the host."""
+    host_quantise.on_cpu(monkeypatch)
+    monkeypatch.setattr(ops, "DEVICES", ("cpu",))
+    monkeypatch.setattr(ops, "_kernel", _host_kernel)
+
+
+@lru_cache
+def _host_kernel(index: None, spec: str) -> host_quantise.HostKernel:
+    import tempfile
+
+    named = find_spec({"op": "quantise", "arch": "sm_90a", **json.loads(spec)})
+    return host_quantise.HostKernel(named, Path(tempfile.mkdtemp()))
+
+
+def drawn(heads: int = 4, kv_heads: int = 2, q_len: int = 200, kv_len: int = 300, head_dim: int = 64) -> Any:
+    source = torch.Generator().manual_seed(3)
+    q = torch.randn(2, heads, q_len, head_dim, generator=source)
+    k = torch.randn(2, kv_heads, kv_len, head_dim, generator=source) + 3 * torch.randn(head_dim, generator=source)
+    v = torch.randn(2, kv_heads, kv_len, head_dim, generator=source)
+    return tuple(x.bfloat16() for x in (q, k, v))
+
+
+def dequantised(given: QuantisedAttention) -> Any:
+    """q, k and v as codes and scales have them; q and k rotated if they are, k without its mean."""
+    q, k = (
+        x.float() * scale.repeat_interleave(rows, 2)[:, :, : x.shape[2], None]
+        for x, scale, rows in ((given.q, given.q_scale, given.q_rows), (given.k, given.k_scale, given.k_rows))
+    )
+    order = in_key_order(torch.arange(16, dtype=torch.uint8).view(E4M3)[None, None, :, None].expand(1, 1, 16, 1))
+    order = order.view(torch.uint8)[0, 0, 0, :16].long()
+    codes = given.v_t.float().unflatten(-1, (-1, 16))
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(16)
+    v = (codes[..., inverse].flatten(-2) * given.v_scale[..., None]).mT
+    return q, k, v[:, :, : given.kv_len]
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("smooth_k", [False, True])
+def test_operands_stand_for_what_was_given(smooth_k: bool, hadamard: bool) -> None:
+    q, k, v = drawn()
+    given = quantise_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard, q_rows=64)
+    assert (given.dtype, given.output, given.q_rows, given.k_rows) == ("e4m3", torch.bfloat16, 64, 128)
+    assert given.q_scale.shape == (2, 4, 4) and given.k_scale.shape == (2, 2, 3) and given.v_scale.shape == (2, 2, 64)
+    of_q, of_k, of_v = dequantised(given)
+    centred = k.float() - (0 if given.k_mean is None else given.k_mean[:, :, None])
+    right = [rotated(x.float()) / 8 if hadamard else x.float() for x in (q, centred)]
+    for found, expected in ((of_q, right[0]), (of_k, right[1]), (of_v, v.float())):
+        assert (found - expected).abs().max() <= 2.0**-4 * expected.abs().max()
+    logits = of_q @ of_k.repeat_interleave(2, 1).mT
+    if given.mean_logits is not None:
+        logits = logits + given.mean_logits[..., None]
+    exact = q.float() @ k.float().repeat_interleave(2, 1).mT
+    assert (given.k_mean is not None) is (given.mean_logits is not None) is smooth_k
+    assert (logits - exact).square().mean().sqrt() < 0.06 * exact.square().mean().sqrt()
+
+
+def test_smoothing_and_rotation_make_errors_smaller() -> None:
+    q, k, v = drawn(q_len=256, kv_len=512)
+    spread = k.float().clone()
+    spread[..., 5] += 40.0  # what all keys have in common
+    q_spread = q.clone()
+    q_spread[..., 9] *= 30  # one column with large elements
+
+    def error(q: Any, k: Any, **options: bool) -> float:
+        given = quantise_attention(q, k, v, **options)
+        of_q, of_k, _ = dequantised(given)
+        logits = of_q @ of_k.repeat_interleave(2, 1).mT
+        exact = q.float() @ k.float().repeat_interleave(2, 1).mT
+        both = (x - x.mean(-1, keepdim=True) for x in (logits, exact))  # of a row, the same number changes nothing
+        found, right = both
+        return float((found - right).square().mean().sqrt())
+
+    assert error(q, spread.bfloat16(), smooth_k=True) < 0.5 * error(q, spread.bfloat16(), smooth_k=False)
+    assert error(q_spread, k, smooth_k=True, hadamard=True) < 1.1 * error(q_spread, k, smooth_k=True)
+
+
+def test_queries_of_a_later_step() -> None:
+    q, k, v = drawn()
+    whole = quantise_attention(q, k, v, hadamard=True)
+    later = quantise_attention(q[:, :, :64], k, v, hadamard=True).with_queries(q)
+    for name in ("q", "q_scale", "mean_logits", "k", "v_t", "k_scale", "v_scale"):
+        one, other = (getattr(x, name).contiguous().view(torch.uint8) for x in (whole, later))
+        assert torch.equal(one, other), name
+
+
+def test_keys_are_appended_in_place() -> None:
+    q, k, v = drawn(kv_len=256)
+    _, more_k, more_v = drawn(kv_len=100)
+    first = quantise_attention(q, k, v, k_rows=64, kv_capacity=512)
+    assert first.k.shape[2] == 256 and first.v_t.shape[3] == 256 and first.k_scale.shape[2] == 4
+    both = first.append(more_k, more_v)
+    assert both.kv_len == 356 and both.v_t.shape[3] == 384 and both.k_scale.shape[2] == 6
+    assert both.k.data_ptr() == first.k.data_ptr() and both.v_t.data_ptr() == first.v_t.data_ptr()
+    assert torch.equal(both.k[:, :, :256].view(torch.uint8), first.k.view(torch.uint8))
+    assert not bool(both.v_t[..., 368:].view(torch.uint8).any())  # behind the last 16 keys
+    _, of_k, of_v = dequantised(both)
+    assert both.k_mean is not None
+    right = torch.cat((k, more_k), 2).float() - both.k_mean[:, :, None]
+    assert (of_k - right).abs().max() <= 2.0**-4 * right.abs().max()
+    limit = 448 * both.v_scale[:, :, None]
+    values = torch.cat((v, more_v), 2).float()
+    clipped = torch.minimum(torch.maximum(values, -limit), limit)  # scales are those of the first values
+    assert (of_v - clipped).abs().max() <= 2.0**-4 * clipped.abs().max()
+    for later, message in (
+        (lambda: both.append(more_k, more_v), "k: cannot be appended to 356 keys, only to a multiple of 128"),
+        (lambda: first.append(torch.cat([more_k] * 3, 2), torch.cat([more_v] * 3, 2)), "k: makes 556 keys, kv_cap"),
+        (lambda: first.append(more_k[:, :1], more_v[:, :1]), r"k: has shape \(2, 1, 100, 64\), expected"),
+        (lambda: first.append(more_k, more_v[:, :, :7]), r"v: has shape \(2, 2, 7, 64\), expected"),
+        (lambda: replace(first, cache=None).append(more_k, more_v), "k: cannot be appended: .* without kv_capacity"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^{message}"):
+            later()
+
+
+def test_tensors_from_elsewhere_with_scales_of_any_kind() -> None:
+    q, k, v = (x.float().to(E4M3) for x in drawn())
+    per_head = torch.rand(2) + 0.1
+    given = quantised_operands(q, k, v, q_scale=0.5, k_scale=per_head, v_scale=torch.rand(2, 2, 64), k_rows=64)
+    assert given.q_scale.stride() == (0, 0, 0) and given.q_scale.shape == (2, 4, 2)
+    assert given.k_scale.shape == (2, 2, 5) and given.k_scale.stride(2) == 0
+    assert torch.equal(given.k_scale[1, :, 3], per_head)
+    assert torch.equal(given.v_t.view(torch.uint8)[..., :300], in_key_order(v).view(torch.uint8)[..., :300])
+    assert torch.equal(transposed_values(v).view(torch.uint8), in_key_order(v).view(torch.uint8))
+    for changes, message in (
+        ({"q_scale": 0.0}, "q_scale: is 0.0, expected a positive number"),
+        ({"k_scale": torch.ones(3)}, r"k_scale: has shape \(3,\), expected one of \(\), \(2,\), \(2, 2\), \(2, 2, 5\)"),
+        ({"v_scale": torch.ones(2).double()}, "v_scale: is torch.float64 on cpu, expected a number or torch.float32"),
+        ({"output": torch.float32}, "output: is torch.float32, expected torch.float16 or torch.bfloat16"),
+    ):
+        options: dict[str, Any] = {"q_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0, "k_rows": 64, **changes}
+        with pytest.raises(ArgumentError, match=rf"^{message}"):
+            quantised_operands(q, k, v, **options)
+    with pytest.raises(ArgumentError, match=r"^k: is torch.bfloat16, expected .*runtime.quantise_attention"):
+        quantised_operands(q, k.bfloat16(), v, q_scale=1.0, k_scale=1.0, v_scale=1.0)
+
+
+Q, K, V = drawn()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "message"),
+    [
+        ((Q, K, V), {"dtype": "fp8"}, "dtype: is 'fp8', expected e4m3 or e5m2"),
+        ((Q, K, V), {"q_rows": 32}, "q_rows: is 32, expected 64 or 128"),
+        ((Q, K, V), {"k_rows": "64"}, "k_rows: is '64', expected 64 or 128"),
+        ((Q, K, V), {"smooth_k": 1}, "smooth_k: is 1, expected True or False"),
+        ((Q.float(), K, V), {}, "q: is torch.float32, expected torch.float16 or torch.bfloat16"),
+        ((Q, K.half(), V), {}, "k: is torch.float16 on cpu, q is torch.bfloat16 on cpu"),
+        ((Q, K, V[:, :, :7]), {}, r"v: has shape \(2, 2, 7, 64\), expected"),
+        ((Q[..., :40], K, V), {}, r"q: has shape \(2, 4, 200, 40\), expected .*head_dim 64, 96, 128, 192, 256"),
+        (
+            (*(x.repeat(1, 1, 1, 2)[..., :96] for x in (Q, K, V)),),
+            {"hadamard": True},
+            "q: .* 64, 128, 256 with hadamard",
+        ),
+        ((Q[:, :3], K, V), {}, "q: has 3 heads, k has 2: not a multiple"),
+        ((Q[:1], K, V), {}, r"q: has shape \(1, 4, 200, 64\), expected"),
+        ((Q.clone().requires_grad_(), K, V), {}, "q: requires a gradient, and FP8 has no backward: use bf16"),
+        ((Q, K, None), {}, "v: is NoneType, expected a torch.Tensor"),
+        ((Q, K, V), {"kv_capacity": 299}, "kv_capacity: is 299, expected 300 keys or more"),
+        ((Q, K, V), {"kv_capacity": 3e2}, "kv_capacity: is 300.0, expected 300 keys or more"),
+    ],
+)
+def test_what_is_refused(tensors: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{message}"):
+        quantise_attention(*tensors, **options)
+
+
+@pytest.mark.parametrize("block", [(1, 128), (64, 128), (128, 128)])
+@pytest.mark.parametrize("shape", [(200, 384), (3, 129, 256)])
+def test_matrices(block: tuple[int, int], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).bfloat16()
+    x[..., :2, 130:200] *= 100
+    codes, scales = quantise_matrix(x, block)
+    rows = -(-shape[-2] // block[0])
+    assert codes.shape == shape and codes.is_contiguous() and scales.shape == (*shape[:-2], rows, shape[-1] // 128)
+    assert scales.stride(-2) == 1
+    spread = scales.repeat_interleave(block[0], -2)[..., : shape[-2], :].repeat_interleave(128, -1)
+    found = codes.float() * spread
+    assert ((found - x.float()).abs() <= (x.float().abs() * 2.0**-4).clamp(min=2.0**-9 * spread)).all()
+    assert (codes.float().abs().amax() == 448.0).item()
+
+
+@pytest.mark.parametrize(
+    ("x", "block", "message"),
+    [
+        (Q[0, 0, :, :60], (1, 128), r"x: has shape \(200, 60\), expected .* columns a multiple of 128"),
+        (Q, (1, 128), r"x: has shape \(2, 4, 200, 64\), expected"),
+        (torch.zeros(4, 256).bfloat16(), (32, 128), r"block: is \(32, 128\), expected one of"),
+    ],
+)
+def test_matrices_that_are_refused(x: Any, block: tuple[int, int], message: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{message}"):
+        quantise_matrix(x, block)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scales": "row", "tile": {"m": 64}},
+        {"scales": "row_block", "tile": {"m": 64}, "mean": "subtract"},
+        {"scales": "row_block", "tile": {"m": 128}, "mean": "product"},
+        {"scales": "channel"},
+    ],
+    ids=str,
+)
+def test_a_fake_result_is_like_the_real_one(fields: dict[str, Any]) -> None:
+    spec = json.dumps({**fields, "codes": "e4m3", "dtype": "bf16", "head_dim": 64}, sort_keys=True)
+    mean = torch.randn(2, 4, 64) if fields.get("mean") == "product" else None
+    real = torch.ops.sparse_kernel_codegen.quantise(Q, mean, None, spec=spec)
+    with FakeTensorMode() as mode:
+        fake = torch.ops.sparse_kernel_codegen.quantise(
+            mode.from_tensor(Q), None if mean is None else mode.from_tensor(mean), None, spec=spec
+        )
+    for one, other in zip(real, fake, strict=True):
+        assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())

@@ -1,0 +1,122 @@
+"""Quantise kernels on a GPU: CUDA graphs, streams, many launches, and what attention makes of quantised operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from codegen.combinations import FP8_OPS
+from runtime import block_sparse_attention, load_kernel, quantise_attention, quantise_matrix
+from runtime.driver import workspace
+from runtime.kernels.quantise import Quantised, QuantiseKernel
+from runtime.ops.attention_choice import arch_of
+from runtime.patterns import Causal, Dense
+from runtime.verify import quantise as verified
+from runtime.verify.run import run_case
+
+attends = pytest.mark.skipif(
+    torch.cuda.get_device_capability() != (9, 0) or "attention" not in FP8_OPS,
+    reason="attention in FP8 is written for sm_90a",
+)
+VARIANTS: list[dict[str, Any]] = [
+    {"scales": scales, "head_dim": head_dim, "dtype": dtype, **more}
+    for head_dim, dtype in ((64, "bf16"), (96, "fp16"), (192, "fp16"), (256, "bf16"))
+    for scales, more in (
+        ("row", {"codes": "e5m2"}),
+        ("row_block", {"mean": "subtract", "tile": {"m": 64}}),
+        ("row_block", {"mean": "product"}),
+        ("channel", {}),
+    )
+] + [
+    {"scales": "row_block", "head_dim": head_dim, "hadamard": True, "mean": mean}
+    for head_dim in (64, 128, 256)
+    for mean in ("none", "subtract", "product")
+]
+
+
+def kernel_of(**fields: Any) -> QuantiseKernel:
+    device = torch.device("cuda", torch.cuda.current_device())
+    kernel = load_kernel({"op": "quantise", "arch": arch_of(device), **fields})
+    assert isinstance(kernel, QuantiseKernel)
+    return kernel
+
+
+def same(one: Quantised, other: Quantised) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(a is b or torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_variants_that_are_not_shipped(fields: dict[str, Any]) -> None:
+    kernel = kernel_of(**fields)
+    for case in verified.CASES:
+        outcome = run_case(kernel, case, torch.device("cuda", torch.cuda.current_device()))
+        assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize("scales", ["row_block", "channel"])
+def test_many_launches_leave_counters_at_zero(scales: str) -> None:
+    kernel = kernel_of(scales=scales, head_dim=128, **({"mean": "subtract"} if scales == "row_block" else {}))
+    shapes = ((1, 1, 1), (3, 7, 513), (2, 40, 700), (1, 2, 40000), (1, 64, 128))
+    tensors = [torch.randn((*shape, 128), device="cuda", dtype=torch.float16) for shape in shapes]
+    first = [kernel(x) for x in tensors]
+    for _ in range(200):
+        for x, before in zip(tensors, first, strict=True):
+            assert same(kernel(x), before)
+    torch.cuda.synchronize()
+    assert not any(bool(kept.any()) for kept in workspace._counters.values())
+
+
+def test_a_graph_and_streams_beside_each_other() -> None:
+    x = torch.randn(2, 16, 4096, 128, device="cuda", dtype=torch.bfloat16)
+    kernel = kernel_of(scales="channel", head_dim=128, dtype="bf16")
+    right = kernel(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = kernel(x)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    found = []
+    for _ in range(20):
+        graph.replay()
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found.append(kernel(x))
+    torch.cuda.synchronize()
+    assert same(captured, right) and all(same(each, right) for each in found)
+
+
+def test_compiled_code_calls_the_operator() -> None:
+    x = torch.randn(300, 512, device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(lambda x: quantise_matrix(x)[1] * 2.0, fullgraph=False)
+    assert torch.equal(compiled(x), quantise_matrix(x).scales * 2.0)
+
+
+@attends
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("smooth_k", [False, True])
+@pytest.mark.parametrize("pattern", [Dense(), Causal()], ids=["dense", "causal"])
+def test_attention_of_what_was_quantised(pattern: Any, smooth_k: bool, hadamard: bool) -> None:
+    source = torch.Generator("cuda").manual_seed(1)
+    q, k, v = (torch.randn(2, heads, 1111, 128, generator=source, device="cuda").bfloat16() for heads in (8, 2, 2))
+    k = k + 2 * torch.randn(128, generator=source, device="cuda").bfloat16()
+    given = quantise_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard)
+    found = block_sparse_attention(given, pattern, return_lse=True, validate=True)
+    right = block_sparse_attention(q, k, v, pattern, return_lse=True)
+    error = (found.out.float() - right.out.float()).square().mean().sqrt() / right.out.float().square().mean().sqrt()
+    assert float(error) < 0.1
+    assert float((found.lse - right.lse).abs().max()) < 0.1 * float(right.lse.abs().max())
+
+
+@attends
+def test_a_cache_gives_what_all_keys_at_once_give() -> None:
+    q, k, v = (torch.randn(1, 4, 1024, 128, device="cuda", dtype=torch.float16) for _ in range(3))
+    v = v.clamp(-2, 2)  # later values are no larger
+    first = quantise_attention(q, k[:, :, :640], v[:, :, :640], smooth_k=False, kv_capacity=2048)
+    grown = first.append(k[:, :, 640:], v[:, :, 640:])
+    out = block_sparse_attention(grown.with_queries(q[:, :, -64:]), Causal())
+    right = block_sparse_attention(q[:, :, -64:], k, v, Causal())
+    error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
+    assert float(error) < 0.1

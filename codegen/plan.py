@@ -392,6 +392,11 @@ class Plan:
         said = str(getattr(self.spec, "output", self.spec.dtype))
         return said if self.spec.dtype in FP8 else self.spec.dtype
 
+    @property
+    def output_type(self) -> DType:
+        """Return the row of the type that results are rounded to; not of fp32, which they are not."""
+        return DTYPES[self.output]
+
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
         """Return the numbers of ``known`` that are parameters; dimensions of tensor maps, for one, are not."""
         return {param.name: known[param.name] for param in self.params if param.name in known}

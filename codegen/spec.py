@@ -315,8 +315,19 @@ class BsrSpmmSpec(SpecBase):
         description="thread blocks that share an SM, each with a ring of its own",
     )
     output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
+    accumulate_every: Annotated[int, StrictInt] = Field(
+        default=1,
+        ge=0,
+        description="steps that the tensor core accumulates in FP8 before they are added to sums in fp32; 0: all",
+    )
+    scales: Literal["tensor", "block"] = Field(
+        default="tensor",
+        description="scales of FP8: one of A and one of B; or of each stored block and of 128 rows of a column of B",
+    )
     options: ClassVar[tuple[str, ...]] = (
         "output",
+        "accumulate_every",
+        "scales",
         "epilogue",
         "accumulate",
         "scheduler",
@@ -342,7 +353,12 @@ class BsrSddmmSpec(SpecBase):
         description="thread blocks that share an SM, each with a ring of its own",
     )
     output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
-    options: ClassVar[tuple[str, ...]] = ("output", "ctas_per_sm")
+    accumulate_every: Annotated[int, StrictInt] = Field(
+        default=1,
+        ge=0,
+        description="steps that the tensor core accumulates in FP8 before they are added to sums in fp32; 0: all",
+    )
+    options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "ctas_per_sm")
 
 
 class BsrSpgemmSpec(SpecBase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.plan import Plan, require
 from codegen.plans import (
@@ -23,6 +24,7 @@ from codegen.plans import (
     bsr_spmm_few_columns,
     bsr_spmm_mma,
     bsr_spmm_sm90a,
+    bsr_spmm_sm90a_fp8,
     bsr_spmm_sm90a_gathered,
     bsr_spmm_sm90a_gathered_mma,
     bsr_spmm_sm90a_pairs,
@@ -96,6 +98,8 @@ def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
 
 
 def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
+    if spec.dtype in FP8:
+        return bsr_spmm_sm90a_fp8.plan(spec, stem)
     if gathered.gathers_rows(spec):
         if spec.mma == "mma":
             return bsr_spmm_sm90a_gathered_mma.plan(spec, stem)

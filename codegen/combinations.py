@@ -15,7 +15,7 @@ from codegen.select.defaults import COMBINED
 if TYPE_CHECKING:
     from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
-FP8_OPS: tuple[str, ...] = ("bsr_spmm",)
+FP8_OPS: tuple[str, ...] = ("bsr_spmm", "bsr_sddmm")
 """Operators with kernels for FP8."""
 NO_KERNEL = "has no kernel with it: leave it out"
 

@@ -645,6 +645,14 @@ class Fp8Flags(WgmmaFlags):
 
 
 @dataclass(frozen=True)
+class SddmmFp8Flags(Flags):
+    """What bsr_sddmm/sm90a_fp8.cu.j2 asks: products and pieces, and what a thread block works on, in words."""
+
+    fp8: Fp8Flags
+    work: str
+
+
+@dataclass(frozen=True)
 class SpmmFp8Flags(Flags):
     """What bsr_spmm/sm90a_fp8.cu.j2 asks.
 

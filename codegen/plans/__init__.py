@@ -18,6 +18,7 @@ from codegen.plans import (
     block_mask,
     bsr_sddmm_multistage,
     bsr_sddmm_sm90a,
+    bsr_sddmm_sm90a_fp8,
     bsr_sddmm_sm90a_swap_ab,
     bsr_spgemm_multistage,
     bsr_spgemm_sm90a,
@@ -121,6 +122,8 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _sddmm(spec: BsrSddmmSpec, stem: str) -> Plan:
+    if spec.dtype in FP8:
+        return bsr_sddmm_sm90a_fp8.plan(spec, stem)
     if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_swap_ab.SIZES:
         return bsr_sddmm_sm90a_swap_ab.plan(spec, stem)
     require(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FP8_OPS: tuple[str, ...] = ("bsr_spmm", "bsr_sddmm")
 """Operators with kernels for FP8."""
+FP8_OPTIONS = ("output", "accumulate_every", "scales")
+"""Fields that say something of FP8 inputs alone."""
 NO_KERNEL = "has no kernel with it: leave it out"
 
 
@@ -46,9 +48,11 @@ def check_fp8(spec: Spec) -> None:
         SpecError: names the field.
     """
     if spec.dtype not in FP8:
-        if spec.op in ("attention", "bsr_spmm", "bsr_sddmm") and spec.output != "bf16":
-            reason = f"is {spec.output}; only FP8 inputs have outputs of another type than {spec.dtype}: leave it out"
-            raise SpecError("output", reason)
+        for option in FP8_OPTIONS if spec.op in ("attention", "bsr_spmm", "bsr_sddmm") else ():
+            field = type(spec).model_fields.get(option)
+            if field is not None and getattr(spec, option) != field.default:
+                reason = f"is {getattr(spec, option)}; it is for FP8 inputs, and dtype is {spec.dtype}: leave it out"
+                raise SpecError(option, reason)
         return
     if spec.op not in FP8_OPS:
         raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
@@ -110,7 +111,8 @@ def choose(
     spec = parse_spec(given)
     asked = _checked_problem(spec, problem)
     if asked is None:
-        return Choice(_unnamed(spec), "default", f"{spec.op} has one kernel for each tile: the default")
+        why = f"no kernel of dtype {spec.dtype} is in the table of measurements" if spec.dtype in FP8 else ""
+        return Choice(_unnamed(spec), "default", f"{why or f'{spec.op} has one kernel for each tile'}: the default")
     if all(given.get(name) for name in WHOLE):
         reason = "tile and stages are written: what else is left out follows by rules"
         return Choice(_unnamed(spec), "written", reason)
@@ -142,6 +144,10 @@ def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) ->
     if isinstance(spec, UnchosenSpec):
         if problem is not None:
             raise SpecError("problem", f"is given: a {spec.op} has none to choose for")
+        return None
+    if spec.dtype in FP8:  # measured by no table yet
+        if problem is not None:
+            raise SpecError("problem", f"is given: kernels of dtype {spec.dtype} are chosen by no problem, leave it out")
         return None
     if problem is None or isinstance(problem, Mapping):
         own, sizes = said_by(spec), dict(problem or {})

@@ -38,6 +38,9 @@ class Scales(NamedTuple):
         return self if self.b is None or self.b.dim() < 3 else Scales(self.a, self.b[i])
 
 
+NO_SCALES = Scales(None, None)
+
+
 def have_scales(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
     """Return whether calls of a kernel take scales."""
     return spec.dtype in FP8

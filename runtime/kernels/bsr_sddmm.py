@@ -28,7 +28,7 @@ from runtime.kernels.bsr_arguments import (
     check_out_values,
     check_structure,
 )
-from runtime.kernels.bsr_scales import Scales, check_scale_values, check_scales
+from runtime.kernels.bsr_scales import NO_SCALES, Scales, check_scale_values, check_scales
 from runtime.prepare.matrix import check_layout
 
 
@@ -96,7 +96,7 @@ class BsrSddmmKernel:
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(a, b, pattern, scales, out))
+            signature = self._signatures.keep(key, self._check(a, b, pattern, out, scales))
         if validate:
             check_indices("pattern", pattern)
             check_scale_values(scales)
@@ -110,7 +110,7 @@ class BsrSddmmKernel:
             enqueue(self._loaded, signature, addresses, a.device)
         return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, check_invariants=False)
 
-    def _check(self, a: Any, b: Any, pattern: torch.Tensor, scales: Scales, out: Any) -> Signature:
+    def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any, scales: Scales = NO_SCALES) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("a", a, self._dtype, 2)
         check_tensor("b", b, self._dtype, 2, a.device)

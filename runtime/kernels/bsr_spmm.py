@@ -41,6 +41,7 @@ from runtime.kernels.bsr_arguments import (
 )
 from runtime.kernels.bsr_preparation import BsrPreparation, Operand
 from runtime.kernels.bsr_scales import (
+    NO_SCALES,
     Scales,
     check_scale_address,
     check_scale_values,
@@ -415,8 +416,8 @@ class BsrSpmmKernel:
         c: Any,
         beta: float,
         bias: Any,
-        scales: Scales,
         out: Any,
+        scales: Scales = NO_SCALES,
         row_order: Any = None,
     ) -> _Checked:
         """Check a call of a new signature and prepare it."""

@@ -9,6 +9,12 @@ def spec(rows, cols, n, stages, **more):
     return {**BASE, "block": {"rows": rows, "cols": cols}, "tile": {"m": rows, "n": n, "k": cols}, "stages": stages, **more}
 
 
+def sddmm(size, n, stages, **more):
+    fields = {**BASE, "op": "bsr_sddmm", "block": {"rows": size, "cols": size}, "tile": {"m": size, "n": n, "k": 128}, "stages": stages, **more}
+    del fields["b_layout"]
+    return fields
+
+
 VARIANTS = {
     "b128 every 0": spec(128, 128, 256, 4, accumulate_every=0),
     "b128 every 1": spec(128, 128, 256, 4, accumulate_every=1),
@@ -33,6 +39,13 @@ VARIANTS = {
     "b32 e5m2 fp16 every 1": spec(32, 32, 512, 8, dtype="e5m2", output="fp16"),
     "b32 fp16": "h100_bsr_spmm_b32",
     "scaled_mm": "torch",
+    "sddmm b128 every 1": sddmm(128, 256, 4),
+    "sddmm b128 every 0": sddmm(128, 256, 4, accumulate_every=0),
+    "sddmm b64 every 1": sddmm(64, 256, 4),
+    "sddmm b64 512 every 0": sddmm(64, 512, 2, accumulate_every=0),
+    "sddmm b32 every 1": sddmm(32, 256, 5),
+    "sddmm b128 fp16": "h100_bsr_sddmm_b128",
+    **{f"verify {stem}": stem for stem in ("h100_e4m3_bsr_spmm_b128", "h100_e4m3_bsr_spmm_b128_block_scales", "h100_e4m3_bsr_spmm_b64", "h100_e4m3_bsr_spmm_b32", "h100_e4m3_bsr_sddmm_b128")},
 }
 SIZE = 8192
 
@@ -163,6 +176,10 @@ def run(name):
     def times(calls, flops):
         s, l = single_calls(calls, repeats=9, warm_up=2), back_to_back(calls, seconds=0.15, rounds=2)
         return {k: (round(flops / s[k] / 1e9), round(flops / l[k] / 1e9)) for k in calls}
+    if name.startswith("verify"):
+        return verify(torch, name, dev, row)
+    if name.startswith("sddmm"):
+        return run_sddmm(torch, name, dev, row, times)
     if VARIANTS[name] == "torch":
         one = torch.ones((), device=dev)
         for k in (2048, 8192):
@@ -206,6 +223,38 @@ def run(name):
     ref = reference(torch, crow, col, values, b if by_columns else b.T, sa, sb, rows, cols, [0, SIZE // rows - 1])
     row["big"] = errors(torch, torch.cat([got[:rows], got[-rows:]]), ref)
     row["tflops"] = times({"us": lambda: call(a, b, scales)}, 2 * values.numel() * SIZE)["us"]
+    return row
+
+
+def verify(torch, name, dev, row):
+    from runtime.compile.compiler import compile_spec
+    from runtime.kernel import _loaded
+    from runtime.verify import bsr_sddmm, bsr_spmm
+    kernel = _loaded(compile_spec(named_of(name)), dev)
+    cases = bsr_sddmm.CASES if "sddmm" in name else bsr_spmm.cases_of(kernel.compiled.plan)
+    module = bsr_sddmm if "sddmm" in name else bsr_spmm
+    found = [module.run_case(kernel, case, dev) for case in cases]
+    row["passed"] = f"{sum(o.passed for o in found)} of {len(found)}"
+    row["cases"] = "; ".join(f"{o.name} {o.max_error:.1e}/{o.torch_error or 0:.1e}/{o.tolerance:.1e}{'' if o.passed else ' FAILED ' + o.problem}" for o in found)
+    return row
+
+
+def run_sddmm(torch, name, dev, row, times):
+    from runtime.compile.compiler import compile_spec
+    from runtime.kernel import _loaded
+    from runtime.kernels.arguments import TORCH_DTYPES
+    kernel = _loaded(compile_spec(named_of(name)), dev)
+    s = kernel.spec
+    size, k, dtype = s.block.rows, SIZE, TORCH_DTYPES[s.dtype]
+    _, _, crow, col, _ = inputs(torch, 1, 1, SIZE // size, SIZE // size, 16, 8, torch.float16, dev, 3)
+    pattern = torch.sparse_bsr_tensor(crow, col, torch.zeros((len(col), size, size), device=dev, dtype=torch.bfloat16), size=(SIZE, SIZE), check_invariants=False)
+    a, b = (torch.randn((SIZE, k), device=dev).mul(1 if dtype == torch.float16 else 32).to(dtype) for _ in range(2))
+    scales = {} if dtype == torch.float16 else {"scale_a": torch.tensor(1 / 1024, device=dev), "scale_b": torch.ones(1, device=dev)}
+    c = kernel(a, b, pattern, **scales).values()
+    unit = 1 if dtype == torch.float16 else 1 / 1024
+    ref = torch.stack([a[:size].double() @ b[int(j) * size : (int(j) + 1) * size].double().T * unit for j in col[:16]])
+    row["big"] = errors(torch, c[:16], ref)
+    row["tflops"] = times({"us": lambda: kernel(a, b, pattern, **scales)}, 2 * c.numel() * k)["us"]
     return row
 
 

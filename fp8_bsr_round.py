@@ -1,5 +1,10 @@
 """Checks and times variants of BSR x dense in FP8; each in a child that is ended after 20 s without a line."""
-import concurrent.futures as cf, json, os, select, subprocess, sys, time
+import concurrent.futures as cf
+import json
+import select
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 BASE = dict(op="bsr_spmm", arch="sm_90a", dtype="e4m3", b_layout="column_major", mma="wgmma", copy="tma", schedule="cooperative")
@@ -57,10 +62,9 @@ def named_of(name):
 
 def hacked():
     """The fp16 kernel with m64n256, its text changed to e4m3."""
-    import re
+    from codegen.library import find_spec
     from codegen.plan import TensorMap
     from codegen.render import Generated, generate
-    from codegen.library import find_spec
     g = generate(find_spec("h100_bsr_spmm_b128_column_major"))
     s = g.source
     s = s.replace("k16.f32.f16.f16", "k32.f32.e4m3.e4m3").replace("}, a, b, p, 1, 1, 0, 0;", "}, a, b, p, 1, 1;")
@@ -128,10 +132,10 @@ def make_call(torch, name, dev):
     from runtime.compile.compiler import compile_generated, compile_spec
     from runtime.kernel import _loaded
     if VARIANTS[name] == "n256":
-        from runtime.driver.launch import LoadedKernel
-        from runtime.driver.enqueue import enqueue
-        from runtime.driver.workspace import Memory
         from runtime.driver.context import entered
+        from runtime.driver.enqueue import enqueue
+        from runtime.driver.launch import LoadedKernel
+        from runtime.driver.workspace import Memory
         compiled = compile_generated(hacked())
         with entered(0):
             loaded = LoadedKernel(compiled)
@@ -168,6 +172,7 @@ def errors(torch, got, ref):
 
 def run(name):
     import torch
+
     from runtime.bench.timing import back_to_back, single_calls
     from runtime.kernels.arguments import TORCH_DTYPES
     dev = torch.device("cuda", 0)

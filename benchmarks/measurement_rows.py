@@ -31,9 +31,9 @@ from codegen.migrations import migrated
 from codegen.parse import parse_spec
 from codegen.receipts import Receipt, ReceiptError, source_sha256
 from codegen.render import render
-from codegen.select.problem import Problem, parse_problem, preparation_of, problem_of, said_by, tuning_of
+from codegen.select.problem import Problem, is_chosen, parse_problem, preparation_of, problem_of, said_by, tuning_of
 from codegen.select.table import TABLE, Dense, Measurement, Timing, merged, place_of, read_rows, shared, written
-from codegen.spec import Spec, UnchosenSpec
+from codegen.spec import Spec
 
 Fields = dict[str, Any]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -76,7 +76,7 @@ def spec_in_row(spec: Spec) -> str | Fields:
 
 
 def _key(spec: Spec) -> object:
-    return None if isinstance(spec, UnchosenSpec) else problem_of(spec).key()
+    return problem_of(spec).key() if is_chosen(spec) else None
 
 
 def timing(spec: Spec, figures: Fields, source: str | None, packed: bool = False) -> Timing:

@@ -636,7 +636,7 @@ class Fp8Flags(WgmmaFlags):
     Attributes:
         products: the template of how products are summed up.
         piece: the template of how a piece of C goes through shared memory.
-        pipeline: how a consumer's products follow each other, in words.
+        pipeline: the template of how a consumer's products follow each other, in words.
     """
 
     products: str

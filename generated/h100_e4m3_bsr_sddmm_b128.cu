@@ -3,8 +3,8 @@
 //     codegen render specs/h100_e4m3_bsr_sddmm_b128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: db7d6b768fb032f533cc0dd7d478e8f8a55cf2bba15acc0f6949e0b1735d7610
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1305176d10f89df0918a2771296783137b71fef4380e442ea4e98343ef671010
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 d0309dd67054956573c22c17df68022c5ed88b07c2b56c33f33eff5255a3f197
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A and B have one scale each.
@@ -21,9 +21,8 @@
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the tensor core accumulates a step of a column group, which are then added
-// to its sums in fp32. Meanwhile the other consumer's products run.
-// Across units the producer runs ahead.
+// Pipeline of a consumer: the tensor core accumulates the products of kAccumulateEvery steps of a column group, which
+// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across units the producer runs ahead.
 //
 // Symbols
 //   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so

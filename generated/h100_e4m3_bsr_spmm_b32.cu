@@ -3,8 +3,8 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b32.yaml
 // spec: {"accumulate_every":4,"arch":"sm_90a","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":32,"n":1024}}
 // spec hash: d4940942d24c0c39c14167dda24c623ae46f32c296e6dbe248c3ab3290fccaee
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 56db6718a9dabc253aadf2858bbc1badd39e48a2380601eedb29c3eae4fc54dc
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 3a8cf1a1b6f3798797e706ac927474f51201229adc5bbca0468f3f7f1563fb5c
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -21,9 +21,8 @@
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the tensor core accumulates 4 steps of a column group, which are then added
-// to its sums in fp32. Meanwhile the other consumer's products run.
-// Across tiles the producer runs ahead.
+// Pipeline of a consumer: the tensor core accumulates the products of kAccumulateEvery steps of a column group, which
+// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across tiles the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when

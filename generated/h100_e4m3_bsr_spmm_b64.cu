@@ -3,8 +3,8 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b64.yaml
 // spec: {"accumulate_every":2,"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":64,"n":512}}
 // spec hash: f500fbf009d270f0e06f2149928e1a32deb677ab5e976f03c6334b0c235923b4
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 01822263b81643fc543326106da705da354e0b9886aea553e0ef37c574abae28
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 a059667fdd12246b3ef80499ad743a682cba3e8bc69a8aa0d634e91346ca6f82
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -21,9 +21,8 @@
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the tensor core accumulates 2 steps of a column group, which are then added
-// to its sums in fp32. Meanwhile the other consumer's products run.
-// Across tiles the producer runs ahead.
+// Pipeline of a consumer: the tensor core accumulates the products of kAccumulateEvery steps of a column group, which
+// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across tiles the producer runs ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when

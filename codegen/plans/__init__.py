@@ -80,7 +80,7 @@ def plan_of(spec: Spec, stem: str) -> Plan:
         spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
         return spgemm(spec, stem)
     if isinstance(spec, BsrSpmmSpec):
-        return _spmm(spec, stem)
+        return bsr_spmm_sm90a_fp8.plan(spec, stem) if spec.dtype in FP8 else _spmm(spec, stem)
     return _unchosen(spec, stem)
 
 
@@ -99,8 +99,6 @@ def _unchosen(spec: UnchosenSpec, stem: str) -> Plan:
 
 
 def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
-    if spec.dtype in FP8:
-        return bsr_spmm_sm90a_fp8.plan(spec, stem)
     if gathered.gathers_rows(spec):
         if spec.mma == "mma":
             return bsr_spmm_sm90a_gathered_mma.plan(spec, stem)

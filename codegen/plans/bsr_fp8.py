@@ -136,21 +136,10 @@ def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
 
 def fp8_flags(spec: Fp8Spec, *, block_scales: bool = False) -> Fp8Flags:
     """Return what templates of both kernels ask."""
-    every = spec.accumulate_every
-    kind = "scaled" if block_scales else "promoted" if every else "fast"
-    steps = "a step" if every == 1 else f"{every} steps"
-    pipeline = {
-        "fast": "the products of step s are issued before those of step s - 1 have ended.\n// Once no others than those "
-        "of step s can be running, the stage of step s - 1 is released",
-        "promoted": f"the tensor core accumulates {steps} of a column group, which are then added\n// to its sums in fp32. "
-        "Meanwhile the other consumer's products run",
-        "scaled": "the tensor core multiplies a step of a column group, which is then added to its\n// sums in fp32, times "
-        "the scales. Meanwhile the other consumer's products run",
-    }[kind]
+    kind = "scaled" if block_scales else "promoted" if spec.accumulate_every else "fast"
     return Fp8Flags(
         mma_n=spec.block.rows,
         products=f"bsr_fp8/products_{kind}.cuh.j2",
         piece=f"bsr_fp8/piece_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
-        pipeline=pipeline,
+        pipeline=f"bsr_fp8/pipeline_{kind}.cuh.j2",
     )
-

@@ -26,7 +26,9 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     check_blocks(spec)
     require(k == SWIZZLE, "tile.k", f"is {k}; a step is one 128-byte swizzled row deep: {SWIZZLE}")
-    require(n // cols <= 32, "tile.n", f"is {n}; a tile has at most 32 blocks, each found by a lane: block.cols is {cols}")
+    require(
+        n // cols <= 32, "tile.n", f"is {n}; a tile has at most 32 blocks, each found by a lane: block.cols is {cols}"
+    )
     pieces = staging_pieces(spec)
     shared = shared_layout(spec, pieces)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)

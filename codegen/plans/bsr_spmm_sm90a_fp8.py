@@ -53,7 +53,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers(spec),
-        params=(A_MAP, tensor_map("b_map", "B, by columns (K, N)"), C_MAP, *INDEX_PARAMS, *_scales(spec), *order_params(spec)),
+        params=(
+            A_MAP,
+            tensor_map("b_map", "B, by columns (K, N)"),
+            C_MAP,
+            *INDEX_PARAMS,
+            *_scales(spec),
+            *order_params(spec),
+        ),
         tensor_maps={
             "a_map": TensorMap((k, m, 1), k),
             "b_map": TensorMap((k, copied), k),

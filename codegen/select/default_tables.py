@@ -77,7 +77,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
     ),
     "bsr_spmm": (
         # Stages of 32 KB of B; as many as fit.
-        *(Row(FP8 | {"longest_side": side}, ("rows", 32768 // side, "cols"), range(6, 1, -1)) for side in (32, 64, 128)),
+        *(
+            Row(FP8 | {"longest_side": side}, ("rows", 32768 // side, "cols"), range(6, 1, -1))
+            for side in (32, 64, 128)
+        ),
         Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
         Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
         *(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from codegen.dtypes import FP8
 from codegen.errors import CodegenError, SpecError
 from codegen.patterns import PATTERNS, Block
 from codegen.patterns.base import SpecModel, StrictInt
@@ -370,6 +371,11 @@ def said_by(spec: Spec) -> Fields:
     if fields.get("query_grouping") == "search":
         fields.pop("query_grouping")
     return {name: value for name, value in fields.items() if name in ("op", "arch", "dtype", *model.said)}
+
+
+def is_chosen(spec: Spec) -> bool:
+    """Return whether kernels like this one are chosen by their problem: those in FP8 are in no table yet."""
+    return not isinstance(spec, UnchosenSpec) and spec.dtype not in FP8
 
 
 def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:

@@ -72,7 +72,9 @@ def check_scales(
                 raise ArgumentError(name, f"is not an argument of {stem}: only kernels in FP8 have scales")
             continue
         if scale is None:
-            raise ArgumentError(name, f"is missing: {_expected(spec, name, sizes)}; a number is its code times its scale")
+            raise ArgumentError(
+                name, f"is missing: {_expected(spec, name, sizes)}; a number is its code times its scale"
+            )
         if by_block(spec):
             _check_of_blocks(name, scale, sizes, device)
         else:
@@ -131,7 +133,11 @@ def _check_of_blocks(name: str, scale: Any, sizes: tuple[int, int, int], device:
     """Check the scales of A's stored blocks, or of B's columns."""
     blocks, columns, depth = sizes
     if name == "scale_a":
-        if blocks == 0 and isinstance(scale, torch.Tensor) and (tuple(scale.shape), scale.dtype) == ((0,), torch.float32):
+        if (
+            blocks == 0
+            and isinstance(scale, torch.Tensor)
+            and (tuple(scale.shape), scale.dtype) == ((0,), torch.float32)
+        ):
             return  # none is read
         check_tensor(name, scale, torch.float32, 1, device)
         check_shape(name, scale.shape, [("stored blocks", (blocks,))])

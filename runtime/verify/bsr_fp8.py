@@ -68,8 +68,8 @@ def torch_product(
 ) -> torch.Tensor | None:
     """Return what torch's own kernel makes of a dense A (M, K), float64 codes, and of B (..., K, N).
 
-    None where it has none: for two operands of e5m2, for scales of blocks as they are here, and on a CPU. It accumulates
-    as the kernel does: in the tensor core alone, or not.
+    None where it has none: for two operands of e5m2, for scales of blocks as they are here, and on a CPU. It
+    accumulates as the kernel does: in the tensor core alone, or not.
     """
     if spec.dtype == "e5m2" or by_block(spec) or not b.is_cuda:
         return None

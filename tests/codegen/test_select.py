@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
 from codegen.parse import parse_spec
@@ -358,7 +359,9 @@ def test_the_lengths_of_rows() -> None:
         BsrProblem.of_lengths([1], op="bsr_spmm", block={"rows": 64, "cols": 64})
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+@pytest.mark.parametrize(
+    "named", [named for named in shipped_specs() if named.spec.dtype not in FP8], ids=lambda named: named.stem
+)
 def test_a_spec_is_its_problem_and_its_tuning(named: Any) -> None:
     if isinstance(named.spec, UnchosenSpec):
         with pytest.raises(SpecError, match=f"op: is {named.spec.op}"):

@@ -1554,7 +1554,10 @@ def test_products_in_fp8_take_a_scale_of_each_operand(make: Make) -> None:
 @pytest.mark.parametrize(
     ("message", "more"),
     [
-        (r"scale_a: is missing: a float32 tensor \(\) or \(1,\); a number is its code times its scale", {"scale_a": None}),
+        (
+            r"scale_a: is missing: a float32 tensor \(\) or \(1,\); a number is its code times its scale",
+            {"scale_a": None},
+        ),
         ("scale_b: is missing", {"scale_b": None}),
         (r"scale_b: has shape \(3,\), expected one scale: \(\) or \(1,\)", {"scale_b": torch.ones(3)}),
         ("scale_a: dtype or rank", {"scale_a": torch.ones((), dtype=torch.float64)}),
@@ -1609,7 +1612,10 @@ def test_sampled_products_in_fp8(make: Make) -> None:
     pattern, a, b = fp8_matrix(), codes(384, 208), codes(384, 208)
     c = kernel(a, b, pattern, scale_a=ONE, scale_b=ONE, validate=True)
     assert c.values().dtype == torch.bfloat16 and kernel._loaded.launches[0]["b_scale"] == ONE.data_ptr()
-    for message, more in (("scale_a: is missing", {"scale_a": None}), ("scale_b: has shape", {"scale_b": torch.ones(2)})):
+    for message, more in (
+        ("scale_a: is missing", {"scale_a": None}),
+        ("scale_b: has shape", {"scale_b": torch.ones(2)}),
+    ):
         with pytest.raises(ArgumentError, match=message):
             kernel(a, b, pattern, **{"scale_a": ONE, "scale_b": ONE, **more})
 

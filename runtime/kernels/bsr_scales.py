@@ -123,10 +123,10 @@ def _expected(spec: BsrSpmmSpec | BsrSddmmSpec, name: str, sizes: tuple[int, int
 
 def _check_of_tensor(name: str, scale: Any, device: torch.device) -> None:
     """Check the one scale of an operand; of one element strides do not matter."""
-    rank = scale.dim() if isinstance(scale, torch.Tensor) else 0
-    check_tensor(name, scale, torch.float32, min(rank, 1), device)
-    if scale.numel() != 1:
+    is_tensor = isinstance(scale, torch.Tensor)
+    if is_tensor and (scale.dim() > 1 or scale.numel() != 1):
         raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected one scale: () or (1,)")
+    check_tensor(name, scale.reshape(1) if is_tensor else scale, torch.float32, 1, device)
 
 
 def _check_of_blocks(name: str, scale: Any, sizes: tuple[int, int, int], device: torch.device) -> None:

@@ -1561,7 +1561,7 @@ def test_products_in_fp8_take_a_scale_of_each_operand(make: Make) -> None:
         ("scale_b: is missing", {"scale_b": None}),
         (r"scale_b: has shape \(3,\), expected one scale: \(\) or \(1,\)", {"scale_b": torch.ones(3)}),
         ("scale_a: dtype or rank", {"scale_a": torch.ones((), dtype=torch.float64)}),
-        ("scale_a: dtype or rank", {"scale_a": torch.ones(1, 1)}),
+        (r"scale_a: has shape \(1, 1\), expected one scale", {"scale_a": torch.ones(1, 1)}),
         (r"scale_a: has 0\.0, expected positive finite numbers", {"scale_a": torch.zeros(1)}),
         (r"scale_a: has -1\.0, expected positive finite numbers", {"scale_a": -ONE}),
         ("scale_b: has nan, expected positive finite numbers", {"scale_b": torch.full((), torch.nan)}),

@@ -29,6 +29,7 @@ VARIANTS = {
     "b128 tile128 every 1": spec(128, 128, 128, 6, accumulate_every=1),
     "b128 tile128 every 4": spec(128, 128, 128, 6, accumulate_every=4),
     "b128 fp32 every 1": spec(128, 128, 256, 4, output="fp32"),
+    "b128 tile128 every 2": spec(128, 128, 128, 6, accumulate_every=2),
     "b128 fp16": "h100_bsr_spmm_b128",
     "b128 fp16 columns": "h100_bsr_spmm_b128_column_major",
     "b64 512 every 0": spec(64, 64, 512, 5, accumulate_every=0),
@@ -36,6 +37,9 @@ VARIANTS = {
     "b64 512 every 2": spec(64, 64, 512, 5, accumulate_every=2),
     "b64 256 every 0": spec(64, 64, 256, 8, accumulate_every=0),
     "b64x128 512 every 0": spec(64, 128, 512, 2, accumulate_every=0),
+    "b64 256 every 2": spec(64, 64, 256, 8, accumulate_every=2),
+    "b64x128 256 every 0": spec(64, 128, 256, 4, accumulate_every=0),
+    "b128x64 256 every 0": spec(128, 64, 256, 8, accumulate_every=0),
     "b64x128 256 block": spec(64, 128, 256, 4, scales="block"),
     "b64 fp16": "h100_bsr_spmm_b64",
     "b32 1024 every 0": spec(32, 32, 1024, 5, accumulate_every=0),
@@ -53,6 +57,42 @@ VARIANTS = {
     **{f"verify {stem}": stem for stem in ("h100_e4m3_bsr_spmm_b128", "h100_e4m3_bsr_spmm_b128_block_scales", "h100_e4m3_bsr_spmm_b64", "h100_e4m3_bsr_spmm_b32", "h100_e4m3_bsr_sddmm_b128")},
 }
 SIZE = 8192
+SKEW = [("  PipelineState state;\n  Staging staging", "  if (warpgroup == 1) mbarrier_wait(base + kFullBarrier + 8 * 2, 0);\n  PipelineState state;\n  Staging staging")]
+NO_STORE = [("    store_c(p, sums, scale, staging,", "    if (tile.row < p.index_words - 2) store_c(p, sums, scale, staging,")]
+TAKE = "      bar_sync(3 + threadIdx.x / 128 - 1, 256);\n"
+GIVE = "asm volatile(\"bar.arrive %0, 256;\" ::\"r\"(3 + (threadIdx.x / 128 - 1 ^ 1)) : \"memory\");\n"
+BAR = ("// products = B^T", "__device__ __forceinline__ void bar_sync(int id, int threads);\n// products = B^T")
+FIRST = ("  PipelineState state;\n  Staging staging", "  if (warpgroup == 1) " + GIVE + "  PipelineState state;\n  Staging staging")
+LAST = ("  staging.wait();", "  if (warpgroup == 0) bar_sync(3, 256);\n  staging.wait();")
+PING_PONG = [BAR, FIRST, LAST]
+PING_PROMOTED = [*PING_PONG, ("      at = state;\n", "      at = state;\n" + TAKE), ("      wgmma_commit();\n      wgmma_wait<0>();", "      wgmma_commit();\n      " + GIVE + "      wgmma_wait<0>();")]
+PING_SCALED = [*PING_PONG, ("      issue_group(products, a, b +", TAKE + "      issue_group(products, a, b +"), ("      const uint32 of_group", "      " + GIVE + "      const uint32 of_group")]
+PATCHES = {
+    "b128 every 0, skew": ("b128 every 0", SKEW),
+    "b128 every 0, no store": ("b128 every 0", NO_STORE),
+    "b128 every 1, skew": ("b128 every 1", SKEW),
+    "b128 every 1, no store": ("b128 every 1", NO_STORE),
+    "b128 every 1, ping-pong": ("b128 every 1", PING_PROMOTED),
+    "b128 block, skew": ("b128 block scales", SKEW),
+    "b128 block, ping-pong": ("b128 block scales", PING_SCALED),
+    "b128 block, no store": ("b128 block scales", NO_STORE),
+    "b64 512 every 0, no store": ("b64 512 every 0", NO_STORE),
+    "b64 512 every 0, skew": ("b64 512 every 0", SKEW),
+}
+VARIANTS.update({name: VARIANTS[of] for name, (of, _) in PATCHES.items()})
+
+
+def compiled_of(name):
+    from codegen.render import Generated, generate
+    from runtime.compile.compiler import compile_generated, compile_spec
+    if name not in PATCHES:
+        return compile_spec(named_of(name))
+    g = generate(named_of(name))
+    s = g.source
+    for old, new in PATCHES[name][1]:
+        assert s.count(old) == 1, (name, old, s.count(old))
+        s = s.replace(old, new)
+    return compile_generated(Generated(g.named, g.plan, s))
 
 
 def named_of(name):
@@ -80,7 +120,7 @@ def compile_one(name):
     what = VARIANTS[name]
     if what == "torch":
         return
-    compile_generated(hacked()) if what == "n256" else compile_spec(named_of(name))
+    compile_generated(hacked()) if what == "n256" else compiled_of(name)
 
 
 def inputs(torch, rows, cols, block_rows, block_columns, count, n, dtype, dev, seed):
@@ -157,7 +197,7 @@ def make_call(torch, name, dev):
             enqueue(loaded, signature, at, b.device, memory)
             return out
         return None, call
-    kernel = _loaded(compile_spec(named_of(name)), torch.device("cuda", 0))
+    kernel = _loaded(compiled_of(name), torch.device("cuda", 0))
 
     def call(a, b, scales):
         return kernel(a, b.mT if kernel.spec.b_layout == "column_major" else b, **scales)
@@ -268,8 +308,6 @@ def child(names):
         try:
             row = run(name)
         except Exception as e:
-            import traceback
-            traceback.print_exc()
             row = {"variant": name, "failed": f"{type(e).__name__}: {str(e)[:300]}"}
         print("ROW " + json.dumps(row), flush=True)
 
@@ -312,4 +350,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         child(sys.argv[2:])
     else:
-        main(sys.argv[1:] or list(VARIANTS))
+        main(sys.argv[1:] or sorted(VARIANTS, key=lambda name: name.startswith('verify')))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from codegen.dtypes import FP8
@@ -81,11 +79,11 @@ def torch_product(
     a_codes = torch.zeros((padded[0], padded[2]), dtype=b.dtype, device=b.device)
     b_codes = torch.zeros((padded[1], padded[2]), dtype=b.dtype, device=b.device)
     a_codes[:rows, :depth], b_codes[:columns, :depth] = codes.to(b.dtype), b.mT
-    product: Any = torch._scaled_mm(
+    product: torch.Tensor = torch._scaled_mm(
         a_codes,
         b_codes.T,
-        scales["scale_a"],
-        scales["scale_b"],
+        scales["scale_a"].reshape(()).clone(),
+        scales["scale_b"].reshape(()).clone(),
         out_dtype=output,
         use_fast_accum=spec.accumulate_every == 0,
     )

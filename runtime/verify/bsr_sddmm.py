@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -133,7 +134,7 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
     )
     a, b = a[:, : case.k], b[:, : case.k]
     output = TORCH_DTYPES[kernel.compiled.plan.output]
-    scales = bsr_fp8.draw_scales(spec, case.name, 0, b.mT, unit**2 / bsr_fp8.CODES) if fp8 else {}
+    scales: dict[str, Any] = bsr_fp8.draw_scales(spec, case.name, 0, b.mT, unit**2 / bsr_fp8.CODES) if fp8 else {}
     scale = float(scales["scale_a"]) * float(scales["scale_b"]) if fp8 else 1.0
     reference = sampled(a.double() @ b.double().T * scale, pattern, known)
     results = []

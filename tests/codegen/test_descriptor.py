@@ -13,6 +13,7 @@ import drawn_specs
 import pytest
 
 from codegen.descriptor import KernelFacts, facts_of, launch_record
+from codegen.encode_tiled import ELEMENT_BYTES
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plan import Plan
@@ -128,20 +129,21 @@ def test_the_parameters_lie_where_the_runtime_writes_them(named: NamedSpec) -> N
 def test_tensor_maps_are_encoded_as_it_says(named: NamedSpec, encoded: list[tuple[Any, ...]]) -> None:
     plan = plan_for(named)
     facts, cuda = facts_of(plan), driver()
-    types = {"fp16": "CU_TENSOR_MAP_DATA_TYPE_FLOAT16", "bf16": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16"}
+    names = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "e4m3": "UINT8", "e5m2": "UINT8"}
     for place in prepared(plan, facts).maps:
         place.write(4096)
     assert len(encoded) == len(facts.tensor_maps) == len(plan.tensor_maps)
     for told, arguments in zip(facts.tensor_maps, encoded, strict=True):
         shape, strides = contiguous(told.global_dim)
         assert len(set(told.global_dim)) == told.rank == len(plan.tensor_maps[told.param].box)
-        assert told.data_type == types[named.spec.dtype]
+        dtype = plan.tensor_maps[told.param].dtype or named.spec.dtype
+        assert told.data_type == f"CU_TENSOR_MAP_DATA_TYPE_{names[dtype]}"
         assert arguments == (
             int(getattr(cuda.CUtensorMapDataType, told.data_type)),
             told.rank,
             4096,
             list(reversed(shape)),
-            [2 * stride for stride in reversed(strides[:-1])],
+            [ELEMENT_BYTES[dtype] * stride for stride in reversed(strides[:-1])],
             list(told.box_dim),
             list(told.element_strides),
             int(getattr(cuda.CUtensorMapInterleave, told.interleave)),

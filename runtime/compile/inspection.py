@@ -23,6 +23,7 @@ from runtime.errors import CacheError, ToolchainError
 # SASS opcode -> what it is.
 INSTRUCTIONS = {
     "HGMMA": "wgmma",
+    "QGMMA": "wgmma of FP8",
     "HMMA": "mma.sync / WMMA",
     "UTMALDG": "TMA load",
     "UTMASTG": "TMA store",

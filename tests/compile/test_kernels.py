@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from codegen.arch import ARCHS
+from codegen.dtypes import FP8
 from codegen.library import GENERATED, NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
@@ -691,7 +692,8 @@ def check(named: NamedSpec, record: Record) -> None:
     spilled = {name: record[name] for name in ("spill_bytes", "stack_bytes") if record[name]}
     spilled |= {name: counts[name] for name in ("LDL", "STL") if counts[name]}
     assert not spilled or plan_for(named).registers.may_spill, f"{named.stem} spills: {spilled}"  # explain says so
-    assert {name for name in ("HGMMA", "HMMA") if counts[name]} == MMA_OPCODE[spec.mma]
+    opcodes = {"QGMMA"} if spec.dtype in FP8 else MMA_OPCODE[spec.mma]
+    assert {name for name in ("HGMMA", "QGMMA", "HMMA") if counts[name]} == opcodes
     plan = plan_for(named)
     for way, opcode in COPY_OPCODE.items():
         assert (counts[opcode] > 0) == (spec.copy_ == way), (way, counts)

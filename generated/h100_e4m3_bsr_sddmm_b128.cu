@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: db7d6b768fb032f533cc0dd7d478e8f8a55cf2bba15acc0f6949e0b1735d7610
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d0309dd67054956573c22c17df68022c5ed88b07c2b56c33f33eff5255a3f197
+// seal: sha256 7575d3b880cf6e4fd2d038d4a6bc299d9e1fb2fbf5ad92b37484086f10e10491
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A and B have one scale each.
@@ -365,6 +365,7 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   for (int k = 0; k < kTileK; k += kSlice) {
     wgmma_m64n128k32_shared(products, b_descriptor + (k >> 4), a_descriptor + (k >> 4), !first || k > 0);
   }
+  wgmma_commit();
 }
 
 // sums += the products of all steps of a unit, as these come into the ring: kAccumulateEvery of them, of one column group,
@@ -390,7 +391,6 @@ __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState&
             b_descriptor + ((group * kBGroupBytes + at.index * kBBytes) >> 4), i == 0);
         at.advance();
       }
-      wgmma_commit();
       wgmma_wait<0>();
       warpgroup_fence_operand(products);
       // All that the stages hold is read.

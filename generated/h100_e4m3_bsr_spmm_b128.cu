@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 049869ac436eaea8628326d80d27433af147576734716106fe803ed31403be41
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ad1434e60f27bcf508601a9230f5d65a147b7df826f379d7f1d4a2b000b96a99
+// seal: sha256 6ca12602a048935b082fd0704f23e30ff58998e64bfa48a8b9c7578f4fab6b2f
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -409,6 +409,7 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   for (int k = 0; k < kTileK; k += kSlice) {
     wgmma_m64n128k32_shared(products, b_descriptor + (k >> 4), a_descriptor + (k >> 4), !first || k > 0);
   }
+  wgmma_commit();
 }
 
 // sums += the products of all steps of a tile, as these come into the ring: kAccumulateEvery of them, of one column group,
@@ -434,7 +435,6 @@ __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState&
             b_descriptor + ((group * kBGroupBytes + at.index * kBBytes) >> 4), i == 0);
         at.advance();
       }
-      wgmma_commit();
       wgmma_wait<0>();
       warpgroup_fence_operand(products);
       // All that the stages hold is read.

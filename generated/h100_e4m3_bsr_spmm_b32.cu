@@ -4,7 +4,7 @@
 // spec: {"accumulate_every":4,"arch":"sm_90a","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":32,"n":1024}}
 // spec hash: d4940942d24c0c39c14167dda24c623ae46f32c296e6dbe248c3ab3290fccaee
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3a8cf1a1b6f3798797e706ac927474f51201229adc5bbca0468f3f7f1563fb5c
+// seal: sha256 7e5a007e1e253eef5fdd2fd4e5a6591cf343d1b1f213839bea18eb38abb43dc7
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -380,6 +380,7 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   for (int k = 0; k < kTileK; k += kSlice) {
     wgmma_m64n32k32_shared(products, b_descriptor + (k >> 4), a_descriptor + (k >> 4), !first || k > 0);
   }
+  wgmma_commit();
 }
 
 // sums += the products of all steps of a tile, as these come into the ring: kAccumulateEvery of them, of one column group,
@@ -405,7 +406,6 @@ __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState&
             b_descriptor + ((group * kBGroupBytes + at.index * kBBytes) >> 4), i == 0);
         at.advance();
       }
-      wgmma_commit();
       wgmma_wait<0>();
       warpgroup_fence_operand(products);
       // All that the stages hold is read.

@@ -4,7 +4,7 @@
 // spec: {"accumulate_every":2,"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":64,"n":512}}
 // spec hash: f500fbf009d270f0e06f2149928e1a32deb677ab5e976f03c6334b0c235923b4
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a059667fdd12246b3ef80499ad743a682cba3e8bc69a8aa0d634e91346ca6f82
+// seal: sha256 d662f7022c9a848939cfcd64eb935e566e228f5102b5d661c71a72ad0e0962fb
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -388,6 +388,7 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   for (int k = 0; k < kTileK; k += kSlice) {
     wgmma_m64n64k32_shared(products, b_descriptor + (k >> 4), a_descriptor + (k >> 4), !first || k > 0);
   }
+  wgmma_commit();
 }
 
 // sums += the products of all steps of a tile, as these come into the ring: kAccumulateEvery of them, of one column group,
@@ -413,7 +414,6 @@ __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState&
             b_descriptor + ((group * kBGroupBytes + at.index * kBBytes) >> 4), i == 0);
         at.advance();
       }
-      wgmma_commit();
       wgmma_wait<0>();
       warpgroup_fence_operand(products);
       // All that the stages hold is read.

@@ -33,6 +33,8 @@ INSTRUCTIONS = {
     "LDL": "local load (spill)",
     "STL": "local store (spill)",
 }
+LEFT_OUT = frozenset({"QGMMA"})
+"""Opcodes of which kernels that have none say nothing: receipts are older than they."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
         counts = count_instructions(compiled.code)
         with contextlib.suppress(CacheError):  # one that cannot be written serves what it has
             (cache or KernelCache()).keep_findings(compiled.identity, json.dumps(counts))
-    return replace(resources(compiled), instructions=counts)
+    told = {name: count for name, count in counts.items() if count or name not in LEFT_OUT}
+    return replace(resources(compiled), instructions=told)
 
 
 def _counted(findings: str) -> dict[str, int] | None:

@@ -27,7 +27,7 @@ def lines_of(compiled: Compiled, used: Usage, names: int) -> str:
         f"{used.dynamic_shared_bytes / 1024:.1f}",
         "cache" if compiled.was_cached else "NVRTC",
     )
-    counts = ", ".join(f"{used.instructions[name]} {name}" for name in INSTRUCTIONS if used.instructions[name])
+    counts = ", ".join(f"{used.instructions[name]} {name}" for name in INSTRUCTIONS if used.instructions.get(name))
     return _line(compiled.named.stem, told, names) + f"\n    {counts or 'none of the instructions that are counted'}"
 
 

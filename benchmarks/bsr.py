@@ -49,6 +49,7 @@ from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
+from runtime.bench import bsr_fp8
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_scales import SCALE_DEPTH
@@ -56,7 +57,6 @@ from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")
 SIZE = 8192  # rows and columns of A
-CODES = 16.0  # standard deviation of the codes of FP8
 ROW_BLOCKS = 16  # stored blocks of a block row, unless a row says otherwise
 GATHERED_DENSITY = 1 / 2  # up to which block rows are gathered: more is for dense products
 DENSITIES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
@@ -362,7 +362,7 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
 
     def draw(*shape: int) -> torch.Tensor:
         if spec.dtype in FP8:
-            return (torch.randn(shape, device=device) * CODES).to(dtype)
+            return bsr_fp8.codes(*shape, dtype=dtype, device=device)
         return torch.randn(shape, device=device, dtype=dtype)
 
     def dense(rows: int, columns: int) -> torch.Tensor:
@@ -380,7 +380,8 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
             return Problem(spec, a, b, pattern, (a, b.T))
         width = pattern.values().shape[0] * block.rows * block.cols // size
         equal = dense(size, row.columns), dense(width, row.columns).T
-        return Problem(spec, a, b, pattern, (a, b.T), scales=tensor_scales(device), equal=equal)
+        scales = bsr_fp8.scales(spec, 0, size, row.columns, device)
+        return Problem(spec, a, b, pattern, (a, b.T), scales=scales, equal=equal)
     height = min(row.height, size)
     a = sparse(height, size)
     if isinstance(spec, BsrSpgemmSpec):
@@ -390,18 +391,9 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
     if spec.dtype not in FP8:
         return Problem(spec, a, b, None, (dense(height, size), b), row.packed)
     depth = a.values().numel() // height
-    scales = tensor_scales(device)
-    if spec.scales == "block":
-        of_blocks = torch.rand(a.values().shape[0], device=device) + 0.5
-        of_columns = torch.rand((size // SCALE_DEPTH, row.columns), device=device) + 0.5
-        scales = {"scale_a": of_blocks / CODES, "scale_b": of_columns.mT / CODES}
+    scales = bsr_fp8.scales(spec, a.values().shape[0], row.columns, size, device)
     equal = dense(height, depth), dense(row.columns, depth).T
     return Problem(spec, a, b, None, (dense(height, size), b), scales=scales, equal=equal)
-
-
-def tensor_scales(device: str) -> dict[str, torch.Tensor]:
-    """Return a scale of A and one of B, whose numbers then have a variance of 1."""
-    return {name: torch.full((), 1 / CODES, device=device) for name in ("scale_a", "scale_b")}
 
 
 def stored(matrix: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,11 @@ from harness import Fields, Peer
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
 from runtime import load_kernel
+from runtime.bench.bsr_fp8 import DENSE as FP8_DENSE
+from runtime.bench.bsr_fp8 import EQUAL as FP8_EQUAL
 from runtime.bench.timing import Call, single_calls
 
 DENSE = "cuBLAS, dense"
-FP8_DENSE = "torch._scaled_mm, dense"
-FP8_EQUAL = "torch._scaled_mm, dense, as many FLOPs"
 SLOW = ", accumulated in fp32"  # behind these: without use_fast_accum
 TUNING_SECONDS = 20.0  # no further options are tried after that
 # Of bsr_dense_addmm: columns of a tile, warps, stages; those that were fastest for blocks like these come first.

@@ -274,9 +274,7 @@ class BsrSpmmKernel:
         if key != last:
             found = self._signatures.find(key)
         if found is None:
-            checked = self._check(
-                a.matrix, b, c=c, beta=beta, bias=bias, out=out, scales=scales, row_order=a.row_order
-            )
+            checked = self._check(a.matrix, b, c=c, beta=beta, bias=bias, out=out, scales=scales, row_order=a.row_order)
             found = self._signatures.keep(key, checked)
         if validate:
             check_indices("a", a.matrix)

@@ -1567,6 +1567,10 @@ def test_products_in_fp8_take_a_scale_of_each_operand(make: Make) -> None:
         ("scale_b: has nan, expected positive finite numbers", {"scale_b": torch.full((), torch.nan)}),
         ("out: dtype or rank", {"out": codes(384, 304)}),
         ("b: dtype or rank", {"b": dense(304, 384).mT}),
+        (
+            r"a: is torch.float16, .*_e4m3fn: quantise it first \(runtime\.quantise_matrix\)",
+            {"a": matrix([0, 1], [0], size=128)},
+        ),
         ("a: is torch.float8_e5m2, this kernel takes torch.float8_e4m3fn", {"a": fp8_matrix(dtype=torch.float8_e5m2)}),
         ("b: has stride 392 in dimension 0; strides must be multiples of 16", {"b": codes(304, 392)[:, :384].mT}),
         ("b: has strides .*: it is row_major", {"b": codes(384, 304)}),

@@ -24,6 +24,8 @@ from pydantic.fields import FieldInfo
 from results_table import DASH, LONGEST_LINE, line, update, wrapped
 
 from codegen.arch import ARCHS, Combination
+from codegen.combinations import FP8_OPS, FP8_OPTIONS
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import ROOT, NamedSpec, shipped_specs
 from codegen.parse import parse_spec
@@ -366,7 +368,8 @@ def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[st
     for alone in (True, False):
         others = [{}] if alone else list(found.values())
         for name in model.options:
-            settings = ({name: value, **other} for other in others for value in values_on(model, name))
+            types = {"dtype": FP8[0]} if name in FP8_OPTIONS and base["op"] in FP8_OPS else {}
+            settings = ({name: value, **types, **other} for other in others for value in values_on(model, name))
             if name not in found and (first := first_planned(base, settings, tried)) is not None:
                 found[name] = {name: first[name]}
     return [name for name in model.options if name in found]

@@ -315,10 +315,10 @@ class BsrSpmmSpec(SpecBase):
         description="thread blocks that share an SM, each with a ring of its own",
     )
     output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
-    accumulate_every: Annotated[int, StrictInt] = Field(
+    accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
         default=1,
-        ge=0,
-        description="steps that the tensor core accumulates in FP8 before they are added to sums in fp32; 0: all",
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
+        "in fp32 take them in; 0: all of a row",
     )
     scales: Literal["tensor", "block"] = Field(
         default="tensor",
@@ -353,10 +353,10 @@ class BsrSddmmSpec(SpecBase):
         description="thread blocks that share an SM, each with a ring of its own",
     )
     output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
-    accumulate_every: Annotated[int, StrictInt] = Field(
+    accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
         default=1,
-        ge=0,
-        description="steps that the tensor core accumulates in FP8 before they are added to sums in fp32; 0: all",
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
+        "in fp32 take them in; 0: all of a row",
     )
     options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "ctas_per_sm")
 

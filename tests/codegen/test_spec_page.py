@@ -10,9 +10,10 @@ import pytest
 from scripts import load_script
 
 from codegen.arch import ARCHS
+from codegen.dtypes import FP8
 from codegen.library import shipped_specs
 from codegen.patterns import PATTERNS
-from codegen.spec import MODELS, AttentionSpec, BsrSpmmSpec, SpecBase, json_schema
+from codegen.spec import MODELS, AttentionSpec, BsrSpmmSpec, HalfName, SpecBase, json_schema
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
@@ -96,7 +97,7 @@ def test_every_combination_has_every_type(arch: str) -> None:
         op = script.op_of(model)
         for combination in ARCHS[arch].of(op):
             fields = {"op": op, "arch": arch, **script.combined(combination)}
-            for dtype in get_args(SpecBase.model_fields["dtype"].annotation):
+            for dtype in get_args(HalfName):  # FP8 has kernels of its own
                 found = [script.planned({**fields, **problem, "dtype": dtype}) for problem in script.problems(op)]
                 assert any(found), (fields, dtype)
 
@@ -134,7 +135,11 @@ def test_what_is_required_is_what_the_schema_requires() -> None:
         assert told == set(definitions[model.__name__]["required"])
 
 
-@pytest.mark.parametrize("named", [n for n in shipped_specs() if n.spec.op == "bsr_spmm"], ids=lambda named: named.stem)
+# Those in FP8 have other tiles, of which the text tells.
+TABLED = [named for named in shipped_specs() if named.spec.op == "bsr_spmm" and named.spec.dtype not in FP8]
+
+
+@pytest.mark.parametrize("named", TABLED, ids=lambda named: named.stem)
 def test_tiles_of_shipped_specs_are_in_the_tables(named: object) -> None:
     spec = named.spec  # type: ignore[attr-defined]
     assert isinstance(spec, BsrSpmmSpec)

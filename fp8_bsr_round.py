@@ -47,6 +47,15 @@ VARIANTS = {
     "b32 512 every 0": spec(32, 32, 512, 8, accumulate_every=0),
     "b32 e5m2 fp16 every 1": spec(32, 32, 512, 8, dtype="e5m2", output="fp16"),
     "b32 fp16": "h100_bsr_spmm_b32",
+    "b64 512 blocked every 0": spec(64, 64, 512, 5, accumulate_every=0, b_layout="blocked"),
+    "b64 512 blocked every 2": spec(64, 64, 512, 5, accumulate_every=2, b_layout="blocked"),
+    "b64 256 blocked every 0": spec(64, 64, 256, 8, accumulate_every=0, b_layout="blocked"),
+    "b32 1024 blocked every 0": spec(32, 32, 1024, 5, accumulate_every=0, b_layout="blocked"),
+    "b32 512 blocked every 0": spec(32, 32, 512, 8, accumulate_every=0, b_layout="blocked"),
+    "b128x64 blocked every 0": spec(128, 64, 256, 8, accumulate_every=0, b_layout="blocked"),
+    "b128 blocked every 0": spec(128, 128, 256, 4, accumulate_every=0, b_layout="blocked"),
+    "b128 blocked block scales": spec(128, 128, 256, 4, scales="block", b_layout="blocked"),
+    "probe 32": spec(32, 32, 128, 4, accumulate_every=0, output="fp32"),
     "scaled_mm": "torch",
     "sddmm b128 every 1": sddmm(128, 256, 4),
     "sddmm b128 every 0": sddmm(128, 256, 4, accumulate_every=0),
@@ -57,42 +66,48 @@ VARIANTS = {
     **{f"verify {stem}": stem for stem in ("h100_e4m3_bsr_spmm_b128", "h100_e4m3_bsr_spmm_b128_block_scales", "h100_e4m3_bsr_spmm_b64", "h100_e4m3_bsr_spmm_b32", "h100_e4m3_bsr_sddmm_b128")},
 }
 SIZE = 8192
-SKEW = [("  PipelineState state;\n  Staging staging", "  if (warpgroup == 1) mbarrier_wait(base + kFullBarrier + 8 * 2, 0);\n  PipelineState state;\n  Staging staging")]
-NO_STORE = [("    store_c(p, sums, scale, staging,", "    if (tile.row < p.index_words - 2) store_c(p, sums, scale, staging,")]
-TAKE = "      bar_sync(3 + threadIdx.x / 128 - 1, 256);\n"
-GIVE = "asm volatile(\"bar.arrive %0, 256;\" ::\"r\"(3 + (threadIdx.x / 128 - 1 ^ 1)) : \"memory\");\n"
-BAR = ("// products = B^T", "__device__ __forceinline__ void bar_sync(int id, int threads);\n// products = B^T")
-FIRST = ("  PipelineState state;\n  Staging staging", "  if (warpgroup == 1) " + GIVE + "  PipelineState state;\n  Staging staging")
-LAST = ("  staging.wait();", "  if (warpgroup == 0) bar_sync(3, 256);\n  staging.wait();")
-PING_PONG = [BAR, FIRST, LAST]
-PING_PROMOTED = [*PING_PONG, ("      at = state;\n", "      at = state;\n" + TAKE), ("      wgmma_commit();\n      wgmma_wait<0>();", "      wgmma_commit();\n      " + GIVE + "      wgmma_wait<0>();")]
-PING_SCALED = [*PING_PONG, ("      issue_group(products, a, b +", TAKE + "      issue_group(products, a, b +"), ("      const uint32 of_group", "      " + GIVE + "      const uint32 of_group")]
+LAG = """  if (warpgroup == %s && %s > 2) %s;\n"""
+ARRIVE = "asm volatile(\"bar.arrive 3, 256;\" ::: \"memory\")"
+WAIT = "bar_sync(3, 256)"
+BAR = ("// sums += the products of all", "__device__ __forceinline__ void bar_sync(int id, int threads);\n// sums += the products of all")
+START = ("    // An empty block row has no step", "    if (warpgroup == 1 && tile.end - tile.first > 2) bar_sync(3, 256);\n    // An empty block row has no step")
+FAST_LAG = [BAR, START, ("    if (step > 0 && warp_leader) mbarrier_arrive(running);\n    running", "    if (step == 1 && steps > 2 && threadIdx.x < 256) " + ARRIVE + ";\n    if (step > 0 && warp_leader) mbarrier_arrive(running);\n    running")]
+PROMOTED_LAG = [BAR, START, ("    PipelineState at;\n", "    PipelineState at;\n    if (step == 1 && steps > 2 && threadIdx.x < 256) " + ARRIVE + ";\n")]
+SCALED_LAG = [BAR, START, ("    const float a_scale = next_scale;", "    if (block == first_block + 1 && end - first_block > 2 && threadIdx.x < 256) " + ARRIVE + ";\n    const float a_scale = next_scale;"), ("  const bool warp_leader = threadIdx.x % 32 == 0;\n  float next_scale", "  const bool warp_leader = threadIdx.x % 32 == 0;\n  const int first_block = block;\n  float next_scale")]
 PATCHES = {
-    "b128 every 0, skew": ("b128 every 0", SKEW),
-    "b128 every 0, no store": ("b128 every 0", NO_STORE),
-    "b128 every 1, skew": ("b128 every 1", SKEW),
-    "b128 every 1, no store": ("b128 every 1", NO_STORE),
-    "b128 every 1, ping-pong": ("b128 every 1", PING_PROMOTED),
-    "b128 block, skew": ("b128 block scales", SKEW),
-    "b128 block, ping-pong": ("b128 block scales", PING_SCALED),
-    "b128 block, no store": ("b128 block scales", NO_STORE),
-    "b64 512 every 0, no store": ("b64 512 every 0", NO_STORE),
-    "b64 512 every 0, skew": ("b64 512 every 0", SKEW),
+    "b128 every 0, lag": ("b128 every 0", FAST_LAG, {}),
+    "b128 every 1, lag": ("b128 every 1", PROMOTED_LAG, {}),
+    "b128 block, lag": ("b128 block scales", SCALED_LAG, {}),
+    "b128 every 0, pieces 64": ("b128 every 0", [], {"PIECE_ROWS": 64}),
+    "b128 every 0, pieces 128": ("b128 every 0", [], {"PIECE_ROWS": 128}),
+    "b128 every 1, pieces 64": ("b128 every 1", [], {"PIECE_ROWS": 64}),
+    "b128 block, pieces 64": ("b128 block scales", [], {"PIECE_ROWS": 64}),
+    "b128 every 0, lag, pieces 64": ("b128 every 0", FAST_LAG, {"PIECE_ROWS": 64}),
+    "b128 every 1, lag, pieces 64": ("b128 every 1", PROMOTED_LAG, {"PIECE_ROWS": 64}),
 }
-VARIANTS.update({name: VARIANTS[of] for name, (of, _) in PATCHES.items()})
+VARIANTS.update({name: VARIANTS[of] for name, (of, *_) in PATCHES.items()})
 
 
 def compiled_of(name):
-    from codegen.render import Generated, generate
+    import codegen.plans.bsr_fp8 as bsr_fp8
+    from codegen.plans import plan_of
+    from codegen.render import Generated, render_plan
     from runtime.compile.compiler import compile_generated, compile_spec
     if name not in PATCHES:
         return compile_spec(named_of(name))
-    g = generate(named_of(name))
-    s = g.source
-    for old, new in PATCHES[name][1]:
+    _, pairs, values = PATCHES[name]
+    kept = {key: getattr(bsr_fp8, key) for key in values}
+    for key, value in values.items():
+        setattr(bsr_fp8, key, value)
+    named = named_of(name)
+    plan = plan_of(named.spec, named.stem)
+    s = render_plan(plan)
+    for key, value in kept.items():
+        setattr(bsr_fp8, key, value)
+    for old, new in pairs:
         assert s.count(old) == 1, (name, old, s.count(old))
         s = s.replace(old, new)
-    return compile_generated(Generated(g.named, g.plan, s))
+    return compile_generated(Generated(named, plan, s))
 
 
 def named_of(name):
@@ -200,7 +215,18 @@ def make_call(torch, name, dev):
     kernel = _loaded(compiled_of(name), torch.device("cuda", 0))
 
     def call(a, b, scales):
+        if kernel.spec.b_layout == "blocked":
+            return kernel(a, given_blocks(b), **scales)
         return kernel(a, b.mT if kernel.spec.b_layout == "column_major" else b, **scales)
+
+    blocks = {}
+
+    def given_blocks(b):
+        key = (b.data_ptr(), b.shape)
+        if key not in blocks:
+            blocks.clear()
+            blocks[key] = (b, b.unflatten(1, (-1, kernel.spec.block.cols)).transpose(0, 1).contiguous())
+        return blocks[key][1]
     return kernel.spec, call
 
 
@@ -223,6 +249,8 @@ def run(name):
         return {k: (round(flops / s[k] / 1e9), round(flops / l[k] / 1e9)) for k in calls}
     if name.startswith("verify"):
         return verify(torch, name, dev, row)
+    if name.startswith("probe"):
+        return probe(torch, name, dev, row)
     if name.startswith("sddmm"):
         return run_sddmm(torch, name, dev, row, times)
     if VARIANTS[name] == "torch":
@@ -246,7 +274,7 @@ def run(name):
     s, call = make_call(torch, name, dev)
     rows, cols = (128, 128) if s is None else (s.block.rows, s.block.cols)
     dtype = torch.float8_e4m3fn if s is None else TORCH_DTYPES[s.dtype]
-    by_columns = s is None or s.b_layout == "column_major"
+    by_columns = s is None or s.b_layout != "row_major"
 
     def given(seed, *shape):
         a, b, crow, col, values = inputs(torch, rows, cols, *shape, dtype, dev, seed)
@@ -300,6 +328,38 @@ def run_sddmm(torch, name, dev, row, times):
     ref = torch.stack([a[:size].double() @ b[int(j) * size : (int(j) + 1) * size].double().T * unit for j in col[:16]])
     row["big"] = errors(torch, c[:16], ref)
     row["tflops"] = times({"us": lambda: kernel(a, b, pattern, **scales)}, 2 * c.numel() * k)["us"]
+    return row
+
+
+def probe(torch, name, dev, row):
+    """C[r, n] is B[n, k] where A has a 1 in (r, k): which (n, k) of B each element of C is, for A the identity."""
+    from runtime.kernel import _loaded
+    kernel = _loaded(compiled_of(name), dev)
+    one = torch.ones((), device=dev)
+    crow, col = torch.tensor([0, 1], device=dev), torch.tensor([0], device=dev)
+    n, k = torch.meshgrid(torch.arange(64, device=dev), torch.arange(32, device=dev), indexing="ij")
+    eye = torch.eye(32, device=dev).to(torch.float8_e4m3fn)[None]
+    a = torch.sparse_bsr_tensor(crow, col, eye, size=(32, 32), check_invariants=False)
+    found = []
+    for values in (k % 8, k // 8, n % 8, n // 8):
+        b = values.float().to(torch.float8_e4m3fn)
+        found.append(kernel(a, b.mT, scale_a=one, scale_b=one))
+    at_k, at_n = found[0] + 8 * found[1], found[2] + 8 * found[3]
+    want_k, want_n = torch.arange(32, device=dev)[:, None].expand(32, 64), torch.arange(64, device=dev)[None].expand(32, 64)
+    bad = (at_k != want_k) | (at_n != want_n)
+    row["wrong"] = int(bad.sum())
+    row["first"] = [(r, c, round(float(at_k[r, c]), 2), round(float(at_n[r, c]), 2)) for r, c in bad.nonzero()[::97].tolist()[:24]]
+    row["rows wrong"] = bad.any(1).nonzero().flatten().tolist()
+    row["columns wrong"] = bad.any(0).nonzero().flatten().tolist()
+    # One 1 in A at a time: which (r, k) of A an element of C with B all ones sees.
+    ones = torch.ones((64, 32), device=dev).to(torch.float8_e4m3fn)
+    seen = []
+    for r, kk in ((0, 0), (0, 16), (3, 5), (4, 0), (4, 16), (8, 0), (12, 20), (31, 31)):
+        v = torch.zeros((1, 32, 32), device=dev)
+        v[0, r, kk] = 1
+        c = kernel(torch.sparse_bsr_tensor(crow, col, v.to(torch.float8_e4m3fn), size=(32, 32), check_invariants=False), ones.mT, scale_a=one, scale_b=one)
+        seen.append(((r, kk), c.nonzero()[:, 0].unique().tolist(), c.sum().item()))
+    row["seen"] = seen
     return row
 
 

@@ -306,9 +306,9 @@ class BsrSpmmSpec(SpecBase):
         description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
     )
     transpose_a: bool = Field(default=False, description="C = A^T B")
-    b_layout: Literal["row_major", "column_major"] = Field(
+    b_layout: Literal["row_major", "column_major", "blocked"] = Field(
         default="row_major",
-        description="memory layout of B; C is row-major",
+        description="memory layout of B; blocked, of FP8 alone, is (K / block.cols, N, block.cols). C is row-major",
     )
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: db7d6b768fb032f533cc0dd7d478e8f8a55cf2bba15acc0f6949e0b1735d7610
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7575d3b880cf6e4fd2d038d4a6bc299d9e1fb2fbf5ad92b37484086f10e10491
+// seal: sha256 87da9452ce59f57879396389bc1b943e04828fc9d9c74e602f481ac9758d107b
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A and B have one scale each.
@@ -22,7 +22,8 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the tensor core accumulates the products of kAccumulateEvery steps of a column group, which
-// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across units the producer runs ahead.
+// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across units the producer runs
+// ahead.
 //
 // Symbols
 //   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so
@@ -368,9 +369,9 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   wgmma_commit();
 }
 
-// sums += the products of all steps of a unit, as these come into the ring: kAccumulateEvery of them, of one column group,
-// in the tensor core, whose accumulators have 14 bits or so, then in fp32. While a warpgroup adds, the other's products
-// run.
+// sums += the products of all steps of a unit, as these come into the ring: those of kAccumulateEvery steps of a column
+// group in the tensor core, whose accumulators have 14 bits or so, then in fp32. While a warpgroup adds, the other's
+// products run.
 __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState& state, uint32 a_descriptor,
     uint32 b_descriptor, int steps) {
   const bool warp_leader = threadIdx.x % 32 == 0;
@@ -424,8 +425,8 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows, to
-// be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
+// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
+// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
 // box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes, at
 // i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 __device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {

@@ -3,14 +3,16 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 049869ac436eaea8628326d80d27433af147576734716106fe803ed31403be41
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6ca12602a048935b082fd0704f23e30ff58998e64bfa48a8b9c7578f4fab6b2f
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/b_load_columns.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 e12d6cae9e543fec64f519b4fc2da80394c55da852bd12fe8a56d2df5a1cdf41
 
-// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
+// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B, C dense.
+// B is stored by columns, C by rows.
 // A and B have one scale each
 //
-// The product is computed transposed, C^T = B^T A^T: columns of B are the M side of a wgmma, rows of a block its N side.
-// So blocks of 32 and 64 rows fill it too, and a thread has two columns of B of each 64, and thus two of their scales.
+// The product is computed transposed, C^T = B^T A^T: columns of B are the M side of a wgmma, rows of a block its N
+// side. So blocks of 32 and 64 rows fill it too, and a thread has two columns of B of each 64, and thus two of their
+// scales.
 //
 // Who does what
 //   warpgroup 0      producer. Its first warp fills the ring by TMA; the others rest.
@@ -22,7 +24,8 @@
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the tensor core accumulates the products of kAccumulateEvery steps of a column group, which
-// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across tiles the producer runs ahead.
+// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across tiles the producer runs
+// ahead.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
@@ -335,23 +338,29 @@ struct PipelineState {
   }
 };
 
+// Copies the kTileK rows of B that meet a block column of A, of kCopyColumns columns.
+__device__ __forceinline__ void load_columns_of_b(const Params& p, uint32 to, uint32 full,
+    int block_column, int column) {
+  tma_load_2d(to, &p.b_map, full, block_column * kTileK, column);
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty. What a tile has
 // beyond the last column of B comes as zeros, and counts as bytes.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int block_column,
-    int column) {
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block,
+    int block_column, int column) {
   const uint32 full = base + kFullBarrier + 8 * state.index, b = base + kBOffset + state.index * kBBytes;
   mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kStageBytes);
   tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
 #pragma unroll
   for (int i = 0; i < kTileN; i += kCopyColumns) {
-    tma_load_2d(b + i * kTileK, &p.b_map, full, block_column * kTileK, column + i);
+    load_columns_of_b(p, b + i * kTileK, full, block_column, column + i);
   }
 }
 
 // Producer: loads block `block`, whose block column lane `i` has.
-__device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state, const Tile& tile,
-    int block, int columns, int i) {
+__device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
+    const Tile& tile, int block, int columns, int i) {
   const int block_column = __shfl_sync(0xFFFFFFFF, columns, i);
   if (elect()) load_step(p, base, state, block, block_column, tile.column * kTileN);
   state.advance();
@@ -412,9 +421,9 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   wgmma_commit();
 }
 
-// sums += the products of all steps of a tile, as these come into the ring: kAccumulateEvery of them, of one column group,
-// in the tensor core, whose accumulators have 14 bits or so, then in fp32. While a warpgroup adds, the other's products
-// run.
+// sums += the products of all steps of a tile, as these come into the ring: those of kAccumulateEvery steps of a column
+// group in the tensor core, whose accumulators have 14 bits or so, then in fp32. While a warpgroup adds, the other's
+// products run.
 __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState& state, uint32 a_descriptor,
     uint32 b_descriptor, int steps) {
   const bool warp_leader = threadIdx.x % 32 == 0;
@@ -468,8 +477,8 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows, to
-// be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
+// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
+// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
 // box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes, at
 // i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 __device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {

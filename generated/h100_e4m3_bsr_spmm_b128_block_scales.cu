@@ -3,21 +3,23 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","scales":"block","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 8e086eef53336c7ca9775a1a7e83cb6c70ea3a6c0fccf0011a1738742bf06464
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c2d7d8a8c918ba34615721d78a594098ee60a080223298333ee4174ec3342997
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/b_load_columns.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 176c7de3ce9fcd5a689d2b0ccbc50e0d830de894ad1d83bb4d2dc72f78b18f3b
 
-// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
+// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B, C dense.
+// B is stored by columns, C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column
 //
-// The product is computed transposed, C^T = B^T A^T: columns of B are the M side of a wgmma, rows of a block its N side.
-// So blocks of 32 and 64 rows fill it too, and a thread has two columns of B of each 64, and thus two of their scales.
+// The product is computed transposed, C^T = B^T A^T: columns of B are the M side of a wgmma, rows of a block its N
+// side. So blocks of 32 and 64 rows fill it too, and a thread has two columns of B of each 64, and thus two of their
+// scales.
 //
 // Who does what
 //   warpgroup 0      producer. Its first warp fills the ring by TMA; the others rest.
 //   warpgroups 1, 2  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
 //
 // Which barrier guards what
-//   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step, and the scales of its columns
+//   full[i]   producer -> consumers: stage i holds the block of A, the B tile and its scales of one step
 //   empty[i]  consumers -> producer: every consumer warp is done with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
@@ -335,17 +337,23 @@ struct PipelineState {
   }
 };
 
+// Copies the kTileK rows of B that meet a block column of A, of kCopyColumns columns.
+__device__ __forceinline__ void load_columns_of_b(const Params& p, uint32 to, uint32 full,
+    int block_column, int column) {
+  tma_load_2d(to, &p.b_map, full, block_column * kTileK, column);
+}
+
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty. What a tile has
 // beyond the last column of B comes as zeros, and counts as bytes.
-__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int block_column,
-    int column) {
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block,
+    int block_column, int column) {
   const uint32 full = base + kFullBarrier + 8 * state.index, b = base + kBOffset + state.index * kBBytes;
   mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kStageBytes);
   tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
 #pragma unroll
   for (int i = 0; i < kTileN; i += kCopyColumns) {
-    tma_load_2d(b + i * kTileK, &p.b_map, full, block_column * kTileK, column + i);
+    load_columns_of_b(p, b + i * kTileK, full, block_column, column + i);
   }
   const uint32 scales = base + kScalesOffset + state.index * kTileN * 4;
 #pragma unroll
@@ -355,8 +363,8 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
 }
 
 // Producer: loads block `block`, whose block column lane `i` has.
-__device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state, const Tile& tile,
-    int block, int columns, int i) {
+__device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
+    const Tile& tile, int block, int columns, int i) {
   const int block_column = __shfl_sync(0xFFFFFFFF, columns, i);
   if (elect()) load_step(p, base, state, block, block_column, tile.column * kTileN);
   state.advance();
@@ -478,8 +486,8 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows, to
-// be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
+// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
+// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
 // box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes, at
 // i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 __device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {

@@ -55,7 +55,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         registers=registers(spec),
         params=(
             A_MAP,
-            tensor_map("b_map", "B, by columns (K, N)"),
+            tensor_map("b_map", _b_doc(spec)),
             C_MAP,
             *INDEX_PARAMS,
             *_scales(spec),
@@ -63,7 +63,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         tensor_maps={
             "a_map": TensorMap((k, m, 1), k),
-            "b_map": TensorMap((k, copied), k),
+            "b_map": TensorMap((k, copied, 1) if spec.b_layout == "blocked" else (k, copied), k),
             "c_map": c_map(spec),
             **({"b_scale_map": TensorMap((copied, 1), 0, dtype="fp32")} if by_block else {}),
         },
@@ -75,6 +75,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         flags=SpmmFp8Flags(
             fp8=flags,
             block_scales=by_block,
+            b_stored="columns" if spec.b_layout == "column_major" else "columns, of kTileK rows at a time",
+            b_load=f"bsr_spmm/b_load_{'columns' if spec.b_layout == 'column_major' else 'blocked'}.cuh.j2",
             scaling=_scaling(spec),
             tile_place=tile_place(spec),
             tile_rows="block_rows",
@@ -100,10 +102,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     require(
-        spec.b_layout == "column_major",
+        spec.b_layout != "row_major",
         "b_layout",
-        f"is {spec.b_layout}; a wgmma of {spec.dtype} takes its operands K-major alone, so B is stored by columns: "
-        "column_major",
+        f"is row_major; a wgmma of {spec.dtype} takes its operands K-major alone, so B is stored by columns: "
+        "column_major, blocked",
     )
     require_left_out(spec, NOT_WRITTEN, f"dtype {spec.dtype}")
     check_blocks(spec)
@@ -113,6 +115,11 @@ def _check(spec: BsrSpmmSpec) -> None:
         require(cols == SCALE_COLUMNS, "scales", f"is block; each is of {SCALE_COLUMNS} of K, and block.cols is {cols}")
         every = spec.accumulate_every
         require(every == 1, "accumulate_every", f"is {every}; allowed with scales of blocks: 1, their step")
+
+
+def _b_doc(spec: BsrSpmmSpec) -> str:
+    """Return what B is as a tensor map sees it."""
+    return "B, by columns (K, N)" if spec.b_layout == "column_major" else "B (kTileK, N, K / kTileK)"
 
 
 def _scales(spec: BsrSpmmSpec) -> tuple[Param, ...]:

@@ -53,9 +53,6 @@ def check_fp8(spec: Spec) -> None:
             if field is not None and getattr(spec, option) != field.default:
                 reason = f"is {getattr(spec, option)}; it is for FP8 inputs, and dtype is {spec.dtype}: leave it out"
                 raise SpecError(option, reason)
-        if spec.op == "bsr_spmm" and spec.b_layout == "blocked":
-            reason = f"is blocked; it is for FP8 inputs, and dtype is {spec.dtype}: row_major or column_major"
-            raise SpecError("b_layout", reason)
         return
     if spec.op not in FP8_OPS:
         raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")

@@ -659,8 +659,6 @@ class SpmmFp8Flags(Flags):
     Attributes:
         fp8: products and pieces.
         block_scales: whether blocks of A and of columns of B have scales of their own.
-        b_stored: how B is stored, in words.
-        b_load: the template of a copy of columns of B.
         scaling: what the scales are, in words.
         tile_place: the template of the order of tiles.
         tile_rows: the parameter that says how many rows of tiles there are.
@@ -669,8 +667,6 @@ class SpmmFp8Flags(Flags):
 
     fp8: Fp8Flags
     block_scales: bool
-    b_stored: str
-    b_load: str
     scaling: str
     tile_place: str
     tile_rows: str

@@ -306,9 +306,9 @@ class BsrSpmmSpec(SpecBase):
         description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
     )
     transpose_a: bool = Field(default=False, description="C = A^T B")
-    b_layout: Literal["row_major", "column_major", "blocked"] = Field(
+    b_layout: Literal["row_major", "column_major"] = Field(
         default="row_major",
-        description="memory layout of B; blocked, of FP8 alone, is (K / block.cols, N, block.cols). C is row-major",
+        description="memory layout of B; C is row-major",
     )
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,
@@ -316,7 +316,7 @@ class BsrSpmmSpec(SpecBase):
     )
     output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
     accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
-        default=1,
+        default=2,
         description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
         "in fp32 take them in; 0: all of a row",
     )

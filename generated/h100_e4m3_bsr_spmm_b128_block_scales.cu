@@ -3,11 +3,10 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","scales":"block","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 8e086eef53336c7ca9775a1a7e83cb6c70ea3a6c0fccf0011a1738742bf06464
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/b_load_columns.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 176c7de3ce9fcd5a689d2b0ccbc50e0d830de894ad1d83bb4d2dc72f78b18f3b
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 e6ade40e5cadc5cf13dbdd66a0d99391d09c30a363b8d71399ac73dcc9f5f942
 
-// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B, C dense.
-// B is stored by columns, C by rows.
+// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column
 //
 // The product is computed transposed, C^T = B^T A^T: columns of B are the M side of a wgmma, rows of a block its N
@@ -46,7 +45,6 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kTileM = 128;  // rows of a C tile: one block row
-constexpr int kTileN = 256;  // columns of a C tile
 constexpr int kTileK = 128;  // depth of one step, bytes of a row of A and of a column of B
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
@@ -65,6 +63,7 @@ constexpr int kBoxRowBytes = 128;  // bytes of a row of a box of C: what its swi
 constexpr int kBoxColumns = 64;  // columns of a box of C
 constexpr int kBoxBytes = 4096;  // bytes of a box of C
 constexpr int kStagingPieces = 2;  // pieces of C that a warpgroup can have on their way out
+constexpr int kTileN = 256;  // columns of a C tile
 constexpr int kCopyColumns = 256;  // columns of B that one copy brings
 constexpr int kStageBytes = 50176;  // bytes of a stage of the ring
 
@@ -337,12 +336,6 @@ struct PipelineState {
   }
 };
 
-// Copies the kTileK rows of B that meet a block column of A, of kCopyColumns columns.
-__device__ __forceinline__ void load_columns_of_b(const Params& p, uint32 to, uint32 full,
-    int block_column, int column) {
-  tma_load_2d(to, &p.b_map, full, block_column * kTileK, column);
-}
-
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty. What a tile has
 // beyond the last column of B comes as zeros, and counts as bytes.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block,
@@ -353,7 +346,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
   tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
 #pragma unroll
   for (int i = 0; i < kTileN; i += kCopyColumns) {
-    load_columns_of_b(p, b + i * kTileK, full, block_column, column + i);
+    tma_load_2d(b + i * kTileK, &p.b_map, full, block_column * kTileK, column + i);
   }
   const uint32 scales = base + kScalesOffset + state.index * kTileN * 4;
 #pragma unroll

@@ -1,13 +1,12 @@
 // Generated from specs/h100_e4m3_bsr_spmm_b64.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_e4m3_bsr_spmm_b64.yaml
-// spec: {"accumulate_every":2,"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":64,"n":512}}
-// spec hash: f500fbf009d270f0e06f2149928e1a32deb677ab5e976f03c6334b0c235923b4
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/b_load_columns.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2f8b36cd9a2397c4b13fa85516c2fa2c519623b6568ed0deeccc10f21acc4a2b
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":64,"n":512}}
+// spec hash: 2ad6f416cd4471cd71ce02a63617538e9533ee6d50a766c99c239f3278a1c2a9
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 2299992fbf3bd73abdaa135492770be8d6f4f533ebb1633bf6f9e7bad36f85f4
 
-// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B, C dense.
-// B is stored by columns, C by rows.
+// BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
 //
 // The product is computed transposed, C^T = B^T A^T: columns of B are the M side of a wgmma, rows of a block its N
@@ -47,7 +46,6 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kTileM = 64;  // rows of a C tile: one block row
-constexpr int kTileN = 512;  // columns of a C tile
 constexpr int kTileK = 64;  // depth of one step, bytes of a row of A and of a column of B
 constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kAccumulateEvery = 2;  // steps that the tensor core accumulates by itself
@@ -67,6 +65,7 @@ constexpr int kBoxRowBytes = 128;  // bytes of a row of a box of C: what its swi
 constexpr int kBoxColumns = 64;  // columns of a box of C
 constexpr int kBoxBytes = 4096;  // bytes of a box of C
 constexpr int kStagingPieces = 4;  // pieces of C that a warpgroup can have on their way out
+constexpr int kTileN = 512;  // columns of a C tile
 constexpr int kCopyColumns = 256;  // columns of B that one copy brings
 constexpr int kStageBytes = 36864;  // bytes of a stage of the ring
 
@@ -317,12 +316,6 @@ struct PipelineState {
   }
 };
 
-// Copies the kTileK rows of B that meet a block column of A, of kCopyColumns columns.
-__device__ __forceinline__ void load_columns_of_b(const Params& p, uint32 to, uint32 full,
-    int block_column, int column) {
-  tma_load_2d(to, &p.b_map, full, block_column * kTileK, column);
-}
-
 // Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty. What a tile has
 // beyond the last column of B comes as zeros, and counts as bytes.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block,
@@ -333,7 +326,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
   tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
 #pragma unroll
   for (int i = 0; i < kTileN; i += kCopyColumns) {
-    load_columns_of_b(p, b + i * kTileK, full, block_column, column + i);
+    tma_load_2d(b + i * kTileK, &p.b_map, full, block_column * kTileK, column + i);
   }
 }
 

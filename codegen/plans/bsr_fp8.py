@@ -48,13 +48,18 @@ def check_blocks(spec: Fp8Spec) -> None:
         f"is {tile.n}; allowed where dtype is {spec.dtype} and block.rows is {rows}: {', '.join(map(str, widths))}",
     )
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    every = interval(spec)
     require(
-        spec.accumulate_every < spec.stages,
+        every < spec.stages,
         "accumulate_every",
-        f"is {spec.accumulate_every}; all of these steps are in the ring at once, beside one on its way: allowed with "
-        f"{spec.stages} stages: 0 to {spec.stages - 1}",
+        f"is {every}; all of these steps are in the ring at once, and {spec.stages} stages have room for fewer",
     )
     require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where dtype is {spec.dtype}: 1")
+
+
+def interval(spec: Fp8Spec) -> int:
+    """Return how many steps the tensor core accumulates: with scales of blocks one, which has its own."""
+    return 1 if isinstance(spec, BsrSpmmSpec) and spec.scales == "block" else spec.accumulate_every
 
 
 def products(spec: Fp8Spec) -> int:
@@ -69,7 +74,7 @@ def groups(spec: Fp8Spec) -> int:
 
 def registers(spec: Fp8Spec) -> Registers:
     """Return the register budget of a consumer: sums and, where they are added to them, products of one group."""
-    accumulators = products(spec) * (groups(spec) + (spec.accumulate_every > 0))
+    accumulators = products(spec) * (groups(spec) + (interval(spec) > 0))
     return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
 
 
@@ -108,13 +113,11 @@ def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
 def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
     """Return the constants that both kernels have."""
     m, n, k, row_bytes = spec.tile.m, spec.tile.n, spec.tile.k, _box_row_bytes(spec)
-    every = Constant("kAccumulateEvery", spec.accumulate_every, "steps that the tensor core accumulates by itself")
     return (
         Constant("kTileM", m, "rows of a C tile: one block row"),
-        Constant("kTileN", n, "columns of a C tile"),
         Constant("kTileK", k, "depth of one step, bytes of a row of A and of a column of B"),
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
-        *((every,) if spec.accumulate_every else ()),
+        *_interval_constant(spec),
         Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
         Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
@@ -132,6 +135,13 @@ def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
         Constant("kBoxBytes", PIECE_ROWS * row_bytes, "bytes of a box of C"),
         Constant("kStagingPieces", pieces, "pieces of C that a warpgroup can have on their way out"),
     )
+
+
+def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
+    """Return the constant of the promotion interval, where a kernel has one."""
+    if not spec.accumulate_every or (isinstance(spec, BsrSpmmSpec) and spec.scales == "block"):
+        return ()
+    return (Constant("kAccumulateEvery", spec.accumulate_every, "steps that the tensor core accumulates by itself"),)
 
 
 def fp8_flags(spec: Fp8Spec, *, block_scales: bool = False) -> Fp8Flags:

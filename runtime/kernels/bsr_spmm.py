@@ -114,7 +114,6 @@ class BsrSpmmKernel:
         self.spec: BsrSpmmSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype, self._output = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[self._plan.output]
-        self._rank = 3 if self.spec.b_layout == "blocked" else 2  # of B
         self._preparation = BsrPreparation(compiled.plan, loaded)
         self._signatures = Signatures()
 
@@ -150,8 +149,7 @@ class BsrSpmmKernel:
                 than half the SMs, two tiles for each SM, of a B as wide as they were split for.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
                 column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
-                device memory of its size. If b_layout is blocked, (K / block.cols, N, block.cols), strides multiples of
-                16 bytes. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
+                device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
                 c and out then have a batch dimension too.
             c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
                 May be ``out`` itself.
@@ -182,7 +180,7 @@ class BsrSpmmKernel:
         beta = check_number("beta", beta)
         scales = Scales(scale_a, scale_b)
         operand = self._preparation.take(a, b, validate)
-        if isinstance(b, torch.Tensor) and b.dim() == self._rank + 1:
+        if isinstance(b, torch.Tensor) and b.dim() == 3:
             return self._each(operand, b, c=c, beta=beta, bias=bias, scales=scales, out=out, validate=validate)
         packets = operand.packed
         return self._one(
@@ -324,7 +322,7 @@ class BsrSpmmKernel:
         _check_batch(b, c, out)
         batch, rows, written = b.shape[0], a.matrix.shape[1 if self.spec.transpose_a else 0], out
         if written is None:
-            written = self._empty((batch * rows, self._columns(b)), b).unflatten(0, (batch, rows))
+            written = self._empty((batch * rows, b.shape[2]), b).unflatten(0, (batch, rows))
         packets = self._preparation.packets(a)  # the first matrix' launch packs A for all
         for i in range(batch):
             self._one(
@@ -341,10 +339,6 @@ class BsrSpmmKernel:
                 own_out=written[i],
             )
         return written
-
-    def _columns(self, b: torch.Tensor) -> int:
-        """Return N of a B that may have a batch dimension."""
-        return b.shape[-2 if self.spec.b_layout == "blocked" else -1]
 
     def _empty(self, shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
         """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
@@ -426,17 +420,14 @@ class BsrSpmmKernel:
         row_order: Any = None,
     ) -> _Checked:
         """Check a call of a new signature and prepare it."""
-        check_tensor("b", b, self._dtype, self._rank)
+        check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
         check_values("a", a, self._dtype)
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
-        columns, cols = self._columns(b), self.spec.block.cols
-        if self.spec.b_layout == "blocked":
-            check_shape("b", b.shape, [(f"K / {cols}", (depth // cols,)), ("N", None), ("block.cols", (cols,))])
-            check_strides("b", b)
-        else:
-            check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
-            self._check_layout(b, self.spec.b_layout == "column_major")
+        columns = b.shape[1]
+        check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
+        by_columns = self.spec.b_layout == "column_major"
+        self._check_layout(b, by_columns)
         added = self._check_added(c, beta, (rows, columns), b.device)
         self._check_bias(bias, rows, b.device)
         blocks = a.values().shape[0]
@@ -478,8 +469,6 @@ class BsrSpmmKernel:
         self, b: torch.Tensor, copy_stride: int | None
     ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return the shapes and strides in which tensor maps see B, or the copy of it that is made by rows."""
-        if self.spec.b_layout == "blocked":
-            return {"b": (tuple(b.shape), b.stride())}
         by_columns: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
             "b_columns": (tuple(b.mT.shape), b.mT.stride())
         }

@@ -47,13 +47,6 @@ def draw_scales(spec: Fp8Spec, name: str, blocks: int, b: torch.Tensor, unit: fl
     return {"scale_a": of_blocks, "scale_b": (of_columns / CODES).mT[..., :columns, :]}
 
 
-def blocked(b: torch.Tensor, depth: int) -> torch.Tensor:
-    """Return B (..., K, N) as (..., K / depth, N, depth), between other columns."""
-    *batch, rows, columns = b.shape
-    whole = torch.zeros((*batch, rows // depth, columns + 2, depth), dtype=b.dtype, device=b.device)
-    return whole[..., 1:-1, :].copy_(b.mT.unflatten(-1, (-1, depth)).transpose(-2, -3))
-
-
 def scaled_values(spec: Fp8Spec, values: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the numbers of A's stored blocks, float64."""
     scale = scales["scale_a"].double()

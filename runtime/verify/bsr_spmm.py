@@ -159,8 +159,7 @@ class Inputs:
         a: A in BSR.
         dense: A dense, in float64.
         codes: the same without scales: what torch's kernel is given.
-        b: B (K, N), or one for each of a batch.
-        given: what a call is given of it.
+        b: B.
         b_numbers: B with its scales, in float64.
         scales: arguments of a call in FP8; empty for others.
     """
@@ -169,7 +168,6 @@ class Inputs:
     dense: torch.Tensor
     codes: torch.Tensor
     b: torch.Tensor
-    given: torch.Tensor
     b_numbers: torch.Tensor
     scales: dict[str, torch.Tensor]
 
@@ -218,7 +216,7 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
     batch = () if case.batch is None else (case.batch,)
     rows_of_b = size[0] if spec.transpose_a else size[1]
-    if spec.b_layout != "row_major":
+    if spec.b_layout == "column_major":
         width = rows_of_b + (64 if case.strided else 0)
         b = torch.randn((*batch, case.n, width), generator=random, device=device)
         b = (b * bsr_fp8.CODES if fp8 else b).to(dtype)[..., :rows_of_b].mT
@@ -226,11 +224,10 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
         b = torch.randn((*batch, rows_of_b, width), generator=random, device=device).to(dtype)[..., : case.n]
     codes = dense(values.double())
     if not fp8:
-        return Inputs(a, codes, codes, b, b, b.double(), {})
+        return Inputs(a, codes, codes, b, b.double(), {})
     scales = bsr_fp8.draw_scales(spec, case.name, shape[0], b, unit / bsr_fp8.CODES)
     numbers = dense(bsr_fp8.scaled_values(spec, values, scales))
-    given = bsr_fp8.blocked(b, block.cols) if spec.b_layout == "blocked" else b
-    return Inputs(a, numbers, codes, b, given, bsr_fp8.scaled_b(spec, b, scales), scales)
+    return Inputs(a, numbers, codes, b, bsr_fp8.scaled_b(spec, b, scales), scales)
 
 
 def make_bias(spec: BsrSpmmSpec, case: Case, rows: int, device: torch.device) -> torch.Tensor | None:
@@ -295,13 +292,13 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
         given = _prepared(kernel, case, a, run)
         if case.own_out:
             with poisoned_memory():
-                results.append(kernel(given, inputs.given, **more))
+                results.append(kernel(given, b, **more))
             continue
         whole = torch.full((*product.shape[:-1], width), float("nan"), dtype=output, device=device)
         out = whole[..., : case.n]
         if c is not None and case.in_place:
             more["c"] = out.copy_(c)
-        results.append(kernel(given, inputs.given, **more, out=out))
+        results.append(kernel(given, b, **more, out=out))
         if not bool(whole[..., case.n :].isnan().all()):
             problem = "wrote beside out"
     if not torch.equal(*results):

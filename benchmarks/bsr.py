@@ -246,7 +246,6 @@ FP8_ROWS = tuple(
         ("spmm_b128", 128, None, 0.85),
         ("spmm_b128_block_scales", 128, None, 0.75),
         ("spmm_b64", 64, 900, None),
-        ("spmm_b32", 32, None, None),
         ("sddmm_b128", 128, None, None),
     )
 )

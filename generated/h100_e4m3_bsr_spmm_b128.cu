@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 049869ac436eaea8628326d80d27433af147576734716106fe803ed31403be41
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 133f9158ba0f7538c44a377c12c709efe280621c344891d7b63ee1d83210a635
+// seal: sha256 095c59487079743b1258e76e61a2cc4b9290cf752bd29ba0e648ea2f03006278
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -471,9 +471,9 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
 }
 
 // Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
-// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
-// box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes, at
-// i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row
+// of a box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes,
+// at i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 __device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {
   const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
   const uint32 box = to + column / kBoxColumns * kBoxBytes;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","scales":"block","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 8e086eef53336c7ca9775a1a7e83cb6c70ea3a6c0fccf0011a1738742bf06464
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e6ade40e5cadc5cf13dbdd66a0d99391d09c30a363b8d71399ac73dcc9f5f942
+// seal: sha256 2eb2ab72f82cc9dfd77f342eaf9a8c21aad54c3e21c633cc177b96d84a9236c4
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column
@@ -480,9 +480,9 @@ __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint
 }
 
 // Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
-// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row of a
-// box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes, at
-// i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row
+// of a box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes,
+// at i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
 __device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {
   const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
   const uint32 box = to + column / kBoxColumns * kBoxBytes;

@@ -48,13 +48,13 @@ def check_blocks(spec: Fp8Spec) -> None:
         f"is {tile.n}; allowed where dtype is {spec.dtype} and block.rows is {rows}: {', '.join(map(str, widths))}",
     )
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where dtype is {spec.dtype}: 1")
     every = interval(spec)
     require(
         every < spec.stages,
         "accumulate_every",
         f"is {every}; all of these steps are in the ring at once, and {spec.stages} stages have room for fewer",
     )
-    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where dtype is {spec.dtype}: 1")
 
 
 def interval(spec: Fp8Spec) -> int:

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 # Rows of the groups with targets for which none was set.
 WITHOUT_TARGET = {
     *("spgemm_b128_bsr", "ada_spmm_b16", "ada_spmm_wmma_b16", "ada_sddmm_b128", "ada_sddmm_b64", "ada_sddmm_b32"),
-    *("e4m3_spmm_b32", "e4m3_sddmm_b128", "ada_sddmm_wmma", "ada_spgemm_b128", "ada_spgemm_b64", "ada_spgemm_wmma"),
+    *("e4m3_sddmm_b128", "ada_sddmm_wmma", "ada_spgemm_b128", "ada_spgemm_b64", "ada_spgemm_wmma"),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 

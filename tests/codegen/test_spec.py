@@ -207,7 +207,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("op", ["attention"], "allowed: 'attention', 'attention_backward'"),
         ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),
         ("arch", ["sm_90a"], "allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),
-        ("dtype", "fp8", "allowed: 'fp16' or 'bf16'"),
+        ("dtype", "fp8", "allowed: 'fp16', 'bf16', 'e4m3' or 'e5m2'"),
         ("head_dim", 80, "is 80; allowed: 64, 96, 128, 192 or 256"),
         ("head_dim", "128", "is '128'"),
         ("head_dim", 128.0, "is 128.0; an integer is expected"),

@@ -45,7 +45,7 @@ def test_scales_of_blocks_multiply_their_blocks() -> None:
     a, b = matrix(codes(96, 128, 128)), codes(264, 3072)
     of_blocks, of_columns = torch.rand(96, device="cuda") + 0.5, (torch.rand(24, 264, device="cuda") + 0.5).mT
     c = kernel(a, b.mT, scale_a=of_blocks, scale_b=of_columns, validate=True)
-    numbers = matrix((a.values().double() * of_blocks[:, None, None].double())).to_dense()
+    numbers = matrix(a.values().double() * of_blocks[:, None, None].double()).to_dense()
     exact = numbers @ (b.double() * of_columns.double().repeat_interleave(128, 1)).mT
     assert float((c.double() - exact).abs().max()) <= 2**-7 * float(exact.abs().max())
 

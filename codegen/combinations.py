@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FP8_OPS: tuple[str, ...] = ("bsr_spmm", "bsr_sddmm")
 """Operators with kernels for FP8."""
-FP8_OPTIONS = ("output", "accumulate_every", "scales")
+FP8_OPTIONS = ("output", "accumulate_every", "scale_rows", "scales")
 """Fields that say something of FP8 inputs alone."""
 NO_KERNEL = "has no kernel with it: leave it out"
 

@@ -393,8 +393,8 @@ class Plan:
         return said if self.spec.dtype in FP8 else self.spec.dtype
 
     @property
-    def output_type(self) -> DType:
-        """Return the row of the type that results are rounded to; not of fp32, which they are not."""
+    def output_dtype(self) -> DType:
+        """Return the row of the type that results are rounded to, which is of 16 bits here."""
         return DTYPES[self.output]
 
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:

@@ -25,6 +25,7 @@ from codegen.spec import (
     ArchName,
     AttentionSpec,
     BlockShape,
+    BsrSddmmSpec,
     BsrSpmmSpec,
     Epilogue,
     HalfName,
@@ -374,8 +375,9 @@ def said_by(spec: Spec) -> Fields:
 
 
 def is_chosen(spec: Spec) -> bool:
-    """Return whether kernels like this one are chosen by their problem: those in FP8 are in no table yet."""
-    return not isinstance(spec, UnchosenSpec) and spec.dtype not in FP8
+    """Return whether kernels like this one are chosen by their problem: BSR products in FP8 are in no table yet."""
+    of_products = isinstance(spec, BsrSpmmSpec | BsrSddmmSpec)
+    return not isinstance(spec, UnchosenSpec) and not (of_products and spec.dtype in FP8)
 
 
 def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:

@@ -25,6 +25,7 @@ import attention
 import bsr
 from records import OURS, PLAIN
 
+from codegen.dtypes import FP8
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
@@ -56,6 +57,9 @@ def dense_of(results: Mapping[str, Mapping[str, Any]]) -> Dense | None:
     """Return the fastest dense product, or dense attention, among the peers of a row."""
     found = [Dense(name=name, **microseconds(results[name])) for name in DENSE_PEERS if name in results]
     return min(found, key=lambda each: each.single_us, default=None)
+
+
+NOT_CHOSEN = "kernels in FP8 are chosen by no table"
 
 
 @cache
@@ -123,6 +127,9 @@ def rows_of_report(report: Mapping[str, Any], path: Path, left: dict[str, str]) 
         except CodegenError as error:
             left[f"{path.name}: {record['name']}"] = str(error)
             continue
+        if spec.dtype in FP8:
+            left[f"{path.name}: {record['name']}"] = NOT_CHOSEN
+            continue
         problem = (attention_problem if spec.op == "attention" else bsr_problem)(record, spec)
         packed = record.get("packed", False)
         measured = timing(spec, microseconds(own), record["source_sha256"], packed)
@@ -173,6 +180,9 @@ def rows_of_receipts(left: dict[str, str]) -> Iterator[Measurement]:
             receipt = Receipt.read(path)
         except ReceiptError as error:
             left[path.name] = str(error)
+            continue
+        if named.spec.dtype in FP8:
+            left[path.name] = NOT_CHOSEN
             continue
         ran = receipt.verification
         if ran is None or not receipt.measurement or ran.target != f"{named.spec.arch} cubin":

@@ -8,7 +8,8 @@
 Groups: "main"; "crossover", which sweeps the density of A, beside cuBLAS on a dense A; "gathered", small blocks whose
 rows are gathered, and the same not gathered; "uneven", block rows whose
 lengths follow a power law, beside rows of equal length and the same number of blocks; "rectangular", blocks that are
-not square; "column_major", B stored by columns; "few", an A of few rows, or a B of few columns;
+not square; "column_major", B stored by columns; "fp8", products in e4m3, beside torch._scaled_mm;
+"few", an A of few rows, or a B of few columns;
 "small", sampled products and BSR x BSR with smaller blocks; "ada",
 the kernels for sm_89, which a newer GPU runs through PTX.
 
@@ -28,7 +29,7 @@ from typing import Any, Literal
 
 import harness
 import torch
-from bsr_peers import DENSE, PEERS, Problem
+from bsr_peers import DENSE, FP8_DENSE, FP8_EQUAL, PEERS, Problem
 from harness import (
     OURS,
     Fields,
@@ -43,12 +44,15 @@ from harness import (
     show,
 )
 
+from codegen.dtypes import FP8
 from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
+from runtime.bench import bsr_fp8
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.bsr_scales import SCALE_DEPTH
 from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")
@@ -229,6 +233,22 @@ def whole(stem: str) -> Fields:
     return fields
 
 
+# Targets are shares of torch._scaled_mm with as many FLOPs, back to back, but of blocks of 64.
+FP8_ROWS = tuple(
+    Row(
+        f"e4m3_{name}",
+        *(SDDMM if name.startswith("sddmm") else SPMM, block, 8192, ("scaled_mm",), target),
+        target_ratio=ratio,
+        groups=("fp8",),
+        written=whole(f"h100_e4m3_bsr_{name}"),
+    )
+    for name, block, target, ratio in (
+        ("spmm_b128", 128, None, 0.85),
+        ("spmm_b128_block_scales", 128, None, 0.75),
+        ("spmm_b64", 64, 900, None),
+        ("sddmm_b128", 128, None, None),
+    )
+)
 # On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
 ADA_ROWS = (
     *(
@@ -251,9 +271,17 @@ ADA_ROWS = (
     ),
 )
 ROWS = (
-    MAIN_ROWS + UNEVEN_ROWS + CROSSOVER_ROWS + RECTANGULAR_ROWS + COLUMN_MAJOR_ROWS + FEW_ROWS + SMALL_ROWS + ADA_ROWS
+    MAIN_ROWS
+    + UNEVEN_ROWS
+    + CROSSOVER_ROWS
+    + RECTANGULAR_ROWS
+    + COLUMN_MAJOR_ROWS
+    + FEW_ROWS
+    + SMALL_ROWS
+    + FP8_ROWS
+    + ADA_ROWS
 )
-GROUPS = ("main", "crossover", "gathered", "uneven", "rectangular", "column_major", "few", "small", "ada")
+GROUPS = ("main", "crossover", "gathered", "uneven", "rectangular", "column_major", "few", "small", "fp8", "ada")
 MOST_LOST = 0.1  # of the speed by uneven rows, as the project set out
 
 
@@ -303,6 +331,8 @@ def named_of(row: Row) -> NamedSpec:
     prepared = "packed" if row.packed else "rows" if row.dynamic or row.written == GATHERS else "none"
     sizes = problem_sizes(row.op, block, row.height, row.columns, row.row_blocks, row.pattern)
     written = {"op": row.op, "arch": "sm_90a", "block": block, **row.written}
+    if written.get("dtype") in FP8:  # in no table of measurements
+        return find_spec(written)
     return choose(written, {**sizes, "prepared": prepared}).named
 
 
@@ -329,24 +359,40 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
     assert isinstance(spec, BsrSpmmSpec | BsrSpgemmSpec | BsrSddmmSpec)
     dtype, block = TORCH_DTYPES[spec.dtype], spec.block
 
+    def draw(*shape: int) -> torch.Tensor:
+        if spec.dtype in FP8:
+            return bsr_fp8.codes(*shape, dtype=dtype, device=device)
+        return torch.randn(shape, device=device, dtype=dtype)
+
     def dense(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn((rows, columns), device=device, dtype=dtype)
+        return draw(rows, columns)
 
     def sparse(rows: int, columns: int) -> torch.Tensor:
         crow, col = draw_pattern(row, rows // block.rows, columns // block.cols, device)
-        values = torch.randn((col.numel(), block.rows, block.cols), device=device, dtype=dtype)
+        values = draw(col.numel(), block.rows, block.cols)
         return torch.sparse_bsr_tensor(crow, col, values, size=(rows, columns), check_invariants=False)
 
     if isinstance(spec, BsrSddmmSpec):
         a, b = dense(size, row.columns), dense(size, row.columns)
-        return Problem(spec, a, b, sparse(size, size), (a, b.T))
+        pattern = sparse(size, size)
+        if spec.dtype not in FP8:
+            return Problem(spec, a, b, pattern, (a, b.T))
+        width = pattern.values().shape[0] * block.rows * block.cols // size
+        equal = dense(size, row.columns), dense(width, row.columns).T
+        scales = bsr_fp8.scales(spec, 0, size, row.columns, device)
+        return Problem(spec, a, b, pattern, (a, b.T), scales=scales, equal=equal)
     height = min(row.height, size)
     a = sparse(height, size)
     if isinstance(spec, BsrSpgemmSpec):
         b, shown = sparse(size, row.columns), sparse(size, row.columns) if spec.output == "bsr" else None
         return Problem(spec, a, b, shown, (dense(height, size), dense(size, row.columns)))
     b = dense(row.columns, size).T if spec.b_layout == "column_major" else dense(size, row.columns)
-    return Problem(spec, a, b, None, (dense(height, size), b), row.packed)
+    if spec.dtype not in FP8:
+        return Problem(spec, a, b, None, (dense(height, size), b), row.packed)
+    depth = a.values().numel() // height
+    scales = bsr_fp8.scales(spec, a.values().shape[0], row.columns, size, device)
+    equal = dense(height, depth), dense(row.columns, depth).T
+    return Problem(spec, a, b, None, (dense(height, size), b), scales=scales, equal=equal)
 
 
 def stored(matrix: torch.Tensor) -> torch.Tensor:
@@ -371,13 +417,16 @@ def flops(problem: Problem) -> float:
     return 2.0 * problem.a.values().numel() * problem.b.shape[1]
 
 
-def block_row(matrix: torch.Tensor, i: int) -> torch.Tensor:
-    """Return block row ``i`` of a BSR matrix, dense, float64 (block rows, columns)."""
+def block_row(matrix: torch.Tensor, i: int, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Return block row ``i`` of a BSR matrix, dense, float64 (block rows, columns), times the scales of its blocks."""
     first, end = matrix.crow_indices()[i : i + 2].tolist()
     values = matrix.values()
     rows, cols = values.shape[1:]
     dense = torch.zeros((matrix.shape[1] // cols, rows, cols), dtype=torch.float64, device=values.device)
-    dense.index_add_(0, matrix.col_indices()[first:end], values[first:end].double())
+    numbers = values[first:end].double()
+    if scale is not None:
+        numbers = numbers * scale.double().expand(values.shape[0])[first:end, None, None]
+    dense.index_add_(0, matrix.col_indices()[first:end], numbers)
     return dense.transpose(0, 1).reshape(rows, matrix.shape[1])
 
 
@@ -385,11 +434,17 @@ def exact(problem: Problem, label: str, i: int) -> torch.Tensor:
     """Return block row ``i`` of what a call computes, float64 (block rows, N)."""
     block = problem.spec.block
     rows = slice(i * block.rows, (i + 1) * block.rows)
-    if label == DENSE or isinstance(problem.spec, BsrSddmmSpec):
-        return problem.dense[0][rows].double() @ problem.dense[1].double()
-    left = block_row(problem.a, i)
+    left, right = problem.dense if problem.equal is None or not label.startswith(FP8_EQUAL) else problem.equal
+    scales = problem.scales
+    if label.startswith((DENSE, FP8_DENSE)):
+        return left[rows].double() @ right.double()
+    if isinstance(problem.spec, BsrSddmmSpec):
+        factor = float(scales["scale_a"] * scales["scale_b"]) if scales and label == OURS else 1.0
+        return left[rows].double() @ right.double() * factor
+    left = block_row(problem.a, i, scales.get("scale_a"))
     if problem.b.layout != torch.sparse_bsr:
-        return left @ problem.b.double()
+        of_b = scales.get("scale_b", torch.ones((), device=left.device)).double()
+        return left @ (problem.b.double() * (of_b.repeat_interleave(SCALE_DEPTH, 1).mT if of_b.dim() else of_b))
     first, end = problem.a.crow_indices()[i : i + 2].tolist()
     met = problem.a.col_indices()[first:end].tolist()
     out = torch.zeros((block.rows, problem.b.shape[1]), dtype=torch.float64, device=left.device)
@@ -405,7 +460,9 @@ def indices_of(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def largest_error(problem: Problem, label: str, out: torch.Tensor) -> float:
     """Return the worst error of the first, the middle and the last block row, relative to their largest element."""
-    block, left, right = problem.spec.block, *problem.dense
+    block, (left, right) = problem.spec.block, problem.dense
+    if problem.equal is not None and label.startswith(FP8_EQUAL):
+        left, right = problem.equal
     shape = (left.shape[0], right.shape[1])
     if tuple(out.shape) != shape:
         raise ValueError(f"the result has shape {tuple(out.shape)}, expected {shape}")
@@ -428,16 +485,22 @@ def largest_error(problem: Problem, label: str, out: torch.Tensor) -> float:
     return float(torch.stack(errors).max())  # NaN if there is one
 
 
+def result_type(spec: BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec) -> torch.dtype:
+    """Return the type of C."""
+    return TORCH_DTYPES[spec.output if spec.dtype in FP8 else spec.dtype]
+
+
 def ours(problem: Problem) -> dict[str, Call]:
     kernel: Any = load_kernel(problem.spec, forward_compatible=problem.spec.arch == "sm_89")
     a, b, pattern = problem.a, problem.b, problem.pattern
     if pattern is not None:
         out = torch.empty_like(pattern.values())
-        return {OURS: lambda: kernel(a, b, pattern, out=out)}
-    out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
+        out = out.to(result_type(problem.spec))
+        return {OURS: lambda: kernel(a, b, pattern, **problem.scales, out=out)}
+    out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=result_type(problem.spec))
     if isinstance(problem.spec, BsrSpmmSpec):
         a = kernel.prepare(a, b.shape[1], pack=problem.packed, effort="best")
-    return {OURS: lambda: kernel(a, b, out=out)}
+    return {OURS: lambda: kernel(a, b, **problem.scales, out=out)}
 
 
 def run_row(row: Row, peers: list[str], quick: bool) -> Fields:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from harness import Fields, Peer
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
 from runtime import load_kernel
+from runtime.bench.bsr_fp8 import DENSE as FP8_DENSE
+from runtime.bench.bsr_fp8 import EQUAL as FP8_EQUAL
 from runtime.bench.timing import Call, single_calls
 
 DENSE = "cuBLAS, dense"
+SLOW = ", accumulated in fp32"  # behind these: without use_fast_accum
 TUNING_SECONDS = 20.0  # no further options are tried after that
 # Of bsr_dense_addmm: columns of a tile, warps, stages; those that were fastest for blocks like these come first.
 TRITON_OPTIONS = {
@@ -42,6 +45,8 @@ class Problem:
         dense: what cuBLAS multiplies, (M, K) and (K, N), without zeros: a matrix that is mostly zeros draws less power,
             so that cuBLAS would run faster than on real data.
         packed: whether our kernel packs A beforehand.
+        scales: arguments of a call in FP8, where a, b and dense are codes.
+        equal: likewise as dense, of which a product has as many FLOPs as that of the stored blocks.
     """
 
     spec: BsrSpmmSpec | BsrSpgemmSpec | BsrSddmmSpec
@@ -50,6 +55,8 @@ class Problem:
     pattern: torch.Tensor | None
     dense: tuple[torch.Tensor, torch.Tensor]
     packed: bool = False
+    scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    equal: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def only_spmm(problem: Problem) -> None:
@@ -62,6 +69,20 @@ def cublas(problem: Problem) -> dict[str, Call]:
     a, b = problem.dense
     out = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
     return {DENSE: lambda: torch.mm(a, b, out=out)}
+
+
+def scaled_mm(problem: Problem) -> dict[str, Call]:
+    """Dense products in FP8, of the same shape and of as many FLOPs, with one scale of each operand."""
+    scales = [torch.ones((), device=problem.b.device)] * 2
+    calls: dict[str, Call] = {}
+    for label, operands in ((FP8_EQUAL, problem.equal), (FP8_DENSE, problem.dense)):
+        for behind, fast in (("", True), (SLOW, False)):
+            if operands is None:
+                raise ValueError("does not compute in FP8")
+            calls[label + behind] = lambda operands=operands, fast=fast: torch._scaled_mm(  # type: ignore[misc]
+                *operands, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast
+            )
+    return calls
 
 
 def torch_matmul(problem: Problem) -> dict[str, Call]:
@@ -188,4 +209,5 @@ PEERS: dict[str, Peer] = {
     "triton": Peer(triton, ("triton",)),
     "blocked_ell": Peer(blocked_ell),
     "copied": Peer(copied),
+    "scaled_mm": Peer(scaled_mm),
 }

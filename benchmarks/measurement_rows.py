@@ -25,15 +25,16 @@ import attention
 import bsr
 from records import OURS, PLAIN
 
+from codegen.dtypes import FP8
 from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
 from codegen.receipts import Receipt, ReceiptError, source_sha256
 from codegen.render import render
-from codegen.select.problem import Problem, parse_problem, preparation_of, problem_of, said_by, tuning_of
+from codegen.select.problem import Problem, is_chosen, parse_problem, preparation_of, problem_of, said_by, tuning_of
 from codegen.select.table import TABLE, Dense, Measurement, Timing, merged, place_of, read_rows, shared, written
-from codegen.spec import Spec, UnchosenSpec
+from codegen.spec import Spec
 
 Fields = dict[str, Any]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -58,6 +59,9 @@ def dense_of(results: Mapping[str, Mapping[str, Any]]) -> Dense | None:
     return min(found, key=lambda each: each.single_us, default=None)
 
 
+NOT_CHOSEN = "kernels in FP8 are chosen by no table"
+
+
 @cache
 def _shipped() -> dict[str, list[NamedSpec]]:
     found: dict[str, list[NamedSpec]] = {}
@@ -76,7 +80,7 @@ def spec_in_row(spec: Spec) -> str | Fields:
 
 
 def _key(spec: Spec) -> object:
-    return None if isinstance(spec, UnchosenSpec) else problem_of(spec).key()
+    return problem_of(spec).key() if is_chosen(spec) else None
 
 
 def timing(spec: Spec, figures: Fields, source: str | None, packed: bool = False) -> Timing:
@@ -122,6 +126,9 @@ def rows_of_report(report: Mapping[str, Any], path: Path, left: dict[str, str]) 
             spec = parse_spec(migrated(record["spec"])[0])
         except CodegenError as error:
             left[f"{path.name}: {record['name']}"] = str(error)
+            continue
+        if spec.dtype in FP8:
+            left[f"{path.name}: {record['name']}"] = NOT_CHOSEN
             continue
         problem = (attention_problem if spec.op == "attention" else bsr_problem)(record, spec)
         packed = record.get("packed", False)
@@ -173,6 +180,9 @@ def rows_of_receipts(left: dict[str, str]) -> Iterator[Measurement]:
             receipt = Receipt.read(path)
         except ReceiptError as error:
             left[path.name] = str(error)
+            continue
+        if named.spec.dtype in FP8:
+            left[path.name] = NOT_CHOSEN
             continue
         ran = receipt.verification
         if ran is None or not receipt.measurement or ran.target != f"{named.spec.arch} cubin":

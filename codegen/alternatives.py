@@ -9,7 +9,7 @@ from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.select.choice import choose
-from codegen.select.problem import parse_problem, said_by
+from codegen.select.problem import is_chosen, parse_problem, said_by
 from codegen.spec import AttentionBackwardSpec, Spec, UnchosenSpec
 
 
@@ -25,7 +25,7 @@ def suggest(spec: Spec, arch: str) -> str:
         if named.spec.arch == arch and problem_of(named.spec) == problem_of(spec)
     ]
     if serving:
-        if not isinstance(spec, UnchosenSpec):
+        if is_chosen(spec):
             first = choose(parse_problem({**problem_of(spec), "arch": arch})).named.stem
             serving.sort(key=lambda stem: stem != first)
         return f"choose {' or '.join(serving)}, which compute{'s' if len(serving) == 1 else ''} the same on {arch}"

@@ -25,8 +25,8 @@ from codegen.receipts import state
 from codegen.render import render
 from codegen.report import JsonOption, console, report
 from codegen.select.choice import Choice, choose
-from codegen.select.problem import parse_problem, problem_fields, said_by
-from codegen.spec import UnchosenSpec, json_schema
+from codegen.select.problem import is_chosen, parse_problem, problem_fields, said_by
+from codegen.spec import json_schema
 
 BAD_INPUT = 2
 CHECK_FAILED = 1
@@ -237,7 +237,7 @@ def _plan_asked_for(spec: str | None, problem: str | None) -> tuple[Plan, Choice
         choice = choose(parse_problem(sizes))
         return plan_for(choice.named), choice
     named = find_spec(spec)
-    if isinstance(named.spec, UnchosenSpec):
+    if not is_chosen(named.spec):
         choose(named, sizes or None)  # has no choice: refuses sizes
         return plan_for(named), None
     said = said_by(named.spec)

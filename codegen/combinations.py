@@ -15,7 +15,7 @@ from codegen.select.defaults import COMBINED
 if TYPE_CHECKING:
     from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
-FP8_OPS: tuple[str, ...] = ("attention",)
+FP8_OPS: tuple[str, ...] = ("attention", "bsr_spmm", "bsr_sddmm")
 """Operators with kernels for FP8."""
 FP8_OPTIONS = ("output", "accumulate_every", "scale_rows", "scales")
 """Fields that say something of FP8 inputs alone."""

@@ -675,6 +675,50 @@ class SpmmSwapAbFlags(WgmmaFlags):
 
 
 @dataclass(frozen=True)
+class BsrFp8Flags(WgmmaFlags):
+    """What products of BSR matrices in FP8 ask.
+
+    Attributes:
+        products: the template of how products are summed up.
+        piece: the template of how a piece of C goes through shared memory.
+        pipeline: the template of how a consumer's products follow each other, in words.
+    """
+
+    products: str
+    piece: str
+    pipeline: str
+
+
+@dataclass(frozen=True)
+class SddmmFp8Flags(Flags):
+    """What bsr_sddmm/sm90a_fp8.cu.j2 asks: products and pieces, and what a thread block works on, in words."""
+
+    fp8: BsrFp8Flags
+    work: str
+
+
+@dataclass(frozen=True)
+class SpmmFp8Flags(Flags):
+    """What bsr_spmm/sm90a_fp8.cu.j2 asks.
+
+    Attributes:
+        fp8: products and pieces.
+        block_scales: whether blocks of A and of columns of B have scales of their own.
+        scaling: what the scales are, in words.
+        tile_place: the template of the order of tiles.
+        tile_rows: the parameter that says how many rows of tiles there are.
+        schedule: how thread blocks get their tiles.
+    """
+
+    fp8: BsrFp8Flags
+    block_scales: bool
+    scaling: str
+    tile_place: str
+    tile_rows: str
+    schedule: SchedulerFlags
+
+
+@dataclass(frozen=True)
 class SpmmGatheredFlags(WgmmaFlags):
     """What bsr_spmm/sm90a_gathered.cu.j2 asks: ``a_row_bytes``, those of a row of a block of A, too."""
 

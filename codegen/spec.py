@@ -330,8 +330,19 @@ class BsrSpmmSpec(SpecBase):
         description="thread blocks that share an SM, each with a ring of its own",
     )
     output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
+    accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
+        default=2,
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
+        "in fp32 take them in; 0: all of a row",
+    )
+    scales: Literal["tensor", "block"] = Field(
+        default="tensor",
+        description="scales of FP8: one of A and one of B; or of each stored block and of 128 rows of a column of B",
+    )
     options: ClassVar[tuple[str, ...]] = (
         "output",
+        "accumulate_every",
+        "scales",
         "epilogue",
         "accumulate",
         "scheduler",
@@ -357,7 +368,12 @@ class BsrSddmmSpec(SpecBase):
         description="thread blocks that share an SM, each with a ring of its own",
     )
     output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
-    options: ClassVar[tuple[str, ...]] = ("output", "ctas_per_sm")
+    accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
+        default=1,
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
+        "in fp32 take them in; 0: all of a row",
+    )
+    options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "ctas_per_sm")
 
 
 class BsrSpgemmSpec(SpecBase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.plan import Plan, require
 from codegen.plans import (
@@ -17,12 +18,14 @@ from codegen.plans import (
     block_mask,
     bsr_sddmm_multistage,
     bsr_sddmm_sm90a,
+    bsr_sddmm_sm90a_fp8,
     bsr_sddmm_sm90a_swap_ab,
     bsr_spgemm_multistage,
     bsr_spgemm_sm90a,
     bsr_spmm_few_columns,
     bsr_spmm_mma,
     bsr_spmm_sm90a,
+    bsr_spmm_sm90a_fp8,
     bsr_spmm_sm90a_gathered,
     bsr_spmm_sm90a_gathered_mma,
     bsr_spmm_sm90a_pairs,
@@ -79,7 +82,7 @@ def plan_of(spec: Spec, stem: str) -> Plan:
         spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
         return spgemm(spec, stem)
     if isinstance(spec, BsrSpmmSpec):
-        return _spmm(spec, stem)
+        return bsr_spmm_sm90a_fp8.plan(spec, stem) if spec.dtype in FP8 else _spmm(spec, stem)
     return _unchosen(spec, stem)
 
 
@@ -119,6 +122,8 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _sddmm(spec: BsrSddmmSpec, stem: str) -> Plan:
+    if spec.dtype in FP8:
+        return bsr_sddmm_sm90a_fp8.plan(spec, stem)
     if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_swap_ab.SIZES:
         return bsr_sddmm_sm90a_swap_ab.plan(spec, stem)
     require(

@@ -13,7 +13,16 @@ from codegen.plan import Plan
 from codegen.plans import plan_of
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.estimate import estimate
-from codegen.select.problem import AttentionProblem, BsrProblem, Fields, Problem, preparation_of, problem_of, tuning_of
+from codegen.select.problem import (
+    AttentionProblem,
+    BsrProblem,
+    Fields,
+    Problem,
+    is_chosen,
+    preparation_of,
+    problem_of,
+    tuning_of,
+)
 from codegen.spec import Spec
 
 MOST = 12  # variations of a problem
@@ -100,7 +109,8 @@ def candidates(problem: Problem, most: int = MOST) -> list[NamedSpec]:
     """
     found: dict[str, NamedSpec] = {}
     for named in shipped_specs():
-        if named.spec.op == problem.op and named.spec.arch == problem.arch and named.spec.mma != SLOW:
+        alike = (named.spec.op, named.spec.arch) == (problem.op, problem.arch) and is_chosen(named.spec)
+        if alike and named.spec.mma != SLOW:
             if problem_of(named.spec).key() != problem.key() or not is_allowed(named.spec, problem):
                 continue
             if applied := _accepted({**problem.fields(), **tuning_of(named.spec)}):

@@ -24,6 +24,7 @@ from codegen.select.problem import (
     AttentionProblem,
     BsrProblem,
     Problem,
+    is_chosen,
     parse_problem,
     preparation_of,
     problem_of,
@@ -110,7 +111,10 @@ def choose(
     spec = parse_spec(given)
     asked = _checked_problem(spec, problem)
     if asked is None:
-        return Choice(_unnamed(spec), "default", f"{spec.op} has one kernel for each tile: the default")
+        why = f"{spec.op} has one kernel for each tile"
+        if not isinstance(spec, UnchosenSpec):
+            why = f"no kernel of dtype {spec.dtype} is in the table of measurements"
+        return Choice(_unnamed(spec), "default", f"{why}: the default")
     if all(given.get(name) for name in WHOLE):
         reason = "tile and stages are written: what else is left out follows by rules"
         return Choice(_unnamed(spec), "written", reason)
@@ -139,9 +143,10 @@ def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) ->
     Raises:
         SpecError: where they contradict one another.
     """
-    if isinstance(spec, UnchosenSpec):
+    if isinstance(spec, UnchosenSpec) or not is_chosen(spec):
         if problem is not None:
-            raise SpecError("problem", f"is given: a {spec.op} has none to choose for")
+            which = f"a {spec.op}" if isinstance(spec, UnchosenSpec) else f"a {spec.op} of dtype {spec.dtype}"
+            raise SpecError("problem", f"is given: {which} has none to choose for")
         return None
     if problem is None or isinstance(problem, Mapping):
         own, sizes = said_by(spec), dict(problem or {})
@@ -317,6 +322,7 @@ def _shipped_timings(problem: Problem) -> list[Timing]:
         Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
         for named in shipped_specs()
         if (named.spec.op, named.spec.arch) == (problem.op, problem.arch)
+        and is_chosen(named.spec)
         and problem_of(named.spec).key() == problem.key()
     ]
 
@@ -330,7 +336,7 @@ def _unmeasured(written: Fields, problem: Problem) -> Choice | None:
     """
     found: dict[str, NamedSpec] = {}
     for named in shipped_specs():
-        if (named.spec.op, named.spec.arch) == (problem.op, problem.arch):
+        if (named.spec.op, named.spec.arch) == (problem.op, problem.arch) and is_chosen(named.spec):
             timing = Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
             alike = problem_of(named.spec).key() == problem.key() and _allowed(timing, problem)
             if alike and (applied := _applied(written, problem, timing)):

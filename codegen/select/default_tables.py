@@ -12,6 +12,7 @@ from typing import Any
 
 Fields = dict[str, Any]
 
+FP8: Fields = {"dtype": ("e4m3", "e5m2")}
 GATHERED_ROWS = 384  # of a tile of many small block rows
 
 
@@ -75,6 +76,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({}, ("step", "keys"), (3, 2, 1)),
     ),
     "bsr_spmm": (
+        # Stages of 32 KB of B; as many as fit.
+        *(
+            Row(FP8 | {"longest_side": side}, ("rows", 32768 // side, "cols"), range(6, 1, -1))
+            for side in (32, 64, 128)
+        ),
         Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
         Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
         *(
@@ -108,6 +114,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({}, ("rows", 256, 64), (3,)),
     ),
     "bsr_sddmm": (
+        Row(FP8, ("rows", 256, 128), (5, 4)),
         # Bound by loads: thread blocks that wait at different times, or wide tiles of larger copies.
         Row(WGMMA | {"rows": 32, "ctas_per_sm": 3}, ("rows", 128, 64), (3, 2)),
         Row(SMALL | {"ctas_per_sm": (2, 3)}, ("rows", 256, 64), (3, 2)),

@@ -132,6 +132,7 @@ def _bsr_spmm(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:
     return ("mma", "tma", "cooperative") if gathers else None, {
         "rows": rows,
         "cols": cols,
+        "longest_side": max(rows, cols),
         "depth": 16 if cols % 32 else 32,
         "one_block_row": _size(given, "m", rows) == rows,
         "may_be_wide": rows == 64 and by_rows and (_size(given, "n", 512), _size(given, "k", 32)) == (512, 32),

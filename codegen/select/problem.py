@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from codegen.dtypes import FP8
 from codegen.errors import CodegenError, SpecError
 from codegen.patterns import PATTERNS, Block
 from codegen.patterns.base import SpecModel, StrictInt
@@ -24,6 +25,7 @@ from codegen.spec import (
     ArchName,
     AttentionSpec,
     BlockShape,
+    BsrSddmmSpec,
     BsrSpmmSpec,
     DTypeName,
     Epilogue,
@@ -370,6 +372,12 @@ def said_by(spec: Spec) -> Fields:
     if fields.get("query_grouping") == "search":
         fields.pop("query_grouping")
     return {name: value for name, value in fields.items() if name in ("op", "arch", "dtype", *model.said)}
+
+
+def is_chosen(spec: Spec) -> bool:
+    """Return whether kernels like this one are chosen by their problem: BSR products in FP8 are in no table yet."""
+    of_products = isinstance(spec, BsrSpmmSpec | BsrSddmmSpec)
+    return not isinstance(spec, UnchosenSpec) and not (of_products and spec.dtype in FP8)
 
 
 def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:

@@ -24,6 +24,7 @@ from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
 from codegen.receipts import MeasurementRecord
 from codegen.spec import AttentionSpec, BlockShape
+from runtime.bench import bsr_fp8
 from runtime.bench.timing import Call, single_calls
 from runtime.expressions.draw import draw_aux
 from runtime.expressions.dtypes import TORCH_DTYPES as AUX_DTYPES
@@ -312,12 +313,18 @@ def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int
     rows, cols = size // block.rows, size // block.cols
     crow = torch.arange(0, rows + 1, device="cuda") * row_blocks
     col = torch.rand((rows, cols), device="cuda").argsort(-1)[:, :row_blocks].sort(-1).values.flatten()
-    values = torch.randn((col.numel(), block.rows, block.cols), device="cuda", dtype=dtype)
+    shape = (col.numel(), block.rows, block.cols)
+    if dtype.itemsize == 1:
+        values = bsr_fp8.codes(*shape, dtype=dtype)
+    else:
+        values = torch.randn(shape, device="cuda", dtype=dtype)
     return torch.sparse_bsr_tensor(crow, col, values, size=(size, size), check_invariants=False)
 
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
     """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
+    if kernel.spec.dtype in FP8:
+        return fp8_workload(kernel, size, row_blocks, columns)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     a = random_bsr(block, dtype, size, row_blocks)
     b = torch.randn((size, columns), device="cuda", dtype=dtype)
@@ -353,6 +360,26 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
         peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},
         inputs={"a": a, "b": b},
     )
+
+
+def fp8_workload(kernel: BsrSpmmKernel | BsrSddmmKernel, size: int, row_blocks: int, width: int) -> Workload:
+    """Return the reference workload of a BSR product in FP8: ``width`` is N, of a sampled product K."""
+    spec = kernel.spec
+    dtype, output = TORCH_DTYPES[spec.dtype], TORCH_DTYPES[spec.output]
+    matrix = random_bsr(spec.block, dtype, size, row_blocks)
+    values = matrix.values()
+    flops, blocks = 2.0 * values.numel() * width, f"{row_blocks} blocks {spec.block.rows}x{spec.block.cols} a row"
+    columns, depth = (size, width) if isinstance(kernel, BsrSddmmKernel) else (width, size)
+    scales: dict[str, Any] = bsr_fp8.scales(spec, values.shape[0], columns, depth)
+    b = bsr_fp8.codes(columns, depth, dtype=dtype)
+    peers, peer_flops = bsr_fp8.peers(spec, size, columns, depth, flops)
+    if isinstance(kernel, BsrSddmmKernel):
+        a, out = bsr_fp8.codes(size, depth, dtype=dtype), torch.empty(values.shape, device="cuda", dtype=output)
+        shape = f"M{size} N{size} K{width}, {blocks}"
+        return Workload(shape, flops, lambda: kernel(a, b, matrix, **scales, out=out), peers, peer_flops)
+    product = torch.empty((size, columns), device="cuda", dtype=output)
+    shape = f"M{size} K{size} N{width}, {blocks}"
+    return Workload(shape, flops, lambda: kernel(matrix, b.mT, **scales, out=product), peers, peer_flops)
 
 
 def copy_workload(kernel: TileCopyKernel, size: int = 16384) -> Workload:
@@ -459,6 +486,8 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
 
 def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 16, depth: int = 8192) -> Workload:
     """Return the reference workload of a sampled product: C size x size, ``row_blocks`` random blocks a row."""
+    if kernel.spec.dtype in FP8:
+        return fp8_workload(kernel, size, row_blocks, depth)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     pattern = random_bsr(block, dtype, size, row_blocks)
     a, b = (torch.randn((size, depth), device="cuda", dtype=dtype) for _ in range(2))

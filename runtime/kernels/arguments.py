@@ -22,6 +22,7 @@ TORCH_DTYPES = {
     "fp32": torch.float32,
 }
 FP8_DTYPES = tuple(TORCH_DTYPES[name] for name in FP8)
+ATTENTION_RANK = 4  # of q, k and v
 TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
 HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
@@ -88,8 +89,8 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     if device is not None and tensor.device != device:
         raise ArgumentError(name, f"is on {tensor.device}, the first argument is on {device}")
     if tensor.dtype != dtype:
-        quantise = dtype in FP8_DTYPES and tensor.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        how = ": quantise it first (runtime.quantise_attention)" if quantise else ""
+        call = "quantise_attention" if rank == ATTENTION_RANK else "quantise_matrix"
+        how = to_quantise(tensor.dtype, dtype, call)
         raise ArgumentError(name, f"is {tensor.dtype}, this kernel takes {dtype}{how}")
     if tensor.dim() != rank:
         raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {rank}")
@@ -98,6 +99,12 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     check_size(name, tensor.shape)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(name, "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
+
+
+def to_quantise(given: torch.dtype, expected: torch.dtype, call: str) -> str:
+    """Return which call of ``runtime`` quantises what a kernel in FP8 was given; nothing where none does."""
+    floats = (torch.float16, torch.bfloat16, torch.float32)
+    return f": quantise it first (runtime.{call})" if expected in FP8_DTYPES and given in floats else ""
 
 
 def check_size(name: str, shape: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from codegen.spec import BlockShape
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_output, check_shape, check_size, check_strides, check_tensor
+from runtime.kernels.arguments import check_output, check_shape, check_size, check_strides, check_tensor, to_quantise
 from runtime.prepare.matrix import check_row_pointers
 
 INDEX_WORDS = {torch.int32: 1, torch.int64: 2}
@@ -63,7 +63,8 @@ def check_values(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> None:
     """
     values = matrix.values()
     if values.dtype != dtype:
-        raise ArgumentError(name, f"is {values.dtype}, this kernel takes {dtype}")
+        how = to_quantise(values.dtype, dtype, "quantise_matrix")
+        raise ArgumentError(name, f"is {values.dtype}, this kernel takes {dtype}{how}")
     if matrix.requires_grad and torch.is_grad_enabled():
         reason = "requires a gradient, but this kernel has no backward; call it under torch.no_grad()"
         raise ArgumentError(name, reason)

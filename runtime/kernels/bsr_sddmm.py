@@ -28,6 +28,7 @@ from runtime.kernels.bsr_arguments import (
     check_out_values,
     check_structure,
 )
+from runtime.kernels.bsr_scales import NO_SCALES, Scales, check_scale_values, check_scales
 from runtime.prepare.matrix import check_layout
 
 
@@ -44,7 +45,7 @@ class BsrSddmmKernel:
         assert isinstance(compiled.plan.spec, BsrSddmmSpec)
         self.spec: BsrSddmmSpec = compiled.plan.spec
         self._loaded = loaded
-        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._dtype, self._output = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[compiled.plan.output]
         self._signatures = Signatures()
 
     def __repr__(self) -> str:
@@ -56,6 +57,8 @@ class BsrSddmmKernel:
         b: torch.Tensor,
         pattern: torch.Tensor,
         *,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
     ) -> torch.Tensor:
@@ -66,8 +69,13 @@ class BsrSddmmKernel:
             b: (N, K), same rules as a.
             pattern: (M, N), layout torch.sparse_bsr, blocks of the spec's shape; int32 or int64 indices. Its values are
                 not read and may be of any type. Columns of a row may be unsorted and repeated.
-            out: (stored blocks, block rows, block cols), the spec's dtype, contiguous: the values to write.
-            validate: also check crow_indices and col_indices. Costs kernels and a synchronisation.
+            scale_a: of kernels in FP8, which need it: what a's codes are multiplied with, float32 () or (1,) on the
+                device.
+            scale_b: the same of b.
+            out: (stored blocks, block rows, block cols), the spec's dtype, or its ``output`` where a and b are FP8,
+                contiguous: the values to write.
+            validate: also check crow_indices and col_indices, and that scales are positive and finite. Costs kernels
+                and a synchronisation.
 
         Returns:
             C (M, N), torch.sparse_bsr: the pattern's own indices, and block (i, j) of A @ B^T at each of them. Its
@@ -79,28 +87,30 @@ class BsrSddmmKernel:
         """
         if is_elsewhere(a):
             with entered(a.device.index):
-                return self(a, b, pattern, out=out, validate=validate)
+                return self(a, b, pattern, scale_a=scale_a, scale_b=scale_b, out=out, validate=validate)
+        scales = Scales(scale_a, scale_b)
         check_layout("pattern", pattern)
         values, crow, col = pattern.values(), pattern.crow_indices(), pattern.col_indices()
-        key = (pattern.shape, call_key(values, crow, col, a, b, out))
+        key = (pattern.shape, call_key(values, crow, col, a, b, out, *scales))
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(a, b, pattern, out))
+            signature = self._signatures.keep(key, self._check(a, b, pattern, out, scales))
         if validate:
             check_indices("pattern", pattern)
+            check_scale_values(scales)
         if out is None:
-            out = allocator(a.device)(*contiguous(values.shape), self._dtype)
+            out = allocator(a.device)(*contiguous(values.shape), self._output)
         if values.shape[0] > 0:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
             for name, address in addresses.items():
                 check_address({"c": "out"}.get(name, name), address)
-            addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+            addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr(), **scales.addresses}
             enqueue(self._loaded, signature, addresses, a.device)
         return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, check_invariants=False)
 
-    def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any) -> Signature:
+    def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any, scales: Scales = NO_SCALES) -> Signature:
         """Check a call of a new signature and prepare it."""
         check_tensor("a", a, self._dtype, 2)
         check_tensor("b", b, self._dtype, 2, a.device)
@@ -111,8 +121,9 @@ class BsrSddmmKernel:
         check_strides("a", a)
         check_strides("b", b)
         shape = tuple(pattern.values().shape)
+        check_scales(self.spec, self.compiled.named.stem, scales, (shape[0], columns, depth), a.device)
         if out is not None:
-            check_out_values(out, self._dtype, shape, a.device)
+            check_out_values(out, self._output, shape, a.device)
         plan = self.compiled.plan
         args = plan.problem(SddmmShape(rows, columns, depth, shape[0]))
         known = {

@@ -40,6 +40,14 @@ from runtime.kernels.bsr_arguments import (
     check_values,
 )
 from runtime.kernels.bsr_preparation import BsrPreparation, Operand
+from runtime.kernels.bsr_scales import (
+    NO_SCALES,
+    Scales,
+    check_scale_address,
+    check_scale_values,
+    check_scales,
+    scale_tensors,
+)
 from runtime.prepare.prepared import Effort, PreparedBsr
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
@@ -79,9 +87,12 @@ def _check_batch(b: torch.Tensor, c: Any, out: Any) -> None:
             what = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise ArgumentError(name, f"is {what}, expected (batch {batch}, M, N) as b has a batch dimension")
     for name, tensor in (("b", b), ("c", c), ("out", out)):
-        if tensor is not None and batch > 1 and tensor.stride(0) % STORE:
+        if tensor is None or batch == 1:
+            continue
+        step = TMA_ALIGNMENT // tensor.element_size()
+        if tensor.stride(0) % step:
             stride = f"has stride {tensor.stride(0)} from one matrix to the next"
-            raise ArgumentError(name, f"{stride}; it must be a multiple of {STORE} elements")
+            raise ArgumentError(name, f"{stride}; it must be a multiple of {step} elements")
     if out is not None:
         check_output("out", out)
     if c is not None and out is not None:
@@ -102,7 +113,7 @@ class BsrSpmmKernel:
         assert isinstance(compiled.plan.spec, BsrSpmmSpec)
         self.spec: BsrSpmmSpec = compiled.plan.spec
         self._loaded = loaded
-        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        self._dtype, self._output = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[self._plan.output]
         self._preparation = BsrPreparation(compiled.plan, loaded)
         self._signatures = Signatures()
 
@@ -117,6 +128,8 @@ class BsrSpmmKernel:
         c: torch.Tensor | None = None,
         beta: float = 1.0,
         bias: torch.Tensor | None = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         validate: bool = False,
     ) -> torch.Tensor:
@@ -143,9 +156,14 @@ class BsrSpmmKernel:
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
             bias: (M,), the spec's dtype, contiguous, one element for each row of C; if and only if the spec's epilogue
                 has a bias. (For a linear layer with sparse weights, y^T = W x^T + bias, rows are output features.)
-            out: (M, N) to write into, same rules as c.
-            validate: also check crow_indices and col_indices, and that what was prepared is still that of ``a``. Costs
-                kernels and a synchronisation.
+            scale_a: of kernels in FP8, which need it: what A's codes are multiplied with, float32 on the device. One
+                element, () or (1,); where the spec has scales of blocks (stored blocks,), contiguous.
+            scale_b: the same of B: one element; where the spec has scales of blocks (N, K / 128), one for each 128 rows
+                of a column, those of neighbouring columns side by side, the next rows' at a multiple of 4 elements
+                (``scale.mT.contiguous().mT``); with a batch dimension where b has one.
+            out: (M, N) to write into, same rules as c; the spec's ``output`` where A and B are FP8.
+            validate: also check crow_indices and col_indices, that what was prepared is still that of ``a``, and that
+                scales are positive and finite. Costs kernels and a synchronisation.
 
         Returns:
             C (M, N), or (batch, M, N): A @ B or A @ B + beta c, then the spec's epilogue. In block rows without blocks
@@ -156,11 +174,14 @@ class BsrSpmmKernel:
         """
         if is_elsewhere(b):
             with entered(b.device.index):
-                return self(a, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
+                return self(
+                    a, b, c=c, beta=beta, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out, validate=validate
+                )
         beta = check_number("beta", beta)
+        scales = Scales(scale_a, scale_b)
         operand = self._preparation.take(a, b, validate)
         if isinstance(b, torch.Tensor) and b.dim() == 3:
-            return self._each(operand, b, c=c, beta=beta, bias=bias, out=out, validate=validate)
+            return self._each(operand, b, c=c, beta=beta, bias=bias, scales=scales, out=out, validate=validate)
         packets = operand.packed
         return self._one(
             operand,
@@ -168,6 +189,7 @@ class BsrSpmmKernel:
             c=c,
             beta=beta,
             bias=bias,
+            scales=scales,
             out=out,
             validate=validate,
             packets=packets,
@@ -225,6 +247,7 @@ class BsrSpmmKernel:
         c: torch.Tensor | None,
         beta: float,
         bias: torch.Tensor | None,
+        scales: Scales,
         out: torch.Tensor | None,
         validate: bool,
         packets: torch.Tensor | None,
@@ -235,25 +258,27 @@ class BsrSpmmKernel:
 
         Args:
             a: the sparse operand.
-            b: as ``__call__`` describes it, as the next five.
+            b: as ``__call__`` describes it, as the next six.
             c: see there.
             beta: see there.
             bias: see there.
+            scales: see there.
             out: see there.
             validate: see there.
             packets: what A is packed to, or was; None: this launch has memory of its own for that.
             prologue: whether the kernel that goes before is launched, if there is one.
             own_out: what ``_empty`` returned, to be written if there is no ``out``.
         """
-        key = (a.key, beta, call_key(b, c, bias, out))
+        key = (a.key, beta, call_key(b, c, bias, out, *scales))
         last, found = self._signatures.last
         if key != last:
             found = self._signatures.find(key)
         if found is None:
-            checked = self._check(a.matrix, b, c=c, beta=beta, bias=bias, out=out, row_order=a.row_order)
+            checked = self._check(a.matrix, b, c=c, beta=beta, bias=bias, out=out, scales=scales, row_order=a.row_order)
             found = self._signatures.keep(key, checked)
         if validate:
             check_indices("a", a.matrix)
+            check_scale_values(scales)
         if out is None:
             out = self._empty(found.shape, b) if own_out is None else own_out
         at_a, at_b, at_out, at_c = a.addresses["a"], b.data_ptr(), out.data_ptr(), 0
@@ -263,6 +288,7 @@ class BsrSpmmKernel:
         if (at_a | at_b | at_out | at_c) % TMA_ALIGNMENT:
             for name, address in (("a.values()", at_a), ("b", at_b), ("out", at_out), ("c", at_c)):
                 check_address(name, address)
+        check_scale_address(self.spec, scales)
         if a.values_shape[0] == 0:
             return self._without_blocks(c, beta, bias, out)
         by_rows, at_rows = None, at_b  # what the product reads
@@ -270,7 +296,7 @@ class BsrSpmmKernel:
             by_rows = torch.empty((b.shape[0], found.copy_stride), dtype=b.dtype, device=b.device)
             at_rows = by_rows.data_ptr()
         places = {"b": at_rows, "b_groups": at_rows, "b_columns": at_b, "c": at_out, "c_in": at_c}
-        addresses = a.addresses | places
+        addresses = a.addresses | places | scales.addresses
         if bias is not None:
             addresses["bias"] = bias.data_ptr()
         if packets is None:
@@ -288,6 +314,7 @@ class BsrSpmmKernel:
         c: torch.Tensor | None,
         beta: float,
         bias: torch.Tensor | None,
+        scales: Scales,
         out: torch.Tensor | None,
         validate: bool,
     ) -> torch.Tensor:
@@ -304,6 +331,7 @@ class BsrSpmmKernel:
                 c=None if c is None else c[i],
                 beta=beta,
                 bias=bias,
+                scales=scales.of_matrix(i),
                 out=None if out is None else out[i],
                 validate=validate and i == 0,
                 packets=packets,
@@ -312,12 +340,11 @@ class BsrSpmmKernel:
             )
         return written
 
-    @staticmethod
-    def _empty(shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
+    def _empty(self, shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
         """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
         rows, columns = shape
         padded = -(-columns // STORE) * STORE
-        written = allocator(b.device)((rows, padded), (padded, 1), b.dtype)
+        written = allocator(b.device)((rows, padded), (padded, 1), self._output)
         return written if padded == columns else written[:, :columns]
 
     def _without_blocks(
@@ -381,7 +408,16 @@ class BsrSpmmKernel:
         check_strides("b", kept)
 
     def _check(
-        self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any, row_order: Any = None
+        self,
+        a: torch.Tensor,
+        b: Any,
+        *,
+        c: Any,
+        beta: float,
+        bias: Any,
+        out: Any,
+        scales: Scales = NO_SCALES,
+        row_order: Any = None,
     ) -> _Checked:
         """Check a call of a new signature and prepare it."""
         check_tensor("b", b, self._dtype, 2)
@@ -394,9 +430,11 @@ class BsrSpmmKernel:
         self._check_layout(b, by_columns)
         added = self._check_added(c, beta, (rows, columns), b.device)
         self._check_bias(bias, rows, b.device)
+        blocks = a.values().shape[0]
+        check_scales(self.spec, self.compiled.named.stem, scales, (blocks, columns, depth), b.device)
         stride = -(-columns // STORE) * STORE
         if out is not None:
-            check_out(out, self._dtype, (rows, columns), b.device)
+            check_out(out, self._output, (rows, columns), b.device)
             stride = out.stride(0)
         values = a.values()
         shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
@@ -417,6 +455,7 @@ class BsrSpmmKernel:
         numbers = {**args.numbers, **self._plan.own(known)}
         tensors = {
             **added,
+            **scale_tensors(self.spec, scales),
             **self._b_tensors(b, args.copy_stride),
             "a": (tuple(values.shape), values.stride()),
             "c": ((rows, columns), (stride, 1)),

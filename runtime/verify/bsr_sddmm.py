@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from codegen.spec import BsrSddmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
+from runtime.verify import bsr_fp8
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
 
 
@@ -120,23 +122,30 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
     spec = kernel.spec
     pattern, known = make_pattern(spec, case, device)
     random = generator(case.name + "ab", device)
-    width = -(-case.k // 8) * 8 + 64 if case.strided else case.k
+    fp8, unit = bsr_fp8.is_fp8(spec), case.k**-0.25
+    step = 16 if fp8 else 8  # elements that a row is a multiple of
+    width = -(-case.k // step) * step + (64 if case.strided else 0)
     # C's elements have a variance of about 1.
     a, b = (
-        (torch.randn((size, width), generator=random, device=device) * case.k**-0.25).to(TORCH_DTYPES[spec.dtype])
+        (torch.randn((size, width), generator=random, device=device) * (bsr_fp8.CODES if fp8 else unit)).to(
+            TORCH_DTYPES[spec.dtype]
+        )
         for size in pattern.shape
     )
     a, b = a[:, : case.k], b[:, : case.k]
-    reference = sampled(a.double() @ b.double().T, pattern, known)
+    output = TORCH_DTYPES[kernel.compiled.plan.output]
+    scales: dict[str, Any] = bsr_fp8.draw_scales(spec, case.name, 0, b.mT, unit**2 / bsr_fp8.CODES) if fp8 else {}
+    scale = float(scales["scale_a"]) * float(scales["scale_b"]) if fp8 else 1.0
+    reference = sampled(a.double() @ b.double().T * scale, pattern, known)
     results = []
     problem = ""
     for _ in range(2):
         if case.own_out:
             with poisoned_memory():
-                c = kernel(a, b, pattern)
+                c = kernel(a, b, pattern, **scales)
         else:
-            out = torch.full(pattern.values().shape, float("nan"), dtype=a.dtype, device=device)
-            c = kernel(a, b, pattern, out=out)
+            out = torch.full(pattern.values().shape, float("nan"), dtype=output, device=device)
+            c = kernel(a, b, pattern, **scales, out=out)
             if c.values().data_ptr() != out.data_ptr():
                 problem = "the result does not hold out"
         same = torch.equal(c.crow_indices(), pattern.crow_indices())
@@ -147,12 +156,14 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
         problem = "two runs differ"
     if not reference.numel():
         return Outcome(case.name, case.describe(), 0.0, 0.0, 0.0, problem)
-    torch_error = max_error(sampled(a @ b.T, pattern, known), reference)
+    theirs = bsr_fp8.torch_product(spec, a.double(), b.mT, scales, output) if fp8 else a @ b.T
+    torch_error = None if theirs is None else max_error(sampled(theirs, pattern, known), reference)
+    allowed = bsr_fp8.tolerance if fp8 else tolerance
     return Outcome(
         name=case.name,
         description=case.describe(),
         max_error=max_error(results[0], reference),
         torch_error=torch_error,
-        tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
+        tolerance=allowed(kernel.compiled.plan.output, torch_error, float(reference.abs().max())),
         problem=problem,
     )

@@ -13,6 +13,7 @@ from codegen.spec import BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.prepare.prepared import PreparedBsr
+from runtime.verify import bsr_fp8
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
 
 MANY_COLUMNS = 1 << 24  # of B: more than any kernel has at once
@@ -150,8 +151,29 @@ def row_counts(plan: Plan, case: Case, random: torch.Generator, device: torch.de
     return drawn
 
 
-def make_inputs(plan: Plan, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw fresh random inputs: A in BSR, A dense in float64, B. C's elements have a variance of about 1."""
+@dataclass(frozen=True)
+class Inputs:
+    """The operands of a case. C's elements have a variance of about 1.
+
+    Attributes:
+        a: A in BSR.
+        dense: A dense, in float64.
+        codes: the same without scales: what torch's kernel is given.
+        b: B.
+        b_numbers: B with its scales, in float64.
+        scales: arguments of a call in FP8; empty for others.
+    """
+
+    a: torch.Tensor
+    dense: torch.Tensor
+    codes: torch.Tensor
+    b: torch.Tensor
+    b_numbers: torch.Tensor
+    scales: dict[str, torch.Tensor]
+
+
+def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
+    """Draw fresh random inputs."""
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
     random = generator(case.name, device)
@@ -174,7 +196,8 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> tuple[torch.Ten
     depth = max(1, int(counts.max())) * block.cols
     if spec.transpose_a:
         depth = max(1, int(torch.bincount(col, minlength=1).max())) * block.rows
-    values = (torch.randn(shape, generator=random, device=device) * depth**-0.5).to(dtype)
+    unit, fp8 = depth**-0.5, bsr_fp8.is_fp8(spec)
+    values = (torch.randn(shape, generator=random, device=device) * (bsr_fp8.CODES if fp8 else unit)).to(dtype)
     size = (case.block_rows * block.rows, case.block_columns * block.cols)
     a = torch.sparse_bsr_tensor(
         crow.to(case.index_dtype),
@@ -183,20 +206,28 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> tuple[torch.Ten
         size=size,
         check_invariants=False,
     )
-    dense = torch.zeros(
-        (case.block_rows, case.block_columns, block.rows, block.cols), dtype=torch.float64, device=device
-    )
     rows = torch.repeat_interleave(torch.arange(case.block_rows, device=device), counts)
-    dense.index_put_((rows, col), values.double() * known[:, None, None], accumulate=True)
+
+    def dense(blocks: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros((case.block_rows, case.block_columns, *shape[1:]), dtype=torch.float64, device=device)
+        found.index_put_((rows, col), blocks * known[:, None, None], accumulate=True)
+        return found.transpose(1, 2).reshape(size)
+
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
     batch = () if case.batch is None else (case.batch,)
     rows_of_b = size[0] if spec.transpose_a else size[1]
     if spec.b_layout == "column_major":
         width = rows_of_b + (64 if case.strided else 0)
-        b = torch.randn((*batch, case.n, width), generator=random, device=device).to(dtype)[..., :rows_of_b].mT
-        return a, dense.transpose(1, 2).reshape(size), b
-    b = torch.randn((*batch, rows_of_b, width), generator=random, device=device).to(dtype)[..., : case.n]
-    return a, dense.transpose(1, 2).reshape(size), b
+        b = torch.randn((*batch, case.n, width), generator=random, device=device)
+        b = (b * bsr_fp8.CODES if fp8 else b).to(dtype)[..., :rows_of_b].mT
+    else:
+        b = torch.randn((*batch, rows_of_b, width), generator=random, device=device).to(dtype)[..., : case.n]
+    codes = dense(values.double())
+    if not fp8:
+        return Inputs(a, codes, codes, b, b.double(), {})
+    scales = bsr_fp8.draw_scales(spec, case.name, shape[0], b, unit / bsr_fp8.CODES)
+    numbers = dense(bsr_fp8.scaled_values(spec, values, scales))
+    return Inputs(a, numbers, codes, b, bsr_fp8.scaled_b(spec, b, scales), scales)
 
 
 def make_bias(spec: BsrSpmmSpec, case: Case, rows: int, device: torch.device) -> torch.Tensor | None:
@@ -242,13 +273,17 @@ def _prepared(kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, run: int) -> t
 def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS on the dense matrix."""
     spec = kernel.spec
-    a, dense, b = make_inputs(kernel.compiled.plan, case, device)
-    dense = dense.T if spec.transpose_a else dense
+    plan = kernel.compiled.plan
+    inputs = make_inputs(plan, case, device)
+    a, b = inputs.a, inputs.b
+    dense = inputs.dense.T if spec.transpose_a else inputs.dense
     bias = make_bias(spec, case, dense.shape[0], device)
-    product = dense @ b.double()
+    product = dense @ inputs.b_numbers
     c = make_c(spec, case, product.shape, device)
     added = case.beta * c.double() if c is not None and case.beta else None
     more: dict[str, Any] = {"bias": bias} if c is None else {"bias": bias, "c": c, "beta": case.beta}
+    more |= inputs.scales
+    output = TORCH_DTYPES[plan.output]
     reference = finish(spec, product, bias, added)
     width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
     results = []
@@ -259,7 +294,7 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
             with poisoned_memory():
                 results.append(kernel(given, b, **more))
             continue
-        whole = torch.full((*product.shape[:-1], width), float("nan"), dtype=b.dtype, device=device)
+        whole = torch.full((*product.shape[:-1], width), float("nan"), dtype=output, device=device)
         out = whole[..., : case.n]
         if c is not None and case.in_place:
             more["c"] = out.copy_(c)
@@ -269,12 +304,18 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     if not torch.equal(*results):
         problem = "two runs differ"
     # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
-    torch_error = None if case.repeated else max_error(finish(spec, dense.to(b.dtype) @ b, bias, added), reference)
+    torch_error = None
+    if bsr_fp8.is_fp8(spec):
+        found = None if case.repeated else bsr_fp8.torch_product(spec, inputs.codes, b, inputs.scales, output)
+        torch_error = None if found is None else max_error(found, reference)
+    elif not case.repeated:
+        torch_error = max_error(finish(spec, dense.to(b.dtype) @ b, bias, added), reference)
+    allowed = bsr_fp8.tolerance if bsr_fp8.is_fp8(spec) else tolerance
     return Outcome(
         name=case.name,
         description=case.describe() + ("" if c is None else f", beta {case.beta}" + ", in place" * case.in_place),
         max_error=max_error(results[0], reference),
         torch_error=torch_error,
-        tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
+        tolerance=allowed(plan.output, torch_error, float(reference.abs().max())),
         problem=problem,
     )

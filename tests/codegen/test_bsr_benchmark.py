@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 # Rows of the groups with targets for which none was set.
 WITHOUT_TARGET = {
     *("spgemm_b128_bsr", "ada_spmm_b16", "ada_spmm_wmma_b16", "ada_sddmm_b128", "ada_sddmm_b64", "ada_sddmm_b32"),
-    *("ada_sddmm_wmma", "ada_spgemm_b128", "ada_spgemm_b64", "ada_spgemm_wmma"),
+    *("e4m3_sddmm_b128", "ada_sddmm_wmma", "ada_spgemm_b128", "ada_spgemm_b64", "ada_spgemm_wmma"),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -70,7 +70,7 @@ def test_rows_are_shipped_kernels_and_groups(script: ModuleType) -> None:
         assert set(row.peers) <= set(script.PEERS)
         assert row.groups and set(row.groups) <= set(script.GROUPS)
         has_target = row.target is not None or row.target_ratio is not None
-        assert has_target == (bool({"main", "ada"} & set(row.groups)) and row.name not in WITHOUT_TARGET)
+        assert has_target == (bool({"main", "ada", "fp8"} & set(row.groups)) and row.name not in WITHOUT_TARGET)
         assert row.even is None or row.even in names
         assert row.row_blocks <= script.SIZE // spec.block.cols
     uneven = [row for row in script.ROWS if "uneven" in row.groups]
@@ -399,3 +399,28 @@ def test_an_error_is_relative_to_the_largest_element(script: ModuleType, name: s
         spoiled, rows = out.clone(), slice(block_row * 128, (block_row + 1) * 128)
         spoiled[rows.start + 5, 7] += 0.015 * out[rows].abs().max()
         assert script.largest_error(problem, "ours", spoiled) == pytest.approx(0.015)
+
+
+@pytest.mark.parametrize("name", ["spmm_b64", "spmm_b128_block_scales", "sddmm_b128"])
+def test_products_in_fp8_are_of_codes_and_scales(script: ModuleType, name: str) -> None:
+    problem = small(script, f"e4m3_{name}", 512)
+    assert problem.a.dtype == problem.b.dtype == torch.float8_e4m3fn
+    left, right = problem.equal
+    assert 2 * left.shape[0] * left.shape[1] * right.shape[1] == script.flops(problem)
+    assert all(operand.dtype == torch.float8_e4m3fn for operand in (*problem.equal, *problem.dense))
+    ours = script.exact(problem, "ours", 1)
+    if name == "sddmm_b128":
+        scale = float(problem.scales["scale_a"] * problem.scales["scale_b"])
+        right = problem.a[128:256].double() @ problem.b.double().T * scale
+    else:
+        rows = problem.spec.block.rows
+        of_blocks = problem.scales["scale_a"].double().expand(problem.a.values().shape[0])[:, None, None]
+        indices = problem.a.crow_indices(), problem.a.col_indices()
+        numbers = problem.a.values().double() * of_blocks
+        a = dense(torch.sparse_bsr_tensor(*indices, numbers, size=problem.a.shape))
+        of_b = problem.scales["scale_b"].double()
+        b = problem.b.double() * (of_b.repeat_interleave(128, 1).T if of_b.dim() else of_b)
+        right = a[rows : 2 * rows] @ b
+    torch.testing.assert_close(ours, right)
+    equal = script.exact(problem, script.FP8_EQUAL, 0)
+    torch.testing.assert_close(equal, left[: equal.shape[0]].double() @ problem.equal[1].double())

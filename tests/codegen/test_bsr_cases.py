@@ -79,6 +79,20 @@ class Spmm(Product):
         return self.result(exact, out, b.dtype)
 
 
+class Fp8Spmm(Product):
+    """The same in FP8, where numbers are codes times scales."""
+
+    def __call__(self, a: Any, b: Any, *, scale_a: Any, scale_b: Any, out: Any = None, bias: Any = None) -> Any:
+        self.calls.append({"a": a, "b": b, "out": out, "scale_a": scale_a, "scale_b": scale_b})
+        of_blocks = scale_a.double()[:, None, None] if self.spec.scales == "block" else scale_a.double()
+        of_b = scale_b.double().repeat_interleave(128, -1).mT if self.spec.scales == "block" else scale_b.double()
+        indices = a.crow_indices(), a.col_indices()
+        numbers = a.values().double() * of_blocks
+        scaled = torch.sparse_bsr_tensor(*indices, numbers, size=a.shape, check_invariants=False)
+        exact = dense(scaled) @ (b.double() * of_b)
+        return self.result(exact, out, torch.bfloat16)
+
+
 class Patterned(Product):
     """A product of which the blocks that a pattern lists are computed."""
 
@@ -105,6 +119,12 @@ class Sddmm(Patterned):
         return self.patterned(a.double() @ b.double().T, pattern, out, a.dtype)
 
 
+class Fp8Sddmm(Patterned):
+    def __call__(self, a: Any, b: Any, pattern: Any, *, scale_a: Any, scale_b: Any, out: Any = None) -> Any:
+        self.calls.append({"a": a, "b": b, "pattern": pattern, "out": out})
+        return self.patterned(a.double() @ b.double().T * float(scale_a * scale_b), pattern, out, torch.bfloat16)
+
+
 class Spgemm(Patterned):
     def __call__(self, a: Any, b: Any, pattern: Any = None, *, out: Any = None) -> Any:
         self.calls.append({"a": a, "b": b, "pattern": pattern, "out": out})
@@ -115,6 +135,7 @@ class Spgemm(Patterned):
 
 
 MODULES: dict[type[Product], Any] = {Spmm: bsr_spmm, Sddmm: bsr_sddmm, Spgemm: bsr_spgemm}
+MODULES |= {Fp8Spmm: bsr_spmm, Fp8Sddmm: bsr_sddmm}
 KERNELS = [
     *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "128_accumulate", "64_column_major", "16_gathered")),
     *((Spmm, f"h100_bsr_spmm_b128_{end}") for end in ("transposed", "bias_gelu")),
@@ -152,6 +173,34 @@ def test_a_right_product_passes_every_case(make: type[Product], name: str) -> No
         repeated = getattr(case, "repeated", False) or getattr(case, "unsorted", False)
         assert (found.torch_error is None) == (repeated and make is not Sddmm)
     assert len(kernel.calls) == 2 * len(cases)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        *((Fp8Spmm, f"h100_e4m3_bsr_spmm_b{end}") for end in ("64", "128", "128_block_scales")),
+        (Fp8Sddmm, "h100_e4m3_bsr_sddmm_b128"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_right_product_in_fp8_passes_every_case_and_a_wrong_one_fails(make: type[Product], name: str) -> None:
+    kernel = make(name)
+    cases = [case for case in MODULES[make].CASES if case.name in NAMES]
+    assert len(cases) >= 6
+    for case in cases:
+        found = MODULES[make].run_case(kernel, case, CPU)
+        assert found.passed and not found.torch_error and found.tolerance <= 0.032, found
+    plain = replace(MODULES[make].CASES[0], name="plain_small", block_rows=2, block_columns=4)
+    spoiled = make(name, off_by(0.05))
+    wrong = MODULES[make].run_case(spoiled, plain, CPU)
+    assert not wrong.passed and wrong.max_error == pytest.approx(0.05, abs=0.02)
+    exact = spoiled.calls[-1]
+    assert exact["a"].dtype == exact["b"].dtype == torch.float8_e4m3fn
+    if make is Fp8Spmm:  # C's elements have a variance of about 1, which limits of errors are for
+        scales = {scale: exact[scale] for scale in ("scale_a", "scale_b")}
+        out = torch.full_like(exact["out"], torch.nan)
+        found = make(name)(exact["a"], exact["b"], **scales, out=out)
+        assert 0.2 < float(found.double().square().mean()) < 1.6
 
 
 def off_by(amount: float) -> Callable[[Any, int], None]:

@@ -153,10 +153,11 @@ SHIPPED = [named for named in shipped_specs() if named.spec.op in OPS]
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from runtime.driver.launch import ParameterLayout
-    from runtime.kernels import bsr_sddmm, bsr_spgemm
+    from runtime.kernels import bsr_scales, bsr_sddmm, bsr_spgemm
     from runtime.kernels.arguments import TORCH_DTYPES
 
-    monkeypatch.setattr(bsr_sddmm, "check_tensor", lambda *arguments: None)
+    for module in (bsr_sddmm, bsr_scales):
+        monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     plan, seen = plan_for(named), {}
 
     def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
@@ -169,13 +170,14 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     if spec.op == "bsr_sddmm":
         values = torch.zeros((5, size, size))
         pattern = torch.sparse_bsr_tensor([0, 3, 3, 5], [0, 1, 2, 3, 0], values, size=(3 * size, 4 * size))
-        a, b = torch.zeros((3 * size, 80), dtype=dtype), torch.zeros((4 * size, 88), dtype=dtype)
+        a, b = torch.zeros((3 * size, 80), dtype=dtype), torch.zeros((4 * size, 96), dtype=dtype)
         kernel: Any = bsr_sddmm.BsrSddmmKernel(compiled, loaded)  # type: ignore[arg-type]
-        kernel._check(a[:, :77], b[:, :77], pattern, None)
+        one = torch.ones(()) if dtype.itemsize == 1 else None
+        kernel._check(a[:, :77], b[:, :77], pattern, None, bsr_scales.Scales(one, one))
         assert seen["grid"] == -(-5 // (tile.n // size)) and seen["steps"] == -(-77 // tile.k)
         assert (seen["block_rows"], seen["blocks"]) == (3, 5)
         if spec.mma != "wgmma":
-            assert [seen[name] for name in ("k", "block_columns", "a_row_stride", "b_row_stride")] == [77, 4, 80, 88]
+            assert [seen[name] for name in ("k", "block_columns", "a_row_stride", "b_row_stride")] == [77, 4, 80, 96]
         return
     kernel = bsr_spgemm.BsrSpgemmKernel(compiled, loaded)  # type: ignore[arg-type]
     values = torch.zeros((2, size, size), dtype=dtype)

@@ -248,10 +248,11 @@ SPMM = [named for named in shipped_specs() if named.spec.op == "bsr_spmm"]
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from runtime.driver.launch import ParameterLayout
-    from runtime.kernels import bsr_spmm
+    from runtime.kernels import bsr_scales, bsr_spmm
     from runtime.kernels.arguments import TORCH_DTYPES
 
-    monkeypatch.setattr(bsr_spmm, "check_tensor", lambda *arguments: None)
+    for module in (bsr_spmm, bsr_scales):
+        monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     plan, seen, dtype = plan_for(named), {}, TORCH_DTYPES[named.spec.dtype]
 
     def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any, **blocks: Any) -> None:
@@ -270,7 +271,11 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
     c = torch.zeros((height, 1000), dtype=dtype) if spec.accumulate else None
     by_columns = spec.b_layout == "column_major"
     b = torch.zeros((1000, depth) if by_columns else (depth, 1000), dtype=dtype)
-    kernel._check(a, b.mT if by_columns else b, c=c, beta=1.0, bias=bias, out=None)
+    one = torch.ones(()) if dtype.itemsize == 1 else None
+    scales = bsr_scales.Scales(one, one)
+    if spec.scales == "block":
+        scales = bsr_scales.Scales(torch.ones(2), torch.ones(depth // 128, 1000).mT)
+    kernel._check(a, b.mT if by_columns else b, c=c, beta=1.0, bias=bias, out=None, scales=scales)
     tiles = -(-height // spec.tile.m) * -(-1000 // (spec.tile.n * plan.cluster))
     assert seen["parallel"] == tiles * plan.cluster
     # Where rows are cut, it is the device that knows how many units there are.

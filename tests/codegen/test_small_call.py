@@ -79,6 +79,7 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     )
     if spec.op == "bsr_spmm":
         a, b = positional
+        assert {more.pop(name).dtype for name in ("scale_a", "scale_b") if spec.dtype in FP8} <= {torch.float32}
         assert a.shape[0 if spec.transpose_a else 1] == b.shape[0]
         assert set(more) == {
             name for name, has in (("c", spec.accumulate), ("bias", spec.epilogue and spec.epilogue.bias)) if has
@@ -86,6 +87,7 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     elif spec.op == "bsr_sddmm":
         a, b, pattern = positional
         assert (a.shape[0], b.shape[0]) == pattern.shape and a.shape[1] == b.shape[1]
+        assert set(more) == ({"scale_a", "scale_b"} if spec.dtype in FP8 else set())
     else:
         a, b, *patterns = positional
         assert a.shape[1] == b.shape[0] and len(patterns) == (spec.output == "bsr")

@@ -42,6 +42,7 @@ OF_ONE = {
     "kSteps": "block columns of 16 are one product deep",
     "kARowsPerLine": "rows of a deep tile are as long as a line of all banks",
     "kACopies": "a small tile is copied at once",
+    "kAccumulateEvery": "a step at a time",
     "kWarpsN": "a narrow tile's warps are one above the other",
 }
 """Constants that are 1, as a spec's sizes say, and why."""

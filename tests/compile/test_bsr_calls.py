@@ -17,7 +17,15 @@ from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SpgemmShape  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.kernels import arguments, bsr_arguments, bsr_preparation, bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.kernels import (  # noqa: E402
+    arguments,
+    bsr_arguments,
+    bsr_preparation,
+    bsr_scales,
+    bsr_sddmm,
+    bsr_spgemm,
+    bsr_spmm,
+)
 from runtime.prepare import row_clusters  # noqa: E402
 from runtime.prepare.prepared import PreparedBsr  # noqa: E402
 from runtime.prepare.row_clusters import cluster_rows  # noqa: E402
@@ -86,7 +94,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         if tensor.dtype != dtype or tensor.dim() != rank:
             raise ArgumentError(name, "dtype or rank")
 
-    for module in (bsr_arguments, bsr_sddmm, bsr_spmm, bsr_preparation):
+    for module in (bsr_arguments, bsr_sddmm, bsr_spmm, bsr_preparation, bsr_scales):
         monkeypatch.setattr(module, "check_tensor", check)
 
     def on_gpu(name: str, tensor: Any) -> None:
@@ -1515,3 +1523,110 @@ def test_a_matrix_with_an_order_is_checked_as_one_without(make: Make) -> None:
     a.resize_as_sparse_(matrix([0, 1, 1, 3], [2, 0, 1], size=32))
     with pytest.raises(ArgumentError, match=r"a: has blocks of \(32, 32\), this kernel takes \(64, 64\)"):
         kernel(a, b)
+
+
+def fp8_matrix(size: int = 128, dtype: Any = torch.float8_e4m3fn) -> Any:
+    values = torch.zeros((3, size, size)).to(dtype)
+    indices = torch.tensor([0, 1, 1, 3]), torch.tensor([2, 0, 1])
+    return torch.sparse_bsr_tensor(*indices, values, size=(3 * size, 3 * size), check_invariants=False)
+
+
+def codes(*shape: int, dtype: Any = torch.float8_e4m3fn) -> Any:
+    return torch.zeros(shape).to(dtype)
+
+
+FP8 = {"dtype": "e4m3", "b_layout": "column_major", "size": 128}
+ONE = torch.ones(())
+
+
+def test_products_in_fp8_take_a_scale_of_each_operand(make: Make) -> None:
+    kernel = make(**FP8)
+    a, b = fp8_matrix(), codes(304, 384).mT
+    out = kernel(a, b, scale_a=ONE, scale_b=torch.ones(3, 1)[1], validate=True)
+    assert out.shape == (384, 304) and out.dtype == torch.bfloat16
+    (launch,) = kernel._loaded.launches
+    assert launch["a_scale"] == ONE.data_ptr()
+    assert kernel(a, codes(2, 304, 384).mT, scale_a=ONE, scale_b=ONE).shape == (2, 384, 304)
+    assert make(**FP8, output="fp32")(a, b, scale_a=ONE, scale_b=ONE).dtype == torch.float32
+    assert len(kernel._loaded.signatures) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "more"),
+    [
+        (
+            r"scale_a: is missing: a float32 tensor \(\) or \(1,\); a number is its code times its scale",
+            {"scale_a": None},
+        ),
+        ("scale_b: is missing", {"scale_b": None}),
+        (r"scale_b: has shape \(3,\), expected one scale: \(\) or \(1,\)", {"scale_b": torch.ones(3)}),
+        ("scale_a: dtype or rank", {"scale_a": torch.ones((), dtype=torch.float64)}),
+        (r"scale_a: has shape \(1, 1\), expected one scale", {"scale_a": torch.ones(1, 1)}),
+        (r"scale_a: has 0\.0, expected positive finite numbers", {"scale_a": torch.zeros(1)}),
+        (r"scale_a: has -1\.0, expected positive finite numbers", {"scale_a": -ONE}),
+        ("scale_b: has nan, expected positive finite numbers", {"scale_b": torch.full((), torch.nan)}),
+        ("out: dtype or rank", {"out": codes(384, 304)}),
+        ("b: dtype or rank", {"b": dense(304, 384).mT}),
+        (
+            r"a: is torch.float16, .*_e4m3fn: quantise it first \(runtime\.quantise_matrix\)",
+            {"a": matrix([0, 1], [0], size=128)},
+        ),
+        ("a: is torch.float8_e5m2, this kernel takes torch.float8_e4m3fn", {"a": fp8_matrix(dtype=torch.float8_e5m2)}),
+        ("b: has stride 392 in dimension 0; strides must be multiples of 16", {"b": codes(304, 392)[:, :384].mT}),
+        ("b: has strides .*: it is row_major", {"b": codes(384, 304)}),
+    ],
+)
+def test_what_is_wrong_with_a_call_in_fp8_is_told(make: Make, message: str, more: dict[str, Any]) -> None:
+    given = {"a": fp8_matrix(), "b": codes(304, 384).mT, "scale_a": ONE, "scale_b": ONE, **more}
+    kernel = make(**FP8)
+    with pytest.raises(ArgumentError, match=message):
+        kernel(given.pop("a"), given.pop("b"), **given, validate=True)
+    assert not kernel._loaded.launches
+
+
+def test_scales_of_blocks_lie_side_by_side(make: Make) -> None:
+    kernel = make(**FP8, scales="block")
+    a, b, of_blocks = fp8_matrix(), codes(306, 384).mT, torch.ones(3)
+    of_columns = torch.ones(3, 308).mT[:306]
+    assert kernel(a, b, scale_a=of_blocks, scale_b=of_columns, validate=True).shape == (384, 306)
+    (launch,), (signature,) = kernel._loaded.launches, kernel._loaded.signatures
+    assert launch["a_scale"] == of_blocks.data_ptr() and launch["b_scale"] == of_columns.data_ptr()
+    assert signature["tensors"]["b_scale"] == ((3, 306), (308, 1))
+    for message, more in (
+        (r"scale_a: is missing: float32 \(stored blocks 3,\)", {"scale_a": None}),
+        (r"scale_b: is missing: float32 \(N 306, K / 128 3\), N contiguous", {"scale_b": None}),
+        (r"scale_a: has shape \(4,\), expected \(stored blocks 3\)", {"scale_a": torch.ones(4)}),
+        ("scale_a: has stride 2, expected a contiguous tensor", {"scale_a": torch.ones(6)[::2]}),
+        (r"scale_b: has shape \(3, 306\), expected \(N 306, K / 128 3\)", {"scale_b": torch.ones(3, 306)}),
+        (r"scale_b: has strides \(3, 1\); .*pass scale.mT.contiguous\(\).mT", {"scale_b": torch.ones(306, 3)}),
+        (r"scale_b: has strides \(1, 306\); .* a multiple of 4", {"scale_b": torch.ones(3, 306).mT}),
+        ("scale_b: starts at address", {"scale_b": torch.ones(3, 312).mT[1:307]}),
+        ("scale_b: has inf, expected positive finite numbers", {"scale_b": torch.full((3, 308), torch.inf).mT[:306]}),
+    ):
+        given = {"scale_a": of_blocks, "scale_b": of_columns, **more}
+        with pytest.raises(ArgumentError, match=message):
+            kernel(a, b, **given, validate=True)
+    batch = torch.ones(2, 3, 308).mT[:, :306]
+    assert kernel(a, codes(2, 306, 384).mT, scale_a=of_blocks, scale_b=batch).shape == (2, 384, 306)
+    assert kernel._loaded.launches[-1]["b_scale"] == batch[1].data_ptr()
+
+
+def test_sampled_products_in_fp8(make: Make) -> None:
+    kernel = make(op="bsr_sddmm", dtype="e4m3", size=128)
+    pattern, a, b = fp8_matrix(), codes(384, 208), codes(384, 208)
+    c = kernel(a, b, pattern, scale_a=ONE, scale_b=ONE, validate=True)
+    assert c.values().dtype == torch.bfloat16 and kernel._loaded.launches[0]["b_scale"] == ONE.data_ptr()
+    for message, more in (
+        ("scale_a: is missing", {"scale_a": None}),
+        ("scale_b: has shape", {"scale_b": torch.ones(2)}),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(a, b, pattern, **{"scale_a": ONE, "scale_b": ONE, **more})
+
+
+def test_other_types_have_no_scales(make: Make) -> None:
+    message = "scale_b: is not an argument of .*: only kernels in FP8 have scales"
+    with pytest.raises(ArgumentError, match=message):
+        make()(A, dense(192, 64), scale_b=ONE)
+    with pytest.raises(ArgumentError, match=message):
+        make(op="bsr_sddmm")(dense(192, 64), dense(192, 64), A, scale_b=ONE)

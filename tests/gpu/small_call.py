@@ -89,10 +89,13 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         more = {"c": draw(rows, COLUMNS)} if spec.accumulate else {}
         biased = spec.epilogue is not None and spec.epilogue.bias
         b = draw(COLUMNS, depth).mT if spec.b_layout == "column_major" else draw(depth, COLUMNS)
+        more |= _scales(spec, a.values().shape[0], depth, device)
         return [a, b], more | ({"bias": draw(rows)} if biased else {})
     if isinstance(spec, BsrSddmmSpec):
         pattern = _bsr(spec.block.rows, spec.block.cols, 6, 8, draw, device)
-        return [draw(pattern.shape[0], COLUMNS), draw(pattern.shape[1], COLUMNS), pattern], {}
+        width = COLUMNS + 8  # rows of whole 16 bytes, in FP8 too
+        a, b = (draw(size, width)[:, :COLUMNS] for size in pattern.shape)
+        return [a, b, pattern], _scales(spec, 0, COLUMNS, device)
     if isinstance(spec, BsrSpgemmSpec):
         size = spec.block.rows
         factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
@@ -122,6 +125,16 @@ def _aux(spec: AttentionSpec | BlockMaskSpec, sizes: dict[str, int], device: str
     """Return the tensors of a spec's expressions."""
     drawn = draw_aux(spec.aux_tensors, sizes, torch.Generator().manual_seed(0), torch.device("cpu"))
     return {name: tensor.to(device) for name, tensor in drawn.items()}
+
+
+def _scales(spec: BsrSpmmSpec | BsrSddmmSpec, blocks: int, depth: int, device: str) -> dict[str, Any]:
+    """Return the scales of a call in FP8; of others none."""
+    if spec.dtype not in FP8:
+        return {}
+    if isinstance(spec, BsrSpmmSpec) and spec.scales == "block":
+        scales = torch.rand(blocks) + 0.5, torch.rand(depth // 128, COLUMNS) + 0.5
+        return {"scale_a": scales[0].to(device), "scale_b": scales[1].to(device).mT}
+    return {name: torch.full((), 0.5).to(device) for name in ("scale_a", "scale_b")}
 
 
 def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED) -> Arguments:

@@ -79,7 +79,7 @@ def products(kernel: Any, device: torch.device) -> list[tuple[Call, tuple[torch.
             block_columns=300 if cuts else 12 + number,
             row_counts="few_long" if cuts else "random",
         )
-        a, *_ = bsr_spmm.make_inputs(plan, case, device)
+        a = bsr_spmm.make_inputs(plan, case, device).a
         given.append((kernel.prepare(a) if cuts else a, a.shape[1]))
 
     def shape(number: int) -> tuple[Call, tuple[torch.Tensor, ...]]:

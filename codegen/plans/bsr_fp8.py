@@ -1,0 +1,155 @@
+"""What the plans of BSR products in FP8 share.
+
+A product is computed transposed: columns of C are the M side of a wgmma, rows of a block its N side. Both operands are
+K-major, as those of 8 bits always are.
+"""
+
+from __future__ import annotations
+
+from codegen.flags import BsrFp8Flags
+from codegen.plan import Constant, Registers, SharedLayout, TensorMap, pointer, require
+from codegen.plans.bsr_parts import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    CONSUMERS_TAKE,
+    PRODUCER_REGISTERS,
+    THREADS,
+    WARPGROUP,
+)
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+
+SIZES = (32, 64, 128)  # rows and columns of a block
+GROUP_COLUMNS = 64  # M side of one wgmma: columns of C
+PIECE_ROWS = 32  # of C, that a warpgroup stores at a time of a group
+STAGING_BYTES = 16 << 10  # of pieces of a warpgroup
+MOST_ACCUMULATORS = 128  # of a thread for all groups: more would not fit beside those of the tensor core
+COPY_COLUMNS = 256  # columns of B that one copy brings, at most
+OUTPUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
+
+TENSOR_SCALES = (
+    pointer("a_scale", "float", "scale of A: a number is its code times that"),
+    pointer("b_scale", "float", "scale of B"),
+)
+
+
+def check_blocks(spec: Fp8Spec) -> None:
+    """Refuse blocks and tiles that the kernels are not written for."""
+    rows, cols, tile = spec.block.rows, spec.block.cols, spec.tile
+    sizes = ", ".join(map(str, SIZES))
+    for side, size in (("rows", rows), ("cols", cols)):
+        require(size in SIZES, f"block.{side}", f"is {size}; allowed where dtype is {spec.dtype}: {sizes}")
+    require(tile.m == rows, "tile.m", f"is {tile.m}; a tile is one block row high: block.rows is {rows}")
+    widest = CONSUMERS * GROUP_COLUMNS * MOST_ACCUMULATORS // products(spec)
+    widths = [n for n in (128, 256, 512, 1024) if n <= widest]
+    require(
+        tile.n in widths,
+        "tile.n",
+        f"is {tile.n}; allowed where dtype is {spec.dtype} and block.rows is {rows}: {', '.join(map(str, widths))}",
+    )
+    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where dtype is {spec.dtype}: 1")
+    every = interval(spec)
+    require(
+        every < spec.stages,
+        "accumulate_every",
+        f"is {every}; all of these steps are in the ring at once, and {spec.stages} stages have room for fewer",
+    )
+
+
+def interval(spec: Fp8Spec) -> int:
+    """Return how many steps the tensor core accumulates: with scales of blocks one, which has its own."""
+    return 1 if isinstance(spec, BsrSpmmSpec) and spec.scales == "block" else spec.accumulate_every
+
+
+def products(spec: Fp8Spec) -> int:
+    """Return the accumulators of a thread for one column group."""
+    return spec.block.rows * GROUP_COLUMNS // WARPGROUP
+
+
+def groups(spec: Fp8Spec) -> int:
+    """Return the column groups of a warpgroup."""
+    return spec.tile.n // CONSUMERS // GROUP_COLUMNS
+
+
+def registers(spec: Fp8Spec) -> Registers:
+    """Return the register budget of a consumer: sums and, where they are added to them, products of one group."""
+    accumulators = products(spec) * (groups(spec) + (interval(spec) > 0))
+    return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
+
+
+def _box_row_bytes(spec: Fp8Spec) -> int:
+    """Return the bytes of a row of a box of C: those of 64 columns, or of a block of a sampled product, at most 128."""
+    columns = GROUP_COLUMNS if isinstance(spec, BsrSpmmSpec) else min(GROUP_COLUMNS, spec.block.cols)
+    return min(128, columns * OUTPUT_BYTES[spec.output])
+
+
+def c_map(spec: Fp8Spec) -> TensorMap:
+    """Return how a box of C is stored: in a sampled product it lies in one stored block."""
+    columns = _box_row_bytes(spec) // OUTPUT_BYTES[spec.output]
+    further = () if isinstance(spec, BsrSpmmSpec) else (1,)
+    return TensorMap((columns, PIECE_ROWS, *further), _box_row_bytes(spec), dtype=spec.output)
+
+
+def staging_pieces(spec: Fp8Spec, most_bytes: int = STAGING_BYTES) -> int:
+    """Return the pieces of C that a warpgroup can have on their way out."""
+    return min(most_bytes // _piece_bytes(spec), groups(spec) * spec.block.rows // PIECE_ROWS)
+
+
+def _piece_bytes(spec: Fp8Spec) -> int:
+    return PIECE_ROWS * GROUP_COLUMNS * OUTPUT_BYTES[spec.output]
+
+
+def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
+    """Return the shared memory of a kernel, as far as both have it."""
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    shared = SharedLayout()
+    shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes")
+    shared.add("B", spec.stages * n * k, f"ring of B tiles, {n} columns of {k} bytes")
+    shared.add("C", CONSUMERS * pieces * _piece_bytes(spec), f"{pieces} pieces of C of each warpgroup")
+    return shared
+
+
+def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
+    """Return the constants that both kernels have."""
+    m, n, k, row_bytes = spec.tile.m, spec.tile.n, spec.tile.k, _box_row_bytes(spec)
+    return (
+        Constant("kTileM", m, "rows of a C tile: one block row"),
+        Constant("kTileK", k, "depth of one step, bytes of a row of A and of a column of B"),
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        *_interval_constant(spec),
+        Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
+        Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
+        Constant("kGroupColumns", GROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
+        Constant("kWarpgroupGroups", groups(spec), "column groups of a warpgroup"),
+        Constant("kProducts", products(spec), "accumulators of a thread for one column group"),
+        Constant("kABytes", m * k, "bytes of an A tile"),
+        Constant("kBBytes", n * k, "bytes of a B tile"),
+        Constant("kBGroupBytes", GROUP_COLUMNS * k, "bytes of the columns of B of one group"),
+        Constant("kPieceRows", PIECE_ROWS, "rows of a piece of C"),
+        Constant("kPieceBytes", _piece_bytes(spec), "bytes of a piece of C"),
+        Constant("kBoxRowBytes", row_bytes, "bytes of a row of a box of C: what its swizzle spans"),
+        Constant("kBoxColumns", row_bytes // OUTPUT_BYTES[spec.output], "columns of a box of C"),
+        Constant("kBoxBytes", PIECE_ROWS * row_bytes, "bytes of a box of C"),
+        Constant("kStagingPieces", pieces, "pieces of C that a warpgroup can have on their way out"),
+    )
+
+
+def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
+    """Return the constant of the promotion interval, where a kernel has one."""
+    if not spec.accumulate_every or (isinstance(spec, BsrSpmmSpec) and spec.scales == "block"):
+        return ()
+    return (Constant("kAccumulateEvery", spec.accumulate_every, "steps that the tensor core accumulates by itself"),)
+
+
+def fp8_flags(spec: Fp8Spec, *, block_scales: bool = False) -> BsrFp8Flags:
+    """Return what templates of both kernels ask."""
+    kind = "scaled" if block_scales else "promoted" if spec.accumulate_every else "fast"
+    return BsrFp8Flags(
+        mma_n=spec.block.rows,
+        products=f"bsr_fp8/products_{kind}.cuh.j2",
+        piece=f"bsr_fp8/piece_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
+        pipeline=f"bsr_fp8/pipeline_{kind}.cuh.j2",
+    )

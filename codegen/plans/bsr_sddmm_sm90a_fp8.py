@@ -1,0 +1,83 @@
+"""Plan of the sm_90a sampled product in FP8, with blocks of 32, 64 and 128."""
+
+from __future__ import annotations
+
+from codegen.flags import SddmmFp8Flags
+from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require
+from codegen.plans.bsr_fp8 import (
+    TENSOR_SCALES,
+    c_map,
+    check_blocks,
+    constants,
+    fp8_flags,
+    groups,
+    registers,
+    shared_layout,
+    staging_pieces,
+)
+from codegen.plans.bsr_parts import CONSUMERS, INDEX_PARAMS, SDDMM_MAPS, SWIZZLE, THREADS
+from codegen.plans.bsr_sddmm_launch import arguments
+from codegen.spec import BsrSddmmSpec
+
+
+def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    cols = spec.block.cols
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    check_blocks(spec)
+    require(k == SWIZZLE, "tile.k", f"is {k}; a step is one 128-byte swizzled row deep: {SWIZZLE}")
+    require(
+        n // cols <= 32, "tile.n", f"is {n}; a tile has at most 32 blocks, each found by a lane: block.cols is {cols}"
+    )
+    pieces = staging_pieces(spec)
+    shared = shared_layout(spec, pieces)
+    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
+    check_budget(spec, shared.size, registers(spec))
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_sddmm/sm90a_fp8.cu.j2",
+        threads=THREADS,
+        ctas_per_sm=1,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers(spec),
+        params=(
+            *SDDMM_MAPS,
+            *INDEX_PARAMS,
+            *TENSOR_SCALES,
+            i32("block_rows", "block rows of C"),
+            i32("blocks", "stored blocks of C"),
+            i32("steps", "K / kTileK, rounded up"),
+            i32("tiles", "blocks / kTileBlocks, rounded up"),
+        ),
+        tensor_maps={
+            "a_map": TensorMap((k, m), SWIZZLE),
+            "b_map": TensorMap((k, cols), SWIZZLE),
+            "c_map": c_map(spec),
+        },
+        constants=(
+            *constants(spec, pieces),
+            Constant("kBlockCols", cols, "columns of a stored block of C"),
+            Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
+            Constant("kBBlockBytes", cols * k, "bytes of the part of a B tile that one stored block needs"),
+        ),
+        flags=SddmmFp8Flags(fp8=fp8_flags(spec), work="unit"),
+        grid_summary="one thread block per SM, looping over tiles (persistent), in the order of storage",
+        summary=(
+            ("blocks of C", f"{spec.block.rows} x {cols}"),
+            (
+                "tile",
+                f"{n // cols} stored blocks in steps of {k}; those of one block row are computed together, transposed; "
+                f"each warpgroup has {groups(spec)} groups of 64 columns",
+            ),
+            ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            ("scales", "A and B have one scale each"),
+            ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
+        ),
+        flops=2 * m * n * k,
+        bytes=(m + n) * k,
+        arguments=arguments,
+    )

@@ -1,0 +1,129 @@
+"""Plan of the sm_90a BSR x dense kernel in FP8, with blocks of 32, 64 and 128."""
+
+from __future__ import annotations
+
+from codegen.flags import SpmmFp8Flags
+from codegen.plan import Constant, Param, Plan, TensorMap, check_budget, pointer, require, require_left_out, tensor_map
+from codegen.plans.balance import order_params, order_summary, producers, schedule_flags, tile_place
+from codegen.plans.bsr_fp8 import (
+    COPY_COLUMNS,
+    STAGING_BYTES,
+    TENSOR_SCALES,
+    c_map,
+    check_blocks,
+    constants,
+    fp8_flags,
+    groups,
+    registers,
+    shared_layout,
+    staging_pieces,
+)
+from codegen.plans.bsr_parts import A_MAP, C_MAP, CONSUMERS, INDEX_PARAMS, THREADS
+from codegen.plans.bsr_spmm_launch import arguments
+from codegen.spec import BsrSpmmSpec
+
+COLUMNS = (64, 128)  # of a block; with rows of 32 bytes, swizzled so, results were wrong on an H100
+SCALE_COLUMNS = 128  # rows of B, and columns of a block of A, that share a scale
+NOT_WRITTEN = ("epilogue", "accumulate", "scheduler", "transpose_a")
+BLOCK_SCALES = (
+    pointer("a_scale", "float", "scale of each stored block of A: a number is its code times that"),
+    tensor_map("b_scale_map", "scales of B, of 128 rows of a column each (N, K / 128)"),
+)
+
+
+def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    _check(spec)
+    by_block = spec.scales == "block"
+    pieces = staging_pieces(spec, STAGING_BYTES // 2 if by_block else STAGING_BYTES)
+    shared = shared_layout(spec, pieces)
+    if by_block:
+        shared.add("Scales", spec.stages * n * 4, f"scales of the {n} columns of each stage", align=128)
+    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    check_budget(spec, shared.size, registers(spec))
+    copied = min(n, COPY_COLUMNS)
+    flags = fp8_flags(spec, block_scales=by_block)
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_spmm/sm90a_fp8.cu.j2",
+        threads=THREADS,
+        ctas_per_sm=1,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers(spec),
+        params=(
+            A_MAP,
+            tensor_map("b_map", "B, by columns (K, N)"),
+            C_MAP,
+            *INDEX_PARAMS,
+            *_scales(spec),
+            *order_params(spec),
+        ),
+        tensor_maps={
+            "a_map": TensorMap((k, m, 1), k),
+            "b_map": TensorMap((k, copied), k),
+            "c_map": c_map(spec),
+            **({"b_scale_map": TensorMap((copied, 1), 0, dtype="fp32")} if by_block else {}),
+        },
+        constants=(
+            *constants(spec, pieces),
+            Constant("kTileN", n, "columns of a C tile"),
+            Constant("kCopyColumns", copied, "columns of B that one copy brings"),
+            Constant("kStageBytes", (m + n) * k + (4 * n if by_block else 0), "bytes of a stage of the ring"),
+        ),
+        flags=SpmmFp8Flags(
+            fp8=flags,
+            block_scales=by_block,
+            scaling=_scaling(spec),
+            tile_place=tile_place(spec),
+            tile_rows="block_rows",
+            schedule=schedule_flags(spec),
+        ),
+        grid_summary=order_summary(spec),
+        summary=(
+            ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
+            (
+                "tile",
+                f"{m} x {n} of C, computed transposed, in steps of {k}; each warpgroup has {groups(spec)} groups of 64",
+            ),
+            ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            ("scales", _scaling(spec)),
+            ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
+        ),
+        flops=2 * m * n * k,
+        bytes=(m + n) * k,
+        arguments=arguments,
+    )
+
+
+def _check(spec: BsrSpmmSpec) -> None:
+    """Refuse what the kernel is not written for."""
+    require(
+        spec.b_layout == "column_major",
+        "b_layout",
+        f"is {spec.b_layout}; a wgmma of {spec.dtype} takes its operands K-major alone, so B is stored by columns: "
+        "column_major",
+    )
+    require_left_out(spec, NOT_WRITTEN, f"dtype {spec.dtype}")
+    check_blocks(spec)
+    cols = spec.block.cols
+    sizes = ", ".join(map(str, COLUMNS))
+    require(cols in COLUMNS, "block.cols", f"is {cols}; allowed where dtype is {spec.dtype}: {sizes}")
+    require(spec.tile.k == cols, "tile.k", f"is {spec.tile.k}; a step is one block of A: block.cols is {cols}")
+    if spec.scales == "block":
+        require(cols == SCALE_COLUMNS, "scales", f"is block; each is of {SCALE_COLUMNS} of K, and block.cols is {cols}")
+        require_left_out(spec, ("accumulate_every",), "scales of blocks, each of which is one step's")
+
+
+def _scales(spec: BsrSpmmSpec) -> tuple[Param, ...]:
+    return BLOCK_SCALES if spec.scales == "block" else TENSOR_SCALES
+
+
+def _scaling(spec: BsrSpmmSpec) -> str:
+    """Return what the scales are, in words."""
+    if spec.scales == "block":
+        return "A has a scale for each stored block, B one for each 128 rows of a column"
+    return "A and B have one scale each"

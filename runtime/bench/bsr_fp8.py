@@ -1,0 +1,51 @@
+"""Reference workloads of BSR products in FP8: operands, scales, and torch's own products beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.bsr_scales import SCALE_DEPTH, by_block
+
+CODES = 16.0  # standard deviation of codes
+DENSE, EQUAL = "torch._scaled_mm, dense", "torch._scaled_mm, dense, as many FLOPs"
+
+
+def codes(*shape: int, dtype: torch.dtype, device: str = "cuda") -> torch.Tensor:
+    """Draw normal codes of FP8."""
+    return (torch.randn(shape, device=device) * CODES).to(dtype)
+
+
+def scales(
+    spec: BsrSpmmSpec | BsrSddmmSpec, blocks: int, columns: int, depth: int, device: str = "cuda"
+) -> dict[str, torch.Tensor]:
+    """Draw scales with which the numbers of A and of B have a variance of about 1."""
+    if not by_block(spec):
+        return {name: torch.full((), 1 / CODES, device=device) for name in ("scale_a", "scale_b")}
+    of_blocks = torch.rand(blocks, device=device) + 0.5
+    of_columns = torch.rand((depth // SCALE_DEPTH, columns), device=device) + 0.5
+    return {"scale_a": of_blocks / CODES, "scale_b": of_columns.mT / CODES}
+
+
+def peers(
+    spec: BsrSpmmSpec | BsrSddmmSpec, rows: int, columns: int, depth: int, flops: float
+) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+    """Return dense products of torch, accumulated fast: of as many FLOPs, and of the same shape, with its FLOPs."""
+    if spec.dtype != "e4m3":  # cuBLAS multiplies no two operands of e5m2
+        return {}, {}
+    dtype, one = TORCH_DTYPES[spec.dtype], torch.ones((), device="cuda")
+
+    def product(width: int, inner: int) -> Callable[[], Any]:
+        a, b = codes(rows, inner, dtype=dtype), codes(width, inner, dtype=dtype).T
+        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    equal = int(flops / (2.0 * rows))
+    calls = {
+        EQUAL: product(equal // depth, depth) if isinstance(spec, BsrSddmmSpec) else product(columns, equal // columns),
+        DENSE: product(columns, depth),
+    }
+    return calls, {DENSE: 2.0 * rows * columns * depth}

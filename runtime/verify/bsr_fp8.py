@@ -1,0 +1,97 @@
+"""What the cases of BSR products in FP8 share: scales, torch's own kernel, what an error is held to."""
+
+from __future__ import annotations
+
+import torch
+
+from codegen.dtypes import FP8
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from runtime.kernels.bsr_scales import SCALE_DEPTH, STEP, by_block
+from runtime.verify.common import RELATIVE_TO_TORCH, ROUNDOFF, generator
+
+Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
+CODES = 16.0  # standard deviation of codes: in e4m3 then 1 in 20 is below 1, none is 448
+# Largest absolute difference allowed where the elements of C have a variance of 1. Two things make it: the rounding of
+# C, and the tensor core, which keeps about 14 bits of what it adds up: there errors of all elements go one way.
+ABSOLUTE = {"fp16": 1.6e-2, "bf16": 3.2e-2, "fp32": 1.6e-2}
+ROUNDOFF_OF_OUTPUT = {**ROUNDOFF, "fp32": 2.0**-24}
+
+
+def is_fp8(spec: Fp8Spec) -> bool:
+    """Return whether the operands of a kernel are FP8."""
+    return spec.dtype in FP8
+
+
+def draw_scales(spec: Fp8Spec, name: str, blocks: int, b: torch.Tensor, unit: float) -> dict[str, torch.Tensor]:
+    """Draw the scales of a call.
+
+    Args:
+        spec: of the kernel.
+        name: of the case, by which they are drawn.
+        blocks: stored blocks of A.
+        b: (..., K, N), its codes.
+        unit: about what the scale of A is to be.
+    """
+    random, device = generator(name + "scales", b.device), b.device
+    if not by_block(spec):
+        # Strides of a scale do not matter.
+        return {
+            "scale_a": torch.full((), unit, device=device),
+            "scale_b": torch.full((3, 2), 1 / CODES, device=device)[1, :1],
+        }
+    *batch, depth, columns = b.shape
+    padded = -(-columns // STEP) * STEP + STEP
+    # Between 1/2 and 3/2: a mean square of 13/12.
+    of_blocks = (torch.rand(blocks, generator=random, device=device) + 0.5) * unit
+    of_columns = torch.rand((*batch, depth // SCALE_DEPTH, padded), generator=random, device=device) + 0.5
+    return {"scale_a": of_blocks, "scale_b": (of_columns / CODES).mT[..., :columns, :]}
+
+
+def scaled_values(spec: Fp8Spec, values: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the numbers of A's stored blocks, float64."""
+    scale = scales["scale_a"].double()
+    return values.double() * (scale[:, None, None] if by_block(spec) else scale)
+
+
+def scaled_b(spec: Fp8Spec, b: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the numbers of B, (..., K, N), float64."""
+    scale = scales["scale_b"].double()
+    if by_block(spec):
+        scale = scale.repeat_interleave(SCALE_DEPTH, -1).mT
+    return b.double() * scale
+
+
+def torch_product(
+    spec: Fp8Spec, codes: torch.Tensor, b: torch.Tensor, scales: dict[str, torch.Tensor], output: torch.dtype
+) -> torch.Tensor | None:
+    """Return what torch's own kernel makes of a dense A (M, K), float64 codes, and of B (..., K, N).
+
+    None where it has none: for two operands of e5m2, for scales of blocks as they are here, and on a CPU. It
+    accumulates as the kernel does: in the tensor core alone, or not.
+    """
+    if spec.dtype == "e5m2" or by_block(spec) or not b.is_cuda:
+        return None
+    if b.dim() == 3:
+        found = [torch_product(spec, codes, each, scales, output) for each in b]
+        return torch.stack([each for each in found if each is not None])
+    rows, columns, depth = codes.shape[0], b.shape[1], codes.shape[1]
+    padded = [-(-size // 16) * 16 for size in (rows, columns, depth)]
+    a_codes = torch.zeros((padded[0], padded[2]), dtype=b.dtype, device=b.device)
+    b_codes = torch.zeros((padded[1], padded[2]), dtype=b.dtype, device=b.device)
+    a_codes[:rows, :depth], b_codes[:columns, :depth] = codes.to(b.dtype), b.mT
+    product: torch.Tensor = torch._scaled_mm(
+        a_codes,
+        b_codes.T,
+        scales["scale_a"].reshape(()).clone(),
+        scales["scale_b"].reshape(()).clone(),
+        out_dtype=output,
+        use_fast_accum=spec.accumulate_every == 0,
+    )
+    return product[:rows, :columns]
+
+
+def tolerance(output: str, torch_error: float | None, largest: float) -> float:
+    """Return what an error is held to: as of other types, where torch's kernel has the same accumulators."""
+    if torch_error is None:
+        return ABSOLUTE[output]
+    return min(ABSOLUTE[output], max(RELATIVE_TO_TORCH * torch_error, ROUNDOFF_OF_OUTPUT[output] * largest))

@@ -27,10 +27,10 @@ from codegen.arch import ARCHS, Combination
 from codegen.combinations import FP8_OPS, FP8_OPTIONS
 from codegen.dtypes import FP8
 from codegen.errors import SpecError
-from codegen.library import ROOT, NamedSpec, shipped_specs
-from codegen.parse import parse_spec
+from codegen.library import ROOT, shipped_specs
+from codegen.parse import parse_plain
 from codegen.patterns import PATTERNS, PatternBase
-from codegen.plans import plan_for
+from codegen.plans import plan_of
 from codegen.select.defaults import COMBINED
 from codegen.spec import FILLED_IN, MODELS, Spec, SpecBase
 
@@ -312,8 +312,8 @@ def combined(combination: Combination) -> dict[str, str]:
 def attempt(fields: Fields) -> Spec | SpecError:
     """Return a spec that can be planned, or why there is none."""
     try:
-        spec = parse_spec(fields)
-        plan_for(NamedSpec("tried", spec))
+        spec = parse_plain(dict(fields))
+        plan_of(spec, "tried")
     except SpecError as error:
         return error
     return spec

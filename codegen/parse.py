@@ -65,7 +65,15 @@ def parse_spec(data: object, file: str = "") -> Spec:
     """
     if not isinstance(data, Mapping | SpecBase):
         raise SpecError("", f"a spec is a mapping of fields, this is {type(data).__name__}")
-    fields = PlainCopy().of(data)
+    return parse_plain(PlainCopy().of(data), file)
+
+
+def parse_plain(fields: dict[str, Any], file: str = "") -> Spec:
+    """Build a spec from plain data of this package itself: what comes from outside is copied first.
+
+    Raises:
+        SpecError: as ``parse_spec``.
+    """
     try:
         specs = [SPEC_ADAPTER.validate_python(each) for each in candidates(PARTIAL_ADAPTER.validate_python(fields))]
     except ValidationError as error:

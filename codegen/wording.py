@@ -17,6 +17,8 @@ _NEAREST = 3
 def one_line(text: str, most: int = MOST_SHOWN) -> str:
     """Return a text as a message shows it: what does not print is escaped, and the middle of a long one is left out."""
     cut = _cut(text, most)
+    if cut.isprintable():
+        return cut
     return _cut("".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut), most)
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -207,11 +208,12 @@ def test_every_template_is_used() -> None:
 def test_every_macro_is_used() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in TEMPLATE_FILES}
     everything = "\n".join(texts.values())
+    named, made = (Counter(re.findall(rf"{before}(\w+)\(", everything)) for before in (r"\b", r"\{% macro "))
     unused = [
         f"{path.name}: {name}"
         for path, text in texts.items()
         for name in re.findall(r"\{% macro (\w+)\(", text)
-        if len(re.findall(rf"\b{name}\(", re.sub(rf"\{{% macro {name}\(", "", everything))) == 0
+        if named[name] == made[name]
     ]
     assert not unused
 

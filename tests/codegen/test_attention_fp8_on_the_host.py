@@ -14,6 +14,7 @@ import host_sm90a  # noqa: E402
 from fp8_specs import KERNELS  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
+from codegen.render import generate  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
 from runtime.kernels import arguments, attention, attention_fp8  # noqa: E402
@@ -45,3 +46,21 @@ def test_results_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, fitted(CASE, named.spec), CPU)
         assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        ("wgmma_wait<0>();\n        warpgroup_fence_operand(part);", ""),
+        ("pack_e4m3(weights[0], weights[1],", "pack_e4m3(weights[1], weights[0],"),
+        ("k_scales[stage * kScaleParts + part] = step_scales[part]", "k_scales[part] = step_scales[part]"),
+        ("        add_part(o, part, rescale, piece);\n", ""),
+    ],
+    ids=["a wait", "the order of keys", "scales of a stage", "a promotion"],
+)
+def test_what_is_wrong_shows(was: str, instead: str, tmp_path: Path) -> None:
+    named = find_spec("h100_e4m3_dense")
+    source = generate(named).source
+    assert was in source
+    kernel = host_sm90a.HostKernel(named, tmp_path, source.replace(was, instead, 1))
+    assert not verified.run_case(kernel, fitted(CASE, named.spec), CPU).passed  # type: ignore[arg-type]

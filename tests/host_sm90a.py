@@ -146,7 +146,7 @@ class HostKernel(Fp8AttentionKernel):
         host: how it is run.
     """
 
-    def __init__(self, named: NamedSpec, folder: Path, blocks: int = 3) -> None:
+    def __init__(self, named: NamedSpec, folder: Path, source: str | None = None, blocks: int = 3) -> None:
         generated = generate(named)
-        self.host = HostLoaded(generated.source, generated.plan, folder, blocks)
+        self.host = HostLoaded(generated.source if source is None else source, generated.plan, folder, blocks)
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]

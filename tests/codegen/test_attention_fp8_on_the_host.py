@@ -5,15 +5,16 @@ from __future__ import annotations
 import platform
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import host_sm90a  # noqa: E402
+from fp8_specs import KERNELS  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
+from codegen.render import generate  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
 from runtime.kernels import arguments, attention, attention_fp8  # noqa: E402
@@ -23,29 +24,7 @@ from runtime.verify.attention import Case, fitted  # noqa: E402
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
 CPU = torch.device("cpu")
-LISTS = {"kind": "topk", "k": 5, "block": {"q": 128, "kv": 128}}
-SMALL_LISTS = {"kind": "topk", "k": 5, "block": {"q": 64, "kv": 64}}
 CASE = Case("ragged", heads=2, kv_heads=1, q_len=150, kv_len=533, lists="out_of_range", counts="mixed")
-KERNELS: dict[str, dict[str, Any]] = {
-    "dense": {"pattern": {"kind": "dense"}},
-    "dense, steps of 128": {"pattern": {"kind": "dense"}, "tile": {"m": 128, "n": 128}},
-    "lists": {"pattern": LISTS},
-    "lists of 64": {"pattern": SMALL_LISTS, "scale_rows": {"q": 64, "k": 64}},
-    "causal": {"pattern": {"kind": "causal"}},
-    "a window": {"pattern": {"kind": "sliding_window", "left": 99, "right": 0}},
-    "two lists": {"pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"}},
-    "e5m2": {"pattern": {"kind": "dense"}, "dtype": "e5m2", "output": "fp16"},
-    "packed heads, a softcap, a sink": {"pattern": {"kind": "dense"}, "pack_gqa": 2, "softcap": 15.0, "sink": True},
-    "lengths of batches": {"pattern": {"kind": "dense"}, "kv_lengths": True},
-    "d 64": {"pattern": {"kind": "dense"}, "head_dim": 64},
-    "d 96": {"pattern": {"kind": "dense"}, "head_dim": 96},
-    "d 192": {"pattern": {"kind": "dense"}, "head_dim": 192},
-    "d 256": {"pattern": LISTS, "head_dim": 256},
-    "never promoted": {"pattern": {"kind": "dense"}, "accumulate_every": 0},
-    "never promoted, d 256": {"pattern": {"kind": "dense"}, "accumulate_every": 0, "head_dim": 256},
-    "promoted every 3 steps": {"pattern": LISTS, "accumulate_every": 3, "tile": {"m": 128, "n": 128}},
-    "one warpgroup": {"pattern": {"kind": "dense"}, "tile": {"m": 64, "n": 256}},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +46,21 @@ def test_results_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, fitted(CASE, named.spec), CPU)
         assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        ("wgmma_wait<0>();\n        warpgroup_fence_operand(part);", ""),
+        ("pack_e4m3(weights[0], weights[1],", "pack_e4m3(weights[1], weights[0],"),
+        ("k_scales[stage * kScaleParts + part] = step_scales[part]", "k_scales[part] = step_scales[part]"),
+        ("        add_part(o, part, rescale, piece);\n", ""),
+    ],
+    ids=["a wait", "the order of keys", "scales of a stage", "a promotion"],
+)
+def test_what_is_wrong_shows(was: str, instead: str, tmp_path: Path) -> None:
+    named = find_spec("h100_e4m3_dense")
+    source = generate(named).source
+    assert was in source
+    kernel = host_sm90a.HostKernel(named, tmp_path, source.replace(was, instead, 1))
+    assert not verified.run_case(kernel, fitted(CASE, named.spec), CPU).passed  # type: ignore[arg-type]

@@ -1,0 +1,28 @@
+"""Specs of FP8 attention: all head sizes, patterns, options and promotion intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LISTS = {"kind": "topk", "k": 5, "block": {"q": 128, "kv": 128}}
+SMALL_LISTS = {"kind": "topk", "k": 5, "block": {"q": 64, "kv": 64}}
+KERNELS: dict[str, dict[str, Any]] = {
+    "dense": {"pattern": {"kind": "dense"}},
+    "dense, steps of 128": {"pattern": {"kind": "dense"}, "tile": {"m": 128, "n": 128}},
+    "lists": {"pattern": LISTS},
+    "lists of 64": {"pattern": SMALL_LISTS, "scale_rows": {"q": 64, "k": 64}},
+    "causal": {"pattern": {"kind": "causal"}},
+    "a window": {"pattern": {"kind": "sliding_window", "left": 99, "right": 0}},
+    "two lists": {"pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"}},
+    "e5m2": {"pattern": {"kind": "dense"}, "dtype": "e5m2", "output": "fp16"},
+    "packed heads, a softcap, a sink": {"pattern": {"kind": "dense"}, "pack_gqa": 2, "softcap": 15.0, "sink": True},
+    "lengths of batches": {"pattern": {"kind": "dense"}, "kv_lengths": True},
+    "d 64": {"pattern": {"kind": "dense"}, "head_dim": 64},
+    "d 96": {"pattern": {"kind": "dense"}, "head_dim": 96},
+    "d 192": {"pattern": {"kind": "dense"}, "head_dim": 192},
+    "d 256": {"pattern": LISTS, "head_dim": 256},
+    "never promoted": {"pattern": {"kind": "dense"}, "accumulate_every": 0},
+    "never promoted, d 256": {"pattern": {"kind": "dense"}, "accumulate_every": 0, "head_dim": 256},
+    "promoted every 3 steps": {"pattern": LISTS, "accumulate_every": 3, "tile": {"m": 128, "n": 128}},
+    "one warpgroup": {"pattern": {"kind": "dense"}, "tile": {"m": 64, "n": 256}},
+}

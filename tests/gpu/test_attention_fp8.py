@@ -1,0 +1,23 @@
+"""FP8 attention on a GPU: kernels that are not shipped, against float64 and an emulation of their rounding."""
+
+from __future__ import annotations
+
+import pytest
+from fp8_specs import KERNELS
+
+torch = pytest.importorskip("torch")
+
+from runtime import load_kernel  # noqa: E402
+from runtime.verify.run import outcomes  # noqa: E402
+
+HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
+)
+
+
+@HOPPER
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_case(name: str) -> None:
+    kernel = load_kernel({"op": "attention", "arch": "sm_90a", "dtype": "e4m3", "head_dim": 128, **KERNELS[name]})
+    failed = [outcome for outcome in outcomes(kernel) if not outcome.passed]
+    assert not failed, failed

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 6a08364e18165c096b9327538f97e8d96546fca73cc849fc8414011379e18b46
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 cec3bc9bf5c1faf3a1a3d8bc10a472a0d04e73ab3e41999f3f26afba63e2f8fa
+// seal: sha256 3a8963dc7abee60b31e6a5db4e85e2ff509b3a28b7573286b084afb3de2a4dbf
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -50,7 +50,6 @@ struct Params {
   int64 scales_head_stride;  // scales from one head to the next
   int64 scales_row_stride;  // scales from one row to the next
   int heads;  // heads
-  int all_heads;  // heads of all batches
   int length;  // rows of a head
   int chunks;  // thread blocks of a head
 };

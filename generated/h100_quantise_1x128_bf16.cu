@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
 // spec hash: fcd4ca4df7bb54ebba7c65fd51f1ec703a67af0ce3a08ade49627209da7e6bd9
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 8c32d6fba9eb6bf39960798f7ee16f6feba4a65229d86274bb973cf2df56d9fc
+// seal: sha256 1a3859016415234998744f5532e22f212099a2064eea23f01f1f3078afab8165
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -25,7 +25,7 @@ constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
 constexpr float kLargest = 448.0f;  // largest number of e4m3
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
-// Dynamic shared memory: 640 bytes. Byte offsets:
+// Dynamic shared memory: 512 bytes. Byte offsets:
 constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
 
 using Element = unsigned short;  // the bits of one bf16
@@ -33,7 +33,7 @@ using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
-// Launch: 256 threads a block, 640 bytes of dynamic shared memory.
+// Launch: 256 threads a block, 512 bytes of dynamic shared memory.
 // Grid: one thread block for 64 rows.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
@@ -49,7 +49,6 @@ struct Params {
   int64 scales_head_stride;  // scales from one head to the next
   int64 scales_row_stride;  // scales from one row to the next
   int heads;  // heads
-  int all_heads;  // heads of all batches
   int length;  // rows of a head
   int chunks;  // thread blocks of a head
 };

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: dcb1c62d00056e971411b5034257d8db39468d043a950c7ec4448e247228c284
 // templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 b40bc5862794e29882d111427aefb424e50b50cd5203a5a4f8772e4a77d6f73c
+// seal: sha256 791313a3fcab4eb58cc80bdbfd678882bddb1713e316fad7bf2972c861e3c20e
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
@@ -55,7 +55,6 @@ struct Params {
   int kv_heads;  // heads of the means
   int heads_per_kv_head;  // heads that share one of them
   int heads;  // heads
-  int all_heads;  // heads of all batches
   int length;  // rows of a head
   int chunks;  // thread blocks of a head
 };

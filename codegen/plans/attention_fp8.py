@@ -6,7 +6,7 @@ are an A operand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from codegen.dtypes import DTYPES, FP8
 from codegen.flags import Fp8Flags
@@ -161,6 +161,36 @@ def fma_groups(spec: AttentionSpec) -> int:
 def asks_groups(sizes: Sizes) -> bool:
     """Return whether a loop goes over the groups of keys: of one load, or of the rows of ones."""
     return sizes.step_blocks == 1 or sum_columns(sizes.spec) > 0
+
+
+class OutputWords(TypedDict):
+    """Names of a source that are about O, which FP8 kernels write in another type than they read."""
+
+    o_groups: str
+    o_group_columns: str
+    finished: str
+
+
+def output_words(spec: AttentionSpec) -> OutputWords:
+    """Return them."""
+    if is_fp8(spec):
+        return {"o_groups": "kOGroups", "o_group_columns": "kOColumns", "finished": "out"}
+    return {"o_groups": "kGroups", "o_group_columns": "kGroupColumns", "finished": "o"}
+
+
+class LoadWords(TypedDict):
+    """Names of a source that are about V's copies, of which FP8 kernels have V^T."""
+
+    load_v: str
+    v_bytes: str
+    v_load_bytes: str
+
+
+def load_words(spec: AttentionSpec) -> LoadWords:
+    """Return them."""
+    if is_fp8(spec):
+        return {"load_v": "load_v_step", "v_bytes": "kVBytes", "v_load_bytes": "kVLoadBytes"}
+    return {"load_v": "load_step", "v_bytes": "kKvBytes", "v_load_bytes": "kKvBytes"}
 
 
 def o_groups(spec: AttentionSpec) -> int:

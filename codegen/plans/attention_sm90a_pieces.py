@@ -10,7 +10,7 @@ from codegen.flags import (
     AttentionSm90aWords,
 )
 from codegen.plans.attention_expressions import expressions_flags
-from codegen.plans.attention_fp8 import fp8_flags, is_fp8, promotion
+from codegen.plans.attention_fp8 import fp8_flags, is_fp8, load_words, output_words, promotion
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_lists import list_words
 from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece, softmax_scale
@@ -192,9 +192,7 @@ def words(sizes: Sizes, at: Arrangement) -> AttentionSm90aWords:
         steps_of_tile="kTopK" if spec.share_kv_loads else "count" if sizes.skip_masked else "info.count",
         q_operands=("q, q_descriptor" if at.q_slices else "q_descriptor") if not at.q_in_registers else "q",
         row_without_keys=_row_without_keys(spec),
-        o_groups="kOGroups" if is_fp8(spec) else "kGroups",
-        o_group_columns="kOColumns" if is_fp8(spec) else "kGroupColumns",
-        finished="out" if is_fp8(spec) else "o",
+        **output_words(spec),
     )
 
 
@@ -204,7 +202,7 @@ def ring_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aRingWords:
     one_ring = one or sizes.spec.share_kv_loads
     meta = " * kStepBlocks" if sizes.step_blocks > 1 else ""
     work_words = 3 if stream_k else 1
-    v_bytes = "kVBytes" if is_fp8(sizes.spec) else "kKvBytes"
+    of_loads = load_words(sizes.spec)
     sub_tile_parameter = "" if one else ", int sub_tile"
     return AttentionSm90aRingWords(
         work_words=work_words,
@@ -216,11 +214,9 @@ def ring_words(sizes: Sizes, at: Arrangement) -> AttentionSm90aRingWords:
         ring_warpgroups="kConsumerWarpgroups" if one else "kSubTileWarpgroups",
         plus_sub_tile_ring="" if one else " + sub_tile * kStages * kKvBytes",
         plus_sub_tile_meta="" if one_ring else f" + sub_tile * kStages{meta}",
-        plus_sub_tile_v_ring="" if one else f" + sub_tile * kStages * {v_bytes}",
+        plus_sub_tile_v_ring="" if one else f" + sub_tile * kStages * {of_loads['v_bytes']}",
         plus_sub_tile_scales="" if one_ring else " + sub_tile * kStages * kScaleParts",
-        load_v="load_v_step" if is_fp8(sizes.spec) else "load_step",
-        v_bytes=v_bytes,
-        v_load_bytes="kVLoadBytes" if is_fp8(sizes.spec) else "kKvBytes",
+        **of_loads,
         barriers="base" if one_ring else "barriers",
         producer_is=_producer_is(sizes),
         producer_parameter=sub_tile_parameter,

@@ -167,7 +167,8 @@ def _plan(
     if statistic:
         shared.add("Columns", FLOAT * head_dim * (threads // WARP), "columns added up by each warp", align=16)
     shared.add("Row", FLOAT * head_dim, "what belongs to each column", align=16)
-    shared.add("Warps", FLOAT * WARP, "largest magnitude of each warp", align=16)
+    if statistic or not flags.scale_of_rows:
+        shared.add("Warps", FLOAT * WARP, "largest magnitude of each warp", align=16)
     overhead = OVERHEAD_REGISTERS + (COLUMN_REGISTERS if statistic or flags.product else 0)
     joined = min(4 * threads // head_dim, threads // WARP)  # a thread has four columns
     registers = Registers(kept, overhead, arch.registers_for(threads, 1))
@@ -197,13 +198,13 @@ def _plan(
             *params,
             *(_statistic_params(statistic) if statistic else ()),
             i32("heads", "heads"),
-            i32("all_heads", "heads of all batches"),
+            *((i32("all_heads", "heads of all batches"),) if statistic else ()),
             i32("length", "rows of a head"),
             i32("chunks", "thread blocks of a head"),
         ),
         tensor_maps={},
         constants=(
-            Constant("kHeadDim", head_dim, "elements of a row"),
+            *((Constant("kHeadDim", head_dim, "elements of a row"),) if statistic or flags.product else ()),
             *constants,
             Constant("kThreads", threads, "threads of a block"),
             Constant("kChunk", CHUNK, "elements of 16 bytes, which a thread loads at a time"),
@@ -255,7 +256,7 @@ def _arguments(plan: Plan, shape: QuantiseShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, QuantiseSpec)
     all_heads, chunks = shape.batch * shape.heads, -(-shape.length // spec.tile.m)
-    numbers = {"heads": shape.heads, "all_heads": all_heads, "length": shape.length, "chunks": chunks}
+    numbers = {"heads": shape.heads, "length": shape.length, "chunks": chunks}
     if spec.mean == "product":
         numbers |= {"kv_heads": shape.kv_heads, "heads_per_kv_head": shape.heads // shape.kv_heads}
     if spec.scales != "channel" and spec.mean != "subtract":
@@ -264,7 +265,7 @@ def _arguments(plan: Plan, shape: QuantiseShape, slots: int) -> LaunchArgs:
     lead = min(all_heads * parts, parts + AHEAD)
     share = STATISTIC_ROWS // spec.tile.m  # chunks of rows for each of columns
     return LaunchArgs(
-        {**numbers, "statistic_chunks": parts, "lead": lead},
+        {**numbers, "all_heads": all_heads, "statistic_chunks": parts, "lead": lead},
         lead + all_heads * parts * (share + 1) if parts else all_heads * chunks,
         counters={"tickets": 1, "heads_done": all_heads},
         scratch={"partials": FLOAT * max(1, all_heads * parts) * spec.head_dim},

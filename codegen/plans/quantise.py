@@ -169,6 +169,7 @@ def _plan(
     shared.add("Row", FLOAT * head_dim, "what belongs to each column", align=16)
     if statistic or not flags.scale_of_rows:
         shared.add("Warps", FLOAT * WARP, "largest magnitude of each warp", align=16)
+    asks_columns = statistic or flags.product or flags.signs
     overhead = OVERHEAD_REGISTERS + (COLUMN_REGISTERS if statistic or flags.product else 0)
     joined = min(4 * threads // head_dim, threads // WARP)  # a thread has four columns
     registers = Registers(kept, overhead, arch.registers_for(threads, 1))
@@ -204,7 +205,7 @@ def _plan(
         ),
         tensor_maps={},
         constants=(
-            *((Constant("kHeadDim", head_dim, "elements of a row"),) if statistic or flags.product else ()),
+            *((Constant("kHeadDim", head_dim, "elements of a row"),) if asks_columns else ()),
             *constants,
             Constant("kThreads", threads, "threads of a block"),
             Constant("kChunk", CHUNK, "elements of 16 bytes, which a thread loads at a time"),

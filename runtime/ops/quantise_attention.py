@@ -71,7 +71,7 @@ class QuantisedAttention:
     @property
     def kv_len(self) -> int:
         """Keys of a head."""
-        return self.k.shape[2]
+        return int(self.k.shape[2])
 
     @property
     def nbytes(self) -> int:

@@ -244,4 +244,4 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     bits = [tensor.contiguous().view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*bits)
+    return bool(torch.equal(*bits))

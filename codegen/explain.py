@@ -123,7 +123,8 @@ def _short_of(registers: Registers) -> str:
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """Return what there is to say of a plan in one line each."""
     spec, arch, registers = plan.spec, plan.arch, plan.registers
-    out = f"and {spec.codes} out" if isinstance(spec, QuantiseSpec) else "and out"
+    written = spec.codes if isinstance(spec, QuantiseSpec) else plan.output
+    out = "and out" if written == spec.dtype else f"and {written} out"
     return [
         ("operator", f"{spec.op}, {spec.dtype} in {out}" + (", fp32 accumulation" if plan.flops else "")),
         ("architecture", f"{arch.name} (compute capability {arch.compute_capability[0]}.{arch.compute_capability[1]})"),

@@ -105,9 +105,19 @@ def make_calls(
 
 
 def check_calls(
-    calls: Mapping[str, Call], error_of: Callable[[str, Any], float]
+    calls: Mapping[str, Call],
+    error_of: Callable[[str, Any], float],
+    tolerance: float = TOLERANCE,
+    of: str = "the largest element",
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the errors of the calls whose results are right, and what is wrong with the others."""
+    """Return the errors of the calls whose results are right, and what is wrong with the others.
+
+    Args:
+        calls: by label.
+        error_of: takes a label and a result; returns its error.
+        tolerance: the largest error of a right result.
+        of: what errors are relative to.
+    """
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
     for label, call in calls.items():
@@ -116,10 +126,10 @@ def check_calls(
         except Exception as failure:
             failed[label] = reason(failure)
             continue
-        if error <= TOLERANCE:
+        if error <= tolerance:
             errors[label] = error
         else:
-            failed[label] = f"wrong result: off by {error:.1e} of the largest element"
+            failed[label] = f"wrong result: off by {error:.1e} of {of}"
     return errors, failed
 
 

@@ -1,13 +1,13 @@
-"""Times attention and BSR products in FP8 beside our fp16, cuDNN's attention in FP8, FlashInfer's and cuBLAS, in one run.
+"""Times attention and BSR products in FP8 beside ours in fp16 and cuDNN, FlashInfer and cuBLAS in FP8, in one run.
 
     python benchmarks/fp8.py --without "FlashInfer fmha_v2" --json fp8_h100.json
     python benchmarks/fp8.py --from benchmarks/results/fp8_h100.json     # no GPU: prints an earlier run
 
-Attention (heads of one row see the same values in all calls; data sets of runtime/bench/data_sets.py):
+Attention, on the data sets std1 and std4 of runtime/bench/data_sets.py; all calls of a row are given the same values:
 
 - ours: on operands that were quantised before; likewise with the quantising in the call; and our kernel of fp16.
-- cuDNN SDPA: nvidia-cudnn-frontend's sdpa_fp8 on codes with one scale of each tensor, result in e4m3, with heads outside
-  and inside positions in memory; and with the result in bf16.
+- cuDNN SDPA: nvidia-cudnn-frontend's sdpa_fp8 on codes with one scale of each tensor, result in e4m3, in memory as
+  (batch, heads, length, head_dim) and, heads inside, (batch, length, heads, head_dim); and with a result in bf16.
 - cuDNN BSA: its block-sparse attention, which quantises q, k and v in the call.
 - FlashInfer fmha_v2: codes with one scale of each tensor. It is compiled in its first call, which takes minutes.
 
@@ -56,7 +56,7 @@ from fp8_rows import (
     Row,
 )
 from harness import Fields, check_calls, reason
-from records import BACK_TO_BACK, OURS, PLAIN, SINGLE
+from records import BACK_TO_BACK, OURS, SINGLE
 
 from runtime import block_sparse_attention, load_kernel, quantise_attention, quantise_matrix
 from runtime.bench.data_sets import make_data
@@ -304,7 +304,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--row", action="append", default=[], choices=known, metavar="NAME", help=", ".join(known))
     told = f"leave a call out, of {', '.join(labels)}"
     parser.add_argument("--without", action="append", default=[], choices=[*labels], metavar="CALL", help=told)
-    parser.add_argument("--data", nargs="+", choices=DATA, default=[*DATA], help=f"of attention; by default {PLAIN}, std4")
+    parser.add_argument(
+        "--data", nargs="+", choices=DATA, default=[*DATA], help=f"of attention; by default {PLAIN}, std4"
+    )
     return parser.parse_args(arguments)
 
 

@@ -29,12 +29,7 @@ def data_of(record: Mapping[str, Any]) -> dict[str, Results]:
 
 def cell(result: Mapping[str, Any] | None) -> str:
     """Return both speeds and the error of a call."""
-    return f"{speeds(result)}, {result[RMSE]:.1%}" if result and result[RMSE] >= 1e-3 else small(result)
-
-
-def small(result: Mapping[str, Any] | None) -> str:
-    """Return a cell with an error that is less than a thousandth."""
-    return f"{speeds(result)}, {result[RMSE]:.0e}" if result else DASH
+    return f"{speeds(result)}, {result[RMSE]:.2%}" if result else DASH
 
 
 def part(records: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Part:
@@ -97,7 +92,9 @@ def table(report: Mapping[str, Any] | None) -> str:
     """Return the tables of docs/fp8.md."""
     if report is None:
         return UNMEASURED
-    begin = f"{report['device']}, driver {report['driver']}, {report['date']}; TFLOPS, single calls / back to back; error."
+    begin = (
+        f"{report['device']}, driver {report['driver']}, {report['date']}; TFLOPS, single calls / back to back; error."
+    )
     text = [begin]
     for each in parts(report):
         text += ["", *lines(each.headings, each.cells, 2)]

@@ -1,6 +1,6 @@
-"""Writes the tables of README.md and docs/results.md, measuring.md, select.md and expressions.md from the receipts in
-generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py and expressions.py
-wrote, and from nothing else.
+"""Writes the tables of README.md and docs/results.md, measuring.md, select.md, expressions.md and fp8.md from the
+receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py,
+expressions.py and fp8.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -20,6 +20,7 @@ import data_cells
 import distributed_page
 import expressions_page
 import few_columns_page
+import fp8_page
 import host_page
 import selection_page
 import tuning_page
@@ -52,6 +53,7 @@ OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100":
 HOST = MEASURED / "host_h100.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
 FEW_COLUMNS = MEASURED / "few_columns_h100.json"
+FP8 = MEASURED / "fp8_h100.json"
 DISTRIBUTED = [MEASURED / f"distributed_2xh100{name}.json" for name in ("", "_fp16", "_barriers")]
 """The last one is of window and causal alone, once barriers had one order."""
 SELECTION = MEASURED / "selection_h100.json"
@@ -535,6 +537,7 @@ def main() -> int:
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
         docs / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
+        docs / "fp8.md": {"fp8-speed": fp8_page.table(read(FP8))},
         docs / "scale-out.md": {"measured": distributed_page.table([read(path) for path in DISTRIBUTED])},
         docs / "select.md": {
             "selection": selection_page.table(read(SELECTION)),

@@ -380,6 +380,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
         ("docs/results.md", sorted([*PAGE, "results"]), True),
         ("docs/measuring.md", ["few-columns", "host"], True),
         ("docs/expressions.md", ["speed"], True),
+        ("docs/fp8.md", ["fp8-speed"], True),
         ("docs/scale-out.md", ["measured"], True),
         ("docs/select.md", ["selection", "tuning"], True),
     ]

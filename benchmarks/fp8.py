@@ -304,9 +304,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--row", action="append", default=[], choices=known, metavar="NAME", help=", ".join(known))
     told = f"leave a call out, of {', '.join(labels)}"
     parser.add_argument("--without", action="append", default=[], choices=[*labels], metavar="CALL", help=told)
-    parser.add_argument(
-        "--data", nargs="+", choices=DATA, default=[*DATA], help=f"of attention; by default {PLAIN}, std4"
-    )
+    parser.add_argument("--data", nargs="+", choices=DATA, default=[*DATA], help="of attention; by default both")
     return parser.parse_args(arguments)
 
 

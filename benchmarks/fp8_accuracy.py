@@ -9,7 +9,8 @@ standard deviation 4; FlashAttention-3's outliers, where 0.1% of the elements ha
 10 added; and keys with a mean of their own, as those of language models have.
 
 - Operands alone: codes and scales as the quantise kernels make them, bit for bit, by torch; attention in float64.
-- Kernels: ours in fp16, and in FP8 with each promotion interval (``accumulate_every``); 0 is off.
+- Kernels: ours in fp16, and in FP8 with each promotion interval (``accumulate_every``); 0 is off. Beside them cuDNN's,
+  where nvidia-cudnn-frontend is installed, on codes in e4m3 with one scale of each tensor; its result is e4m3 too.
 - Needle: each query has one key with 30 to 60% of its row's weight, whose value is one of 1000 codes. It is found if
   the result's product with that code is the largest of all.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fp8_peers import cudnn_sdpa
 from harness import Fields, environment, reason
 from results_table import line, update
 
@@ -41,6 +43,8 @@ INTERVALS = (1, 4, 64, 0)
 WAYS = ("one scale", "blocks", "and smoothed", "and rotated")
 NEEDLE_KEYS, NEEDLE_QUERIES, NEEDLE_HEADS, CODES = 131072, 512, 8, 1000
 WEIGHTS = (0.3, 0.6)
+CUDNN = "cuDNN, e4m3"
+PACKAGES = ("torch", "nvidia-cudnn-frontend")
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -152,13 +156,27 @@ def kernels(dtype: str) -> dict[str, Callable[[Operands, Any], torch.Tensor]]:
     return found
 
 
+def with_cudnn(
+    found: dict[str, Callable[[Operands, Any], torch.Tensor]], given: Operands, quantised: Any
+) -> dict[str, torch.Tensor]:
+    """Return the results of our kernels, and cuDNN's where it computes one: else the reason is printed."""
+    results = {label: call(given, quantised) for label, call in found.items()}
+    try:
+        made = cudnn_sdpa(*given)
+        results[CUDNN] = made.numbers(made.call())
+    except Exception as failure:
+        print(CUDNN, reason(failure))
+    return results
+
+
 def kernel_rows(dtype: str) -> list[Fields]:
     """Return the errors of kernels, for each kind of data; outliers are rotated."""
     rows, computed = [], kernels(dtype)
     for name, given in data_sets("cuda", 4 * LENGTH).items():
         reference = exact(*given)
         quantised = quantise_attention(*given, dtype=dtype, hadamard=name == "outliers")  # type: ignore[arg-type]
-        errors = {label: error(call(given, quantised), reference) for label, call in computed.items()}
+        results = with_cudnn(computed, given, quantised)
+        errors = {label: error(out, reference) for label, out in results.items()}
         rows.append({"data": name, "errors": errors})
         print(name, {label: f"{found['rmse']:.2e}" for label, found in errors.items()}, flush=True)
     return rows
@@ -193,8 +211,8 @@ def needle_rows(dtype: str) -> list[Fields]:
     given, codes, wanted = needle("cuda")
     quantised = quantise_attention(*given, dtype=dtype)  # type: ignore[arg-type]
     hits = {}
-    for label, call in kernels(dtype).items():
-        products = call(given, quantised)[0].float() @ codes.T
+    for label, out in with_cudnn(kernels(dtype), given, quantised).items():
+        products = out[0].float() @ codes.T
         hits[label] = float((products.argmax(-1) == wanted).float().mean())
     print("needle", hits, flush=True)
     return [{"data": f"needle, {NEEDLE_KEYS} keys", "hits": hits}]
@@ -228,7 +246,7 @@ def main() -> None:
         report = {"marker": "fp8-operands", "torch": torch.__version__, "rows": operand_rows()}
     elif torch.cuda.is_available():
         rows = [*kernel_rows(options.dtype), *needle_rows(options.dtype)]
-        report = {"marker": "fp8-kernels", **environment(("torch",)), "rows": rows}
+        report = {"marker": "fp8-kernels", **environment(PACKAGES), "rows": rows}
     else:
         raise SystemExit("error: torch sees no GPU; --operands wants none")
     if options.json:

@@ -51,13 +51,16 @@ def cudnn_handle() -> tuple[Any, Any]:
     return cudnn, handle
 
 
-def cudnn_graph(cudnn: Any, handle: Any, like: torch.Tensor, causal: bool, output: torch.dtype) -> tuple[Any, Any]:
+def cudnn_graph(
+    cudnn: Any, handle: Any, q: torch.Tensor, k: torch.Tensor, causal: bool, output: torch.dtype
+) -> tuple[Any, list[Any]]:
     """Return a graph of sdpa_fp8, not built yet, and its tensors: q, k, v, six scales, result and two maxima.
 
     Args:
         cudnn: the module.
         handle: of a device; None for none.
-        like: with the shape (batch, heads, length, head_dim) and the strides of all four.
+        q: with the shape (batch, heads, length, head_dim) and the strides of q and of the result.
+        k: likewise, of k and v.
         causal: whether later keys are hidden.
         output: type of the result.
     """
@@ -69,8 +72,11 @@ def cudnn_graph(cudnn: Any, handle: Any, like: torch.Tensor, causal: bool, outpu
         compute_data_type=cudnn.data_type.FLOAT,
         handle=handle,
     )
-    shape, strides = list(like.shape), list(like.stride())
-    codes = [graph.tensor(name=name, dim=shape, stride=strides, data_type=types[E4M3]) for name in "qkv"]
+    shape, strides = list(q.shape), list(q.stride())
+    codes = [
+        graph.tensor(name=name, dim=list(like.shape), stride=list(like.stride()), data_type=types[E4M3])
+        for name, like in (("q", q), ("k", k), ("v", k))
+    ]
     names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
     scales = [graph.tensor(name=name, **one) for name in names]
     out, _, *maxima = graph.sdpa_fp8(
@@ -94,9 +100,9 @@ def cudnn_sdpa(
     """cuDNN's attention through nvidia-cudnn-frontend's graphs.
 
     Args:
-        q: (batch, heads, length, head_dim), fp16 or bf16; k and v alike.
-        k: likewise.
-        v: likewise.
+        q: (batch, heads, length, head_dim), fp16 or bf16.
+        k: likewise, with as many heads.
+        v: as k.
         causal: whether later keys are hidden.
         heads_inside: memory is that of (batch, length, heads, head_dim).
         output: type of the result, e4m3 or bf16.
@@ -106,7 +112,7 @@ def cudnn_sdpa(
     codes, descales = [x for x, _ in pairs], [scale for _, scale in pairs]
     weight_scale = torch.full((), WEIGHT_SCALE, device=q.device)
     out_scale = HEADROOM / descales[2] if output == E4M3 else torch.ones((), device=q.device)
-    graph, named = cudnn_graph(cudnn, handle, codes[0], causal, output)
+    graph, named = cudnn_graph(cudnn, handle, codes[0], codes[1], causal, output)
     graph.build([cudnn.heur_mode.A])
     out = torch.empty_like(codes[0], dtype=output)
     scales = [x.reshape(1, 1, 1, 1) for x in (*descales, 1 / weight_scale, weight_scale, out_scale)]

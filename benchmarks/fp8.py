@@ -91,7 +91,7 @@ def lists_of(row: AttentionRow, device: str = "cuda") -> torch.Tensor | None:
 
 def pattern_of(row: AttentionRow, lists: torch.Tensor | None) -> Pattern:
     if lists is not None:
-        return TopK(lists, (row.block, row.block))
+        return TopK(lists, block=(row.block, row.block))
     return Causal() if row.causal else Dense()
 
 
@@ -168,7 +168,9 @@ def product_makers(row: ProductRow, problem: bsr_peers.Problem) -> Makers:
     def fp16() -> Result:
         a = problem.a
         values = a.values().float() * (scale_a[:, None, None] if scale_a.dim() else scale_a)
-        half = torch.sparse_bsr_tensor(a.crow_indices(), a.col_indices(), values.half(), a.shape)
+        half = torch.sparse_bsr_tensor(
+            a.crow_indices(), a.col_indices(), values.half(), a.shape, check_invariants=False
+        )
         kernel: Any = load_kernel(row.fp16)
         by_columns = numbers.mT.half().contiguous().mT
         out = torch.empty((a.shape[0], problem.b.shape[1]), device=a.device, dtype=torch.float16)

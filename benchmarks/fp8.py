@@ -59,6 +59,7 @@ from harness import Fields, check_calls, reason
 from records import BACK_TO_BACK, OURS, SINGLE
 
 from runtime import block_sparse_attention, load_kernel, quantise_attention, quantise_matrix
+from runtime.bench import bsr_fp8
 from runtime.bench.data_sets import make_data
 from runtime.bench.timing import Call
 from runtime.kernels.bsr_scales import SCALE_DEPTH
@@ -75,9 +76,9 @@ Makers = dict[str, Callable[[], Result]]
 def inputs(row: AttentionRow, data: str, device: str = "cuda") -> tuple[torch.Tensor, ...]:
     """Return q, k and v of a data set, bf16, the same values each time."""
     shape = (row.batch, HEADS, row.length, row.head_dim)
-    tensors = tuple(torch.empty(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
-    make_data(data, *tensors, torch.Generator(device).manual_seed(0))
-    return tensors
+    q, k, v = (torch.empty(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
+    make_data(data, q, k, v, torch.Generator(device).manual_seed(0))
+    return q, k, v
 
 
 def lists_of(row: AttentionRow, device: str = "cuda") -> torch.Tensor | None:
@@ -189,10 +190,10 @@ def product_makers(row: ProductRow, problem: bsr_peers.Problem) -> Makers:
 
         return Result(call)
 
-    makers: Makers = {OURS: lambda: Result(bsr.ours(problem)[bsr.OURS]), FP16: fp16}
+    makers: Makers = {OURS: lambda: Result(bsr.ours(problem)[OURS]), FP16: fp16}
     if scale_b.dim():
         makers[QUANTISING] = quantising
-    names = {EQUAL: bsr_peers.FP8_EQUAL, CUBE: bsr_peers.FP8_DENSE}
+    names = {EQUAL: bsr_fp8.EQUAL, CUBE: bsr_fp8.DENSE}
     for label, name in names.items():
         for behind, slow in (("", ""), (SLOW, bsr_peers.SLOW)):
             makers[label + behind] = lambda name=name + slow: Result(bsr_peers.scaled_mm(problem)[name])  # type: ignore[misc]
@@ -201,7 +202,7 @@ def product_makers(row: ProductRow, problem: bsr_peers.Problem) -> Makers:
 
 def product_error(problem: bsr_peers.Problem, label: str, out: torch.Tensor) -> float:
     """Return the error of a product on the first, the middle and the last block row."""
-    kinds = {EQUAL: bsr_peers.FP8_EQUAL, CUBE: bsr_peers.FP8_DENSE}
+    kinds = {EQUAL: bsr_fp8.EQUAL, CUBE: bsr_fp8.DENSE}
     named = kinds.get(label.removesuffix(SLOW), OURS)
     rows = problem.spec.block.rows
     blocks = (0, out.shape[0] // rows // 2, out.shape[0] // rows - 1)
@@ -229,8 +230,8 @@ def check_and_time(
     for label, make in makers.items():
         try:
             made[label] = make()
-        except Exception as error:
-            failed[label] = reason(error)
+        except Exception as failure:
+            failed[label] = reason(failure)
     calls: dict[str, Call] = {label: result.call for label, result in made.items()}
 
     def error(label: str, out: torch.Tensor) -> float:

@@ -53,3 +53,25 @@ def test_the_page_has_the_table_of_the_run(script: ModuleType) -> None:
     assert script.table(report) in page
     hits = {"rows": [{"data": "needle", "hits": {"fp16": 1.0, "e4m3, default": 0.995}}]}
     assert script.table(hits).splitlines()[-1] == "| needle | 100.0% found | 99.5% found |"
+
+
+def test_cudnn_has_a_column_where_it_computes(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = script.data_sets("cpu", 256)["normal"]
+    ours = {"fp16": lambda operands, quantised: script.exact(*operands)}
+
+    def failing(*operands: Any) -> Any:
+        raise RuntimeError("no engine\nsecond line")
+
+    monkeypatch.setattr(script, "cudnn_sdpa", failing)
+    assert set(script.with_cudnn(ours, given, None)) == {"fp16"}
+    assert capsys.readouterr().out == "cuDNN, e4m3 RuntimeError: no engine\n"
+
+    class Made:
+        call = staticmethod(lambda: 2 * script.exact(*given))
+        numbers = staticmethod(lambda out: out / 2)
+
+    monkeypatch.setattr(script, "cudnn_sdpa", lambda *operands: Made())
+    found = script.with_cudnn(ours, given, None)
+    assert script.error(found[script.CUDNN], found["fp16"])["rmse"] == 0.0

@@ -5,7 +5,8 @@
 
 Attention, on the data sets std1 and std4 of runtime/bench/data_sets.py; all calls of a row are given the same values:
 
-- ours: on operands that were quantised before; likewise with the quantising in the call; and our kernel of fp16.
+- ours: shipped kernels, on operands that were quantised before, and with the quantising in the call; as chosen: what
+  block_sparse_attention takes of the former; fp16: what it takes of tensors in fp16.
 - cuDNN SDPA: nvidia-cudnn-frontend's sdpa_fp8 on codes with one scale of each tensor, result in e4m3, in memory as
   (batch, heads, length, head_dim) and, heads inside, (batch, length, heads, head_dim); and with a result in bf16.
 - cuDNN BSA: its block-sparse attention, which quantises q, k and v in the call.
@@ -24,22 +25,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bsr
-import bsr_peers
 import fp8_page
 import fp8_peers
 import harness
 import torch
-from fp8_peers import Result
+from fp8_peers import Makers, Result, relative
+from fp8_products import product_error, product_makers
 from fp8_rows import (
     ATTENTION,
     BSA,
+    CHOSEN,
     CUBE,
     DATA,
-    EQUAL,
     FLASHINFER,
     FP16,
     HEADS,
@@ -50,7 +52,6 @@ from fp8_rows import (
     SDPA,
     SDPA_BF16,
     SDPA_BSHD,
-    SLOW,
     AttentionRow,
     ProductRow,
     Row,
@@ -58,11 +59,10 @@ from fp8_rows import (
 from harness import Fields, check_calls, reason
 from records import BACK_TO_BACK, OURS, SINGLE
 
-from runtime import block_sparse_attention, load_kernel, quantise_attention, quantise_matrix
-from runtime.bench import bsr_fp8
+from codegen.library import find_spec
+from runtime import QuantisedAttention, block_sparse_attention, load_kernel, quantise_attention
 from runtime.bench.data_sets import make_data
 from runtime.bench.timing import Call
-from runtime.kernels.bsr_scales import SCALE_DEPTH
 from runtime.patterns import Causal, Dense, Pattern, TopK
 
 PACKAGES = ("torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flashinfer-python")
@@ -70,7 +70,6 @@ LARGEST_RMSE = 0.25  # relative: what is beyond computes something else
 CHECKED = 32  # queries of each of three heads
 REPEATS, REPEATS_OF_DATA = 21, 7
 ROUNDS, ROUNDS_OF_DATA = 3, 1
-Makers = dict[str, Callable[[], Result]]
 
 
 def inputs(row: AttentionRow, data: str, device: str = "cuda") -> tuple[torch.Tensor, ...]:
@@ -96,6 +95,22 @@ def pattern_of(row: AttentionRow, lists: torch.Tensor | None) -> Pattern:
     return Causal() if row.causal else Dense()
 
 
+def kernel_of(row: AttentionRow) -> Any:
+    """Return our kernel of FP8."""
+    fields = json.loads(find_spec(row.spec).spec.canonical_json())
+    if row.blocks is not None:
+        fields["pattern"]["k"] = row.blocks
+    return load_kernel(fields)
+
+
+def attend(kernel: Any, given: QuantisedAttention, lists: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+    """Call a kernel of FP8."""
+    scales = {name: getattr(given, name) for name in ("q_scale", "k_scale", "v_scale")}
+    indices = () if lists is None else (lists,)
+    kernel(given.q, given.k, given.v_t, *indices, **scales, out=out)
+    return out
+
+
 def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: torch.Tensor | None) -> Makers:
     """Return what makes the calls of a row, by label."""
     q, k, v = tensors
@@ -104,17 +119,21 @@ def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: 
     quantise = functools.partial(quantise_attention, q, k, v, q_rows=row.block, k_rows=row.block)
 
     def prepared() -> Result:
-        return Result(functools.partial(block_sparse_attention, quantise(), pattern, out=torch.empty_like(q)))
+        kernel, given, out = kernel_of(row), quantise(), torch.empty_like(q)
+        return Result(lambda: attend(kernel, given, lists, out))
 
     def quantising() -> Result:
-        out = torch.empty_like(q)
-        return Result(lambda: block_sparse_attention(quantise(), pattern, out=out))
+        kernel, out = kernel_of(row), torch.empty_like(q)
+        return Result(lambda: attend(kernel, quantise(), lists, out))
+
+    def chosen() -> Result:
+        return Result(functools.partial(block_sparse_attention, quantise(), pattern, out=torch.empty_like(q)))
 
     def fp16() -> Result:
         halves = [x.half() for x in tensors]
         return Result(functools.partial(block_sparse_attention, *halves, pattern, out=torch.empty_like(halves[0])))
 
-    makers: Makers = {OURS: prepared, QUANTISING: quantising, FP16: fp16}
+    makers: Makers = {OURS: prepared, QUANTISING: quantising, CHOSEN: chosen, FP16: fp16}
     if lists is not None:
         return {**makers, BSA: lambda: fp8_peers.cudnn_bsa(q, k, v, lists, row.block)}
     sdpa = functools.partial(fp8_peers.cudnn_sdpa, q, k, v, causal=row.causal)
@@ -125,11 +144,6 @@ def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: 
         SDPA_BF16: functools.partial(sdpa, output=torch.bfloat16),
         FLASHINFER: functools.partial(fp8_peers.flashinfer, q, k, v, causal=row.causal),
     }
-
-
-def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the root mean square of what is off, relative to that of the exact numbers."""
-    return float(((found.double() - exact).square().mean() / exact.square().mean()).sqrt())
 
 
 def attention_error(
@@ -158,56 +172,6 @@ def attention_error(
         return relative(torch.stack([out[b, h, picked] for b, h in heads]), expected)
 
     return error
-
-
-def product_makers(row: ProductRow, problem: bsr_peers.Problem) -> Makers:
-    """Return what makes the calls of a product, by label."""
-    scale_a, scale_b = (problem.scales[name] for name in ("scale_a", "scale_b"))
-    of_b = scale_b.repeat_interleave(SCALE_DEPTH, 1).mT if scale_b.dim() else scale_b
-    numbers = problem.b.float() * of_b  # (K, N), stored by columns
-
-    def fp16() -> Result:
-        a = problem.a
-        values = a.values().float() * (scale_a[:, None, None] if scale_a.dim() else scale_a)
-        half = torch.sparse_bsr_tensor(
-            a.crow_indices(), a.col_indices(), values.half(), a.shape, check_invariants=False
-        )
-        kernel: Any = load_kernel(row.fp16)
-        by_columns = numbers.mT.half().contiguous().mT
-        out = torch.empty((a.shape[0], problem.b.shape[1]), device=a.device, dtype=torch.float16)
-        prepared = kernel.prepare(half, problem.b.shape[1], effort="best")
-        return Result(lambda: kernel(prepared, by_columns, out=out))
-
-    def quantising() -> Result:
-        kernel: Any = load_kernel(problem.spec)
-        x = numbers.mT.to(torch.bfloat16).contiguous()
-        a = kernel.prepare(problem.a, problem.b.shape[1], effort="best")
-        out = torch.empty((problem.a.shape[0], problem.b.shape[1]), device=x.device, dtype=torch.bfloat16)
-
-        def call() -> torch.Tensor:
-            codes, scales = quantise_matrix(x)
-            return kernel(a, codes.mT, scale_a=scale_a, scale_b=scales, out=out)  # type: ignore[no-any-return]
-
-        return Result(call)
-
-    makers: Makers = {OURS: lambda: Result(bsr.ours(problem)[OURS]), FP16: fp16}
-    if scale_b.dim():
-        makers[QUANTISING] = quantising
-    names = {EQUAL: bsr_fp8.EQUAL, CUBE: bsr_fp8.DENSE}
-    for label, name in names.items():
-        for behind, slow in (("", ""), (SLOW, bsr_peers.SLOW)):
-            makers[label + behind] = lambda name=name + slow: Result(bsr_peers.scaled_mm(problem)[name])  # type: ignore[misc]
-    return makers
-
-
-def product_error(problem: bsr_peers.Problem, label: str, out: torch.Tensor) -> float:
-    """Return the error of a product on the first, the middle and the last block row."""
-    kinds = {EQUAL: bsr_fp8.EQUAL, CUBE: bsr_fp8.DENSE}
-    named = kinds.get(label.removesuffix(SLOW), OURS)
-    rows = problem.spec.block.rows
-    blocks = (0, out.shape[0] // rows // 2, out.shape[0] // rows - 1)
-    exact = torch.cat([bsr.exact(problem, named, i) for i in blocks])
-    return relative(torch.cat([out[i * rows : (i + 1) * rows] for i in blocks]), exact)
 
 
 def check_and_time(
@@ -283,8 +247,9 @@ def record_of(row: Row, data: Sequence[str], without: Sequence[str]) -> Fields:
     begin = {"name": row.name, "targets": [dataclasses.asdict(target) for target in row.targets]}
     if isinstance(row, ProductRow):
         return {**begin, "kind": "product", **of_product(row, without)}
-    sizes = {name: getattr(row, name) for name in ("batch", "length", "head_dim", "causal", "blocks", "block")}
-    return {**begin, "kind": "attention", "heads": HEADS, **sizes, **of_attention(row, data, without)}
+    sizes = {name: getattr(row, name) for name in ("spec", "batch", "length", "head_dim", "causal", "blocks", "block")}
+    kind = "lists" if row.blocks else "attention"
+    return {**begin, "kind": kind, "heads": HEADS, **sizes, **of_attention(row, data, without)}
 
 
 def measure(options: argparse.Namespace) -> Fields:

@@ -41,8 +41,8 @@ def part(records: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Part:
 
 
 def parts(report: Mapping[str, Any]) -> list[Part]:
-    """Return the tables of attention and of products that were measured."""
-    kinds = {"attention": ATTENTION, "product": PRODUCTS}
+    """Return the tables that were measured: of attention without lists, with lists, and of products."""
+    kinds = {"attention": ATTENTION, "lists": ATTENTION, "product": PRODUCTS}
     chosen = {kind: [record for record in report["rows"] if record["kind"] == kind] for kind in kinds}
     return [part(records, kinds[kind]) for kind, records in chosen.items() if records]
 

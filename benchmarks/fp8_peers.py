@@ -34,6 +34,14 @@ class Result:
         return out.float() * self.factor
 
 
+Makers = dict[str, Callable[[], Result]]
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the root mean square of what is off, relative to that of the exact numbers."""
+    return float(((found.double() - exact).square().mean() / exact.square().mean()).sqrt())
+
+
 def of_tensor(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes in e4m3, and the one scale of the tensor: float32 ()."""
     scale = x.abs().amax().float() / LARGEST["e4m3"]

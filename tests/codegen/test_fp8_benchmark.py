@@ -23,6 +23,10 @@ def script() -> Iterator[ModuleType]:
         yield module
 
 
+def rows_of(script: ModuleType) -> ModuleType:
+    return sys.modules[script.AttentionRow.__module__]
+
+
 def row_of(script: ModuleType, name: str, **sizes: Any) -> Any:
     found = next(row for row in script.ROWS if row.name == name)
     small = {"batch": 1, "length": 512, "head_dim": 64} if hasattr(found, "length") else {}
@@ -61,6 +65,19 @@ def test_the_work_of_the_rows(script: ModuleType) -> None:
     assert row_of(script, "causal").pairs == 512 * 513 // 2
 
 
+def test_the_kernels_of_the_rows(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "load_kernel", lambda fields: script.find_spec(fields).spec)
+    for row in script.ROWS:
+        if hasattr(row, "length"):
+            spec = script.kernel_of(row)
+            assert (spec.dtype, spec.head_dim, spec.tile.n) == ("e4m3", row.head_dim, 256 if row.block == 128 else 128)
+            assert spec.pattern.kind == ("topk" if row.blocks else "causal" if row.causal else "dense")
+            assert (spec.scale_rows.q, spec.scale_rows.k) == (row.block, row.block)
+            if row.blocks:
+                block = spec.pattern.block
+                assert (spec.pattern.k, block.q, block.kv) == (row.blocks, row.block, row.block)
+
+
 def test_errors_of_attention(script: ModuleType) -> None:
     for row in (row_of(script, "dense"), row_of(script, "causal"), listed(script)):
         tensors, lists = script.inputs(row, "std4", "cpu"), script.lists_of(row, "cpu")
@@ -82,16 +99,38 @@ def test_data_sets_have_the_logits_that_they_say(script: ModuleType) -> None:
         assert float((q.float() @ k.float().mT / 8).std()) == pytest.approx(std, rel=0.05)
 
 
+@dataclasses.dataclass
+class Quantised:
+    q: Any
+    k: Any
+    v_t: Any
+    q_scale: int = 1
+    k_scale: int = 2
+    v_scale: int = 3
+
+
 def stand_ins(script: ModuleType, monkeypatch: pytest.MonkeyPatch, row: Any, off: dict[str, float]) -> None:
-    """Kernels and the clock without a GPU: results are right times 1 + off, by type or peer."""
+    """Kernels and the clock without a GPU: results are right times 1 + off, by what computes them."""
     make, draw = script.inputs, script.lists_of
     lists = draw(row, "cpu")
     mask = seen(row, lists)
 
     def call(*given: Any, out: Any) -> Any:
-        q, k, v = given[0] if isinstance(given[0], tuple) else given[:3]
-        kind = "fp8" if isinstance(given[0], tuple) else "fp16"
+        if isinstance(given[0], Quantised):
+            q, k, v, kind = given[0].q, given[0].k, given[0].v_t, "chosen"
+        else:
+            (q, k, v), kind = given[:3], "fp16"
         return out.copy_(attention(q, k, v, mask) * (1 + off.get(kind, 0.0)))
+
+    def load(fields: dict[str, Any]) -> Any:
+        assert fields["dtype"] == "e4m3" and fields["pattern"].get("k") == row.blocks
+
+        def kernel(q: Any, k: Any, v_t: Any, *indices: Any, out: Any, **scales: Any) -> None:
+            assert list(indices) == ([] if lists is None else [lists])
+            assert scales == {"q_scale": 1, "k_scale": 2, "v_scale": 3}
+            out.copy_(attention(q, k, v_t, mask) * (1 + off.get("fp8", 0.0)))
+
+        return kernel
 
     def sdpa(q: Any, k: Any, v: Any, causal: bool = False, **options: Any) -> Any:
         if options.get("output"):
@@ -104,7 +143,8 @@ def stand_ins(script: ModuleType, monkeypatch: pytest.MonkeyPatch, row: Any, off
 
     monkeypatch.setattr(script, "inputs", lambda row, data: make(row, data, "cpu"))
     monkeypatch.setattr(script, "lists_of", lambda row: lists)
-    monkeypatch.setattr(script, "quantise_attention", lambda q, k, v, **rows: (q, k, v))
+    monkeypatch.setattr(script, "quantise_attention", lambda q, k, v, **rows: Quantised(q, k, v))
+    monkeypatch.setattr(script, "load_kernel", load)
     monkeypatch.setattr(script, "block_sparse_attention", call)
     monkeypatch.setattr(script.fp8_peers, "cudnn_sdpa", sdpa)
     monkeypatch.setattr(script.harness, "time_calls", timed)
@@ -115,12 +155,13 @@ def stand_ins(script: ModuleType, monkeypatch: pytest.MonkeyPatch, row: Any, off
 
 def test_what_fails_costs_its_own_time_and_is_told(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     row = row_of(script, "dense")
-    stand_ins(script, monkeypatch, row, {"fp8": 0.03, "cudnn": 0.06, "fp16": 0.5})
+    stand_ins(script, monkeypatch, row, {"fp8": 0.03, "chosen": 0.02, "cudnn": 0.06, "fp16": 0.5})
     record = script.record_of(row, ["std1", "std4"], [script.QUANTISING])
-    assert set(record["results"]) == {script.OURS, script.SDPA, script.SDPA_BSHD}
+    assert set(record["results"]) == {script.OURS, script.CHOSEN, script.SDPA, script.SDPA_BSHD}
     assert set(record["data"]) == {"std1", "std4"} and record["results"] is record["data"]["std1"]
     errors = {label: result["rmse"] for label, result in record["data"]["std4"].items()}
     assert errors[script.OURS] == pytest.approx(0.03, abs=2e-3)  # rounded to bf16 beside
+    assert errors[script.CHOSEN] == pytest.approx(0.02, abs=2e-3)
     assert errors[script.SDPA] == pytest.approx(0.06, rel=1e-2)
     failed = record["failed"]
     assert "off by 5.0e-01 of the result's root mean square" in failed[f"{script.FP16} on std1"]
@@ -142,7 +183,7 @@ def test_lists_go_to_block_sparse_peers(script: ModuleType, monkeypatch: pytest.
     cudnn = SimpleNamespace(BSA=SimpleNamespace(block_sparse_attention_fp8_forward=forward))
     monkeypatch.setitem(sys.modules, "cudnn", cudnn)
     record = script.record_of(row, ["std1"], [])
-    assert set(record["results"]) == {script.OURS, script.QUANTISING, script.FP16, script.BSA}
+    assert set(record["results"]) == {script.OURS, script.QUANTISING, script.CHOSEN, script.FP16, script.BSA}
     assert given and set(given) == {(torch.bfloat16, torch.int32, 128)}
     assert record["results"][script.BSA]["rmse"] < 1e-6 and not record["failed"]
 
@@ -243,7 +284,7 @@ def test_flashinfer_is_given_q_k_and_v_side_by_side(script: ModuleType, monkeypa
 
 @pytest.mark.parametrize("name", ["BSR 128 x 128", "BSR 128 x 128, scales of blocks"])
 def test_products(script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    row = row_of(script, name)
+    row, products = row_of(script, name), sys.modules[script.product_makers.__module__]
     written = dataclasses.replace(
         next(each for each in script.bsr.FP8_ROWS if each.name == row.written), columns=256, height=512, row_blocks=2
     )
@@ -271,9 +312,9 @@ def test_products(script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
     def scaled_mm(a: Any, b: Any, *scales: Any, use_fast_accum: bool, out_dtype: Any) -> Any:
         return (a.double() @ b.double()).to(out_dtype)
 
-    monkeypatch.setattr(script, "load_kernel", lambda *given: Kernel())
+    monkeypatch.setattr(products, "load_kernel", lambda *given: Kernel())
     monkeypatch.setattr(script.bsr, "load_kernel", lambda *given, **options: Kernel())
-    monkeypatch.setattr(script, "quantise_matrix", quantised)
+    monkeypatch.setattr(products, "quantise_matrix", quantised)
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     same = {"tflops": 100.0, "back_to_back_tflops": 50.0}
     monkeypatch.setattr(script.harness, "time_calls", lambda calls, *often: {label: dict(same) for label in calls})
@@ -284,8 +325,8 @@ def test_products(script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
     errors = {label: result["rmse"] for label, result in record["results"].items()}
     assert (0.01 < errors.pop(script.QUANTISING) < 0.05) if blocks else True
     assert max(errors.values()) < 3e-3
-    assert record["results"][script.EQUAL]["tflops"] == 100
-    assert record["results"][script.CUBE + script.SLOW]["tflops"] == 200  # the dense product has twice the FLOPs
+    assert record["results"][rows_of(script).EQUAL]["tflops"] == 100
+    assert record["results"][script.CUBE + rows_of(script).SLOW]["tflops"] == 200  # of twice the FLOPs
 
 
 def report(script: ModuleType) -> dict[str, Any]:
@@ -308,8 +349,8 @@ def report(script: ModuleType) -> dict[str, Any]:
     lists = {script.OURS: result(760, 0.02)}
     rows = [
         record(dense, "attention", results, {"std1": results}),
-        record(topk, "attention", lists, {"std1": lists, "std4": {}}),
-        record(product, "product", {script.OURS: result(1190, 2e-3), script.EQUAL: result(1400, 2e-3)}, {}),
+        record(topk, "lists", lists, {"std1": lists, "std4": {}}),
+        record(product, "product", {script.OURS: result(1190, 2e-3), rows_of(script).EQUAL: result(1400, 2e-3)}, {}),
     ]
     rows[1]["failed"] = {f"{script.BSA} on std1": "ModuleNotFoundError: No module named 'cudnn'"}
     return json.loads(json.dumps({**begin, "rows": rows}))  # type: ignore[no-any-return]
@@ -322,7 +363,7 @@ def test_targets_are_told_as_ratios(script: ModuleType) -> None:
     assert found["dense", "std1", "1.45 times ours, fp16"] == "1.03 / 1.03"
     assert found["dense", "std1", "error of cuDNN SDPA, at most 1 times"] == "2.00"
     assert found["topk32", "std1", "950 TFLOPS"] == "0.80 / 0.40"
-    assert found["topk32", "std1", "1.3 times cuDNN BSA, quantised in the call"] == "-"
+    assert found["topk32", "std1", "1.3 times cuDNN BSA, quantising"] == "-"
     assert found["topk32", "std4", "950 TFLOPS"] == "-"
     assert found["BSR 128 x 128", "std1", "0.85 times _scaled_mm, as many FLOPs"] == "1.00 / 1.00"
     assert found["BSR 128 x 128", "std1", "0.85 times _scaled_mm, 8192 cubed"] == "-"
@@ -335,7 +376,14 @@ def test_the_page(script: ModuleType) -> None:
     assert "| row | data | ours | ours, fp16 | cuDNN SDPA | cuDNN SDPA, heads inside |" in text
     assert "| dense | std1 | 1050 / 525, 2.00% | 700 / 350, 0.02% |" in text
     assert "| row | data | ours | _scaled_mm, as many FLOPs |" in text
-    assert max(len(line.encode()) for line in text.splitlines()) <= 200
+    whole = report(script)
+    best, speed = whole["rows"][0], {"tflops": 1000.0, "back_to_back_tflops": 1000.0, "rmse": 0.123}
+    for kind, without in (("attention", script.BSA), ("lists", script.SDPA_BF16)):
+        row = row_of(script, "dense" if kind == "attention" else "topk32")
+        labels = set(script.attention_makers(row, [None] * 3, None if kind == "attention" else torch.zeros(1)))
+        assert without not in labels
+        best |= {"kind": kind, "data": {"std1": dict.fromkeys(labels, speed)}}
+        assert max(len(line.encode()) for line in page.table(whole).splitlines()) <= 200
 
 
 def test_an_earlier_run_is_shown(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,7 +391,7 @@ def test_an_earlier_run_is_shown(script: ModuleType, tmp_path: Path, capsys: pyt
     path.write_text(json.dumps(report(script)), encoding="utf-8")
     script.main(["--from", str(path)])
     told = capsys.readouterr().out
-    assert "0.80 / 0.40" in told and "topk32: cuDNN BSA, quantised in the call on std1 has no time" in told
+    assert "0.80 / 0.40" in told and "topk32: cuDNN BSA, quantising on std1 has no time" in told
     with pytest.raises(SystemExit):
         script.main(["--row", "no such row"])
     assert "invalid choice" in capsys.readouterr().err

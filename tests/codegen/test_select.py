@@ -457,3 +457,18 @@ def test_figures_are_those_of_results() -> None:
             assert found.get((timing.label, timing.prepared), figures) == figures, each.source
             compared += 1
     assert compared, "run: python benchmarks/measurement_rows.py"
+
+
+@pytest.mark.parametrize(
+    ("fields", "stem"),
+    [
+        ({"pattern": {"kind": "dense"}}, "h100_e4m3_dense"),
+        ({"pattern": {"kind": "causal"}}, "h100_e4m3_causal"),
+        ({"pattern": {"kind": "topk", "k": 32, "block": {"q": 128, "kv": 128}}}, "h100_e4m3_topk32"),
+        ({"pattern": {"kind": "dense"}, "head_dim": 64}, "h100_e4m3_dense_d64"),
+    ],
+)
+def test_rows_of_16_bits_say_nothing_of_fp8(fields: dict[str, Any], stem: str) -> None:
+    given = {"op": "attention", "arch": "sm_90a", "dtype": "e4m3", "head_dim": 128, **fields}
+    choice = choose(given, {"batch": 1, "heads": 16, "q_len": 32768, "kv_len": 32768})
+    assert (choice.named.stem, choice.rule) == (stem, "default") and "e4m3 was measured" in choice.reason

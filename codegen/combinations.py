@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
-from codegen.arch import ARCHS
+from codegen.arch import ARCHS, FIRST_FP8
 from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.expressions.declared import MOST_AUX
@@ -56,8 +56,10 @@ def check_fp8(spec: Spec) -> None:
         return
     if spec.op not in FP8_OPS:
         raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")
-    if spec.mma != "wgmma":
-        raise SpecError("dtype", f"is {spec.dtype}; FP8 is written for wgmma on sm_90a alone: use bf16")
+    by_mma_sync = spec.op == "attention" and spec.mma == "mma" and ARCHS[spec.arch].compute_capability >= FIRST_FP8
+    if spec.mma != "wgmma" and not by_mma_sync:
+        written = "wgmma on sm_90a" + (" and for mma from sm_89 on" if spec.op == "attention" else " alone")
+        raise SpecError("dtype", f"is {spec.dtype}; FP8 is written for {written}: use bf16")
 
 
 def check_options(spec: AttentionSpec) -> None:

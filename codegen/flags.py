@@ -267,7 +267,7 @@ class AttentionMmaSyncPieces(Flags):
     """Files that a kernel of attention/mma_sync.cu.j2 is made of: one of each folder, which have the same macros.
 
     Attributes:
-        columns_piece: whether a head's rows have as many columns as the kernel's.
+        columns_piece: whether a head's rows have as many columns as the kernel's, and what these are times.
         kv_pipeline_piece: how K and V of a step are waited for.
         logits_piece: what becomes of scores before the mask.
         mask_piece: how pairs are hidden.
@@ -285,6 +285,65 @@ class AttentionMmaSyncPieces(Flags):
     row_sum_piece: str
     rows_piece: str
     walk_piece: str
+
+
+@dataclass(frozen=True)
+class CopyWords(Flags):
+    """What the type of the inputs changes in the copies of attention/mma_sync.
+
+    Attributes:
+        bits: what an element is to the kernel, in C++.
+        chunk_elements: elements of 16 bytes.
+        copied: what is copied row by row beside Q.
+    """
+
+    bits: str
+    chunk_elements: int
+    copied: str
+
+
+HALF_COPIES = CopyWords("unsigned short", 8, "K or V")
+
+
+@dataclass(frozen=True)
+class AttentionMmaSyncOperands(Flags):
+    """What the type of the inputs changes in attention/mma_sync.cu.j2.
+
+    Attributes:
+        copies: the same, of copies.
+        depth: columns of Q and K, or keys, that one product takes.
+        operand_bits: bits of an element of an operand.
+        operand_types: types of the left and the right operand of each kind of product in FP8.
+        qk_mma: function of the product Q K^T.
+        pv_mma: function of the product P V.
+        copy_v: function that copies V.
+        weights_of: how many keys p_frag has weights of.
+        lane_addresses: what a lane's address for ldmatrix is of.
+        o_offset: function of the place of a chunk of O on its way out.
+        o_line_chunks: chunks of a line of O.
+        o_row_lines: lines of a row of O.
+        ones: four ones of V's type in FP8.
+        softmax_piece: the online softmax.
+        pv_gemm_piece: the product P V.
+        promotion_piece: when P V of FP8 becomes a part of O.
+    """
+
+    copies: CopyWords
+    depth: int
+    operand_bits: int
+    operand_types: tuple[tuple[str, str], ...]
+    qk_mma: str
+    pv_mma: str
+    copy_v: str
+    weights_of: str
+    lane_addresses: str
+    o_offset: str
+    o_line_chunks: str
+    o_row_lines: str
+    ones: str
+    softmax_piece: str
+    pv_gemm_piece: str
+    promotion_piece: str
 
 
 @dataclass(frozen=True)
@@ -310,12 +369,13 @@ class AttentionMmaSyncFlags(AttentionFlags):
 
     Attributes:
         softmax_scale: factor of the logits, in C++.
-        fp8: what is asked of FP8.
+        operands: what the type of the inputs changes.
         pieces: files of the kernel's pieces.
         words: what differs in text that kernels share.
     """
 
     softmax_scale: str
+    operands: AttentionMmaSyncOperands
     pieces: AttentionMmaSyncPieces
     words: AttentionMmaSyncWords
 
@@ -891,6 +951,7 @@ class AttentionBackwardMmaSyncFlags(Flags):
         sums_piece: whether a thread block has dK and dV of its keys, or one of them.
         q_operand_piece: where the products of dQ read Q and dO.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
+        copies: how wide their elements are.
         rows_piece: whose queries the rows are, likewise.
         thread: number of a thread in its block, in C++.
     """
@@ -900,6 +961,7 @@ class AttentionBackwardMmaSyncFlags(Flags):
     sums_piece: str
     q_operand_piece: str
     columns_piece: str
+    copies: CopyWords
     rows_piece: str
     thread: str
 
@@ -934,6 +996,7 @@ class AttentionBackwardAuxFlags(Flags):
         key_end_words: where the keys of a batch end.
         mask_piece: how pairs are hidden.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
+        copies: how wide their elements are.
         rows_piece: whose queries the rows are, likewise.
         thread: number of a thread in its block, in C++.
         aux_sums: what is summed up.
@@ -944,6 +1007,7 @@ class AttentionBackwardAuxFlags(Flags):
     key_end_words: KeyEndOfThread
     mask_piece: str
     columns_piece: str
+    copies: CopyWords
     rows_piece: str
     thread: str
     aux_sums: tuple[AuxSumFlags, ...]

@@ -55,13 +55,18 @@ def fp8_flags(sizes: Sizes) -> Fp8Flags:
         weights=WEIGHTS,
         piece_columns=output_columns(spec) // pieces(spec),
         sums_by_mma=is_fp8(spec) and sum_columns(spec) > 0,
-        ones="0x3C3C3C3Cu" if spec.dtype == "e5m2" else "0x38383838u",
+        ones=ones(spec),
         first_keys=first_keys(spec),
         other_keys=spec.tile.n - first_keys(spec),
         ties=ties(spec),
         v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
         dequantises=spec.softcap is not None or spec.score is not None,
     )
+
+
+def ones(spec: AttentionSpec) -> str:
+    """Return four ones of V's type, in C++."""
+    return "0x3C3C3C3Cu" if spec.dtype == "e5m2" else "0x38383838u"
 
 
 def v_group_keys(sizes: Sizes) -> int:
@@ -204,12 +209,16 @@ def o_bytes(spec: AttentionSpec) -> int:
 
 
 def fp8_params() -> tuple[Param, ...]:
+    """Return the parameters of the scales, and of how many there are."""
+    return (*scale_params(), i32("last_column", "last column of a head"))
+
+
+def scale_params() -> tuple[Param, ...]:
     """Return the parameters of the scales."""
     return (
         *_scale("q", "of Q", "row", "rows that share one"),
         *_scale("k", "of K", "row", "rows that share one"),
         *_scale("v", "of V", "column", "column"),
-        i32("last_column", "last column of a head"),
     )
 
 

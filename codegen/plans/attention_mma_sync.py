@@ -15,10 +15,22 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_expressions import expression_registers, expressions_flags
+from codegen.plans.attention_fp8 import is_fp8
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
 from codegen.plans.attention_logits import softmax_scale
+from codegen.plans.attention_mma_sync_operands import (
+    BANK_BYTES,
+    CHUNK,
+    check_operands,
+    fp8_constants,
+    line_bytes,
+    o_row_bytes,
+    operand_params,
+    operands,
+)
+from codegen.plans.attention_mma_sync_operands import registers as operand_registers
 from codegen.plans.attention_mma_sync_pieces import pieces, words
 from codegen.plans.attention_params import (
     block_constants,
@@ -30,14 +42,11 @@ from codegen.plans.attention_params import (
     sink_params,
     size_params,
     sub_tile_doc,
-    tensor_params,
 )
 from codegen.spec import AttentionSpec
 
 WARP = 32  # threads
 TILE_ROWS = 16  # rows of one mma.sync
-CHUNK = 16  # bytes of one cp.async, and of one row of an 8 x 8 matrix of ldmatrix
-BANK_BYTES = 128  # of shared memory that one access can reach: 32 banks
 # Shared memory the system takes from each block (CUDA C++ Programming Guide, "Compute Capability 8.x").
 RESERVED = 1 * KIB
 # Addresses, loop state, softmax state, operands in flight. The compiler takes a few more where they are free, and would
@@ -56,7 +65,7 @@ QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows 
 NARROW_HEAD = 64  # elements
 WIDEST_OF_HIGH_WARPS = 128  # elements of a head of which O of 32 rows fits a thread's registers
 GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
-BITS = "unsigned short"  # what an element is to the kernel
+GROUP_KEYS_ARE = "keys whose weights are looked at together before they are multiplied"
 KV_BYTES = 2**32 * 16  # that K, or V, may extend over: chunks of 16 bytes are counted in 32 bits
 
 
@@ -65,6 +74,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    check_operands(spec)
     _check_tile(spec)
     load_keys = n if block is None else min(n, block.kv)
     block_steps = 1 if block is None else max(1, block.kv // n)
@@ -80,14 +90,13 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     group_keys = in_one_go if d <= NARROW_HEAD and in_one_go % GROUP_KEYS == 0 else GROUP_KEYS
     listed = block is not None
     row_bytes = d * dtype.bytes
-    # A row is a whole number of lines: all banks, or half of them.
-    line_bytes = BANK_BYTES if row_bytes % BANK_BYTES == 0 else BANK_BYTES // 2
-    line_chunks = line_bytes // CHUNK
+    line, o_line = line_bytes(row_bytes), line_bytes(o_row_bytes(spec))
+    line_chunks = line // CHUNK
     pass_rows = threads // line_chunks
     _check_copies(spec, load_keys, line_chunks)
-    q_bytes, slot_bytes = m * row_bytes, n * row_bytes
+    q_bytes, slot_bytes, o_bytes = m * row_bytes, n * row_bytes, m * o_row_bytes(spec)
 
-    scores, output, queries = (spec.warp_rows * size // WARP for size in (n, d, d // 2))
+    scores, output, queries = (spec.warp_rows * size // WARP for size in (n, d, row_bytes // 4))
     # Weights of 16 keys, and of 16 more. Where a group has more keys, its weights take the places of their scores.
     fragments = 2 * 4 * row_tiles
     # Q stays in registers if these last.
@@ -95,7 +104,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     overhead = _overhead(spec, loads=n // load_keys, block_steps=block_steps)
     q_in_registers = kept + overhead <= arch.registers_per_thread
     accumulators = kept if q_in_registers else kept - queries
-    regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes)
+    regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes, o_bytes)
     shared_bytes = max(region.offset + region.bytes for region in regions)
     ctas_per_sm = max(
         1,
@@ -124,25 +133,23 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kWarpRows", spec.warp_rows, "rows of a warp"),
         Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
-        Constant("kRowBytes", row_bytes, "bytes of a row of Q, K, V, O"),
+        Constant("kRowBytes", row_bytes, "bytes of a row of Q and K" if is_fp8(spec) else "bytes of a row of Q, K, V, O"),
         Constant("kLineChunks", line_chunks, "16-byte chunks of a line: what lanes side by side copy of a row"),
-        Constant("kRowLines", row_bytes // line_bytes, "lines of a row"),
-        Constant("kSwizzleRows", BANK_BYTES // line_bytes, "consecutive rows whose chunks are swapped alike"),
+        Constant("kRowLines", row_bytes // line, "lines of a row"),
+        Constant("kSwizzleRows", BANK_BYTES // line, "consecutive rows whose chunks are swapped alike"),
         Constant("kPassRows", pass_rows, "rows that all threads copy at a time"),
-        Constant("kWarpPassRows", WARP // line_chunks, "rows that a warp stores at a time"),
+        Constant("kWarpPassRows", WARP * CHUNK // o_line, "rows that a warp stores at a time"),
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
         Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", load_keys, "keys of one load"),
-        Constant("kGroupKeys", group_keys, "keys whose weights are looked at together before they are multiplied"),
+        *fp8_constants(spec, load_keys),
+        *([] if is_fp8(spec) else [Constant("kGroupKeys", group_keys, GROUP_KEYS_ARE)]),
         *([] if paired else [Constant("kHalfStep", n // 2 // group_keys, "half a step, in groups")]),
         *_pattern_constants(spec, ahead, tile_queries),
         *logit_constants(spec),
     ]
     params = [
-        *tensor_params("q", BITS, "Q (batch, heads, q_len, head_dim)"),
-        *tensor_params("k", BITS, "K (batch, kv_heads, kv_len, head_dim)"),
-        *tensor_params("v", BITS, "V, as K"),
-        *tensor_params("o", BITS, "O, as Q", writes=True),
+        *operand_params(spec),
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),
@@ -177,11 +184,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             ),
             key_end_words=key_end_words(spec),
             softmax_scale=softmax_scale(spec),
+            operands=operands(spec),
             pieces=pieces(spec, q_in_registers=q_in_registers, paired=paired),
             words=words(
                 spec,
                 paired=paired,
-                overlaps=in_one_go > group_keys,
+                overlaps=not is_fp8(spec) and in_one_go > group_keys,
                 q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
                 rereads=rereads,
             ),
@@ -210,7 +218,7 @@ def _overhead(spec: AttentionSpec, *, loads: int, block_steps: int) -> int:
     lengths = spec.kv_lengths and block_steps > 1
     masks = MASK_OVERHEAD * spec.pattern.masks_pairs
     lists = LOAD_OVERHEAD * (loads - 1) + LENGTH_OVERHEAD * lengths
-    return REGISTER_OVERHEAD + masks + lists + expression_registers(spec)
+    return REGISTER_OVERHEAD + operand_registers(spec) + masks + lists + expression_registers(spec)
 
 
 def _check_tile(spec: AttentionSpec) -> None:
@@ -287,7 +295,7 @@ def _tile_summary(spec: AttentionSpec, q_in_registers: bool) -> tuple[str, str]:
     return ("tile", f"{spec.tile.m} {rows} x {spec.tile.n} keys, Q in {place}")
 
 
-def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_bytes: int) -> tuple[SharedRegion, ...]:
+def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_bytes: int, o_bytes: int) -> tuple[SharedRegion, ...]:
     """Lay out the shared memory."""
     shared = SharedLayout()
     slots = f"{stages} slots, each K or V of one step"
@@ -296,11 +304,14 @@ def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_b
         before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
         free = (stages - ahead) * slot_bytes
         rest, beyond = (", then room for the rest of Q", " and the room after it") if q_bytes > free else ("", "")
-        ring = shared.add("Ring", before + max(free, q_bytes), slots + rest)
+        ring = shared.add("Ring", max(before + max(free, q_bytes), o_bytes), slots + rest)
         q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last{beyond}", "Ring")
-        o = SharedRegion("O", ring.offset, q_bytes, "O tile on its way out: in the ring once it is idle", "Ring")
+        o = SharedRegion("O", ring.offset, o_bytes, "O tile on its way out: in the ring once it is idle", "Ring")
         return ring, q, o
     q = shared.add("Q", q_bytes, "Q tile")
+    if o_bytes > q_bytes:
+        ring = shared.add("Ring", max(stages * slot_bytes, o_bytes), slots)
+        return q, ring, SharedRegion("O", ring.offset, o_bytes, "O tile on its way out: in the ring once it is idle", "Ring")
     ring = shared.add("Ring", stages * slot_bytes, slots)
     return q, ring, SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q", "Q")
 

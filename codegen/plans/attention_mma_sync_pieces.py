@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.flags import AttentionMmaSyncPieces, AttentionMmaSyncWords
+from codegen.plans.attention_fp8 import is_fp8
 from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece
 from codegen.spec import AttentionSpec
 
@@ -11,11 +12,13 @@ PIECES = "attention/mma_sync"
 
 def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> AttentionMmaSyncPieces:
     """Return the files of the kernel's pieces; ``paired`` is whether K and V of a step are waited for together."""
+    fp8 = is_fp8(spec)
+    of_fp8 = "_fp8" if fp8 else ""
     names = {
-        "columns": "padded" if spec.pad_heads else "whole",
-        "kv_pipeline": "steps" if paired else "tiles",
+        "columns": "fp8" if fp8 else "padded" if spec.pad_heads else "whole",
+        "kv_pipeline": f"steps{of_fp8}" if paired else "tiles",
         "mask": _mask(spec),
-        "q_operand": "registers" if q_in_registers else "shared",
+        "q_operand": "registers" if q_in_registers else f"shared{of_fp8}",
         "row_sum": "sink" if spec.sink else "plain",
         "rows": "packed" if spec.pack_gqa > 1 else "plain",
         "walk": "numbered" if spec.pattern.fixed_block is None else "listed",

@@ -59,6 +59,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             for rows, m in (({"rows": (16, 32)}, "rows"), ({}, 64))
             for head, n in (({"head_dim": 64}, 64), ({}, 32))
         ),
+        Row(MMA | FP8, ("m", "n"), (4,)),  # whole steps, in as many bytes as two stages of 16 bits
         Row({"tall": True}, ("m", "n"), (2,), {"warp_rows": 32}),
         Row({}, ("m", "n"), (2,)),
     ),

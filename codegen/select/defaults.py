@@ -88,7 +88,7 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     if given.arch == "sm_90a":
         alone = given.share_kv_loads or given.kv_splits > 1 or given.tile.m == 64  # without ping_pong
         return COOPERATIVE if alone else None, features
-    m, n = _mma_sync_tile(given)
+    m, n = _mma_sync_fp8_tile(given) if given.dtype in FP8 else _mma_sync_tile(given)
     # O of 32 rows of a wider head would not fit a thread's registers.
     high = (64, 128, 256) if _copies_few_rows(given) else (128, 256)
     tall = _size(given, "m", m) in high and given.head_dim in (64, 96, 128)
@@ -123,6 +123,14 @@ def _mma_sync_tile(given: AttentionSpec) -> tuple[int, int]:
     narrow = warp_rows == 32 and head_dim == 128 and several
     narrow |= _has_heavy_score(given)
     return m, 64 if not narrow and (head_dim == 64 or (m < 128 and not wide)) else 32
+
+
+def _mma_sync_fp8_tile(given: AttentionSpec) -> tuple[int, int]:
+    """Return the sizes of the tile for mma.sync with FP8 inputs: all threads copy no more rows at a time than a load."""
+    of_pass = {64: 2, 96: 1, 192: 2}.get(given.head_dim, 4)  # rows of the tile to each that is copied at a time
+    largest = min(64, of_pass * _load_part(given))
+    m = _size(given, "m", min(_block(given, "q", largest) * given.pack_gqa, largest))
+    return m, 32 if given.head_dim == 256 or _has_heavy_score(given) else 64
 
 
 def _bsr_spmm(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:

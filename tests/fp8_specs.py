@@ -1,4 +1,4 @@
-"""Specs of FP8 attention: all head sizes, patterns, options and promotion intervals."""
+"""Specs of FP8 attention: all head sizes, patterns, options and promotion intervals, by wgmma and by mma.sync."""
 
 from __future__ import annotations
 
@@ -25,4 +25,29 @@ KERNELS: dict[str, dict[str, Any]] = {
     "never promoted, d 256": {"pattern": {"kind": "dense"}, "accumulate_every": 0, "head_dim": 256},
     "promoted every 3 steps": {"pattern": LISTS, "accumulate_every": 3, "tile": {"m": 128, "n": 128}},
     "one warpgroup": {"pattern": {"kind": "dense"}, "tile": {"m": 64, "n": 256}},
+}
+TINY_LISTS = {"kind": "topk", "k": 5, "block": {"q": 16, "kv": 16}}
+BITS = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "bits"}
+MMA_SYNC_KERNELS: dict[str, dict[str, Any]] = {
+    "dense": {"pattern": {"kind": "dense"}},
+    "dense, steps of 128": {"pattern": {"kind": "dense"}, "tile": {"m": 64, "n": 128}, "scale_rows": {"k": 64}},
+    "dense, steps of 32": {"pattern": {"kind": "dense"}, "tile": {"m": 64, "n": 32}},
+    "lists": {"pattern": LISTS},
+    "lists of 64": {"pattern": SMALL_LISTS, "scale_rows": {"q": 64, "k": 64}},
+    "lists of 16": {"pattern": TINY_LISTS},
+    "causal": {"pattern": {"kind": "causal"}},
+    "a window": {"pattern": {"kind": "sliding_window", "left": 99, "right": 0}},
+    "two lists": {"pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"}},
+    "bits": {"pattern": BITS, "kv_lengths": True},
+    "e5m2": {"pattern": {"kind": "dense"}, "dtype": "e5m2", "output": "fp16"},
+    "packed heads, a softcap, a sink": {"pattern": {"kind": "dense"}, "pack_gqa": 2, "softcap": 15.0, "sink": True},
+    "a score": {"pattern": {"kind": "causal"}, "score": {"value": "score - abs(q_idx - kv_idx) / 9"}},
+    "lengths of batches": {"pattern": {"kind": "dense"}, "kv_lengths": True},
+    "d 64": {"pattern": {"kind": "dense"}, "head_dim": 64},
+    "d 96": {"pattern": {"kind": "dense"}, "head_dim": 96},
+    "d 192": {"pattern": {"kind": "causal"}, "head_dim": 192},
+    "d 256": {"pattern": LISTS, "head_dim": 256},
+    "d 256, lists of 16": {"pattern": TINY_LISTS, "head_dim": 256},
+    "never promoted": {"pattern": {"kind": "dense"}, "accumulate_every": 0},
+    "more rows": {"pattern": {"kind": "dense"}, "tile": {"m": 128, "n": 64}, "stages": 6},
 }

@@ -35,6 +35,8 @@ def check_operands(spec: AttentionSpec) -> None:
     with_dtype = f"with dtype {spec.dtype} on {spec.arch}"
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
     n, stages, every = spec.tile.n, spec.stages, spec.accumulate_every
+    high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (P V of a step has registers of its own)"
+    require(spec.warp_rows == 16, "warp_rows", high)
     require(n in STEPS, "tile.n", f"is {n}; allowed {with_dtype}: {_list(STEPS)}")
     require(
         stages in STAGES, "stages", f"is {stages}; allowed {with_dtype}: {_list(STAGES)} (K and V of whole steps)"

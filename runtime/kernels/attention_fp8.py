@@ -9,7 +9,7 @@ import torch
 
 from codegen.fp8 import KEYS_TOGETHER
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import MAX_EXTENT, check_shape, check_strides, check_tensor
+from runtime.kernels.arguments import MAX_EXTENT, check_extent, check_shape, check_strides, check_tensor
 from runtime.kernels.attention import SCALES, AttentionKernel, AttentionResult
 from runtime.prepare.prepared import PreparedLists
 
@@ -87,7 +87,7 @@ class Fp8AttentionKernel(AttentionKernel):
             "k_scale": (k.shape[1], "row", f"ceil(kv_len / scale_rows.k {rows.k})", k_rows),
             "v_scale": (k.shape[1], "column", "head_dim", k.shape[3]),
         }
-        values = {"last_column": k.shape[3] - 1}
+        values: dict[str, int] = {name: int(n) for name, n in self._plan.own({"last_column": k.shape[3] - 1}).items()}
         for name, tensor in zip(SCALES, scales, strict=True):
             heads, axis, what, count = last[name]
             check_tensor(name, tensor, torch.float32, 3, q.device)
@@ -109,3 +109,5 @@ class Fp8AttentionKernel(AttentionKernel):
     def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         for name, tensor in (("q", q), ("k", k), ("v_t", v)):
             check_strides(name, tensor)
+            if self._plan.kv_bytes is not None and name != "q":
+                check_extent(name, tensor, self._plan.kv_bytes)

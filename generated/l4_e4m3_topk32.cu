@@ -1,0 +1,706 @@
+// Generated from specs/l4_e4m3_topk32.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/l4_e4m3_topk32.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
+// spec hash: 24f177eb00fe537c304f8932e59994c937e21af16781b7fa05bd13f0fcfbf34e
+// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/fp8.cuh.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/kv_pipeline/steps_fp8.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/promotion/each.cuh.j2, attention/mma_sync/pv_gemm_fp8.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax_fp8.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
+// seal: sha256 9e7ec3fc368d549a771d1e2361699e9a3e24dc857c3bb7ae477ed9dca0bf1869
+
+// Attention forward for sm_89 over the key blocks that the pattern lists:
+//   O = softmax(scale * Q K^T) V
+//
+// Who does what
+//   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
+//   every thread takes part in the copies.
+//
+// Pipeline
+//   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
+//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 2 tiles in flight: whole steps.
+//   producer: all threads, cp.async    consumer: all warps, ldmatrix
+//   full:  cp.async.wait_group (this thread's part of K and V of a step), then __syncthreads (everybody's part)
+//   empty: the same __syncthreads: all warps are done with the step before, whose two slots then take the next tiles
+//   Q comes in through the slots that are filled last and stays in registers. O leaves through the
+//   ring.
+//   All keys that are multiplied in one go, those of a step, are exponentiated first.
+//
+// Symbols
+//   step        kTileN keys: one key block
+//   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kTileN keys as 8-bit A operands
+//   q           kWarpRows queries as A operands
+//   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
+//   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
+//   row_max     maximum of a row's logits times log2(e), of this or of earlier keys: weights are relative to it
+//   row_sum     this thread's part of the running sum of the weights
+//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum are of rows r and r + 8
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kTileM = 64;  // queries of a thread block
+constexpr int kTileN = 64;  // keys of one step
+constexpr int kStages = 4;  // slots of the ring
+constexpr int kAhead = 2;  // K and V tiles in flight while the two of a step are read
+constexpr int kSubTileRows = 64;  // queries of a tile: they share a list of key blocks
+constexpr int kWarpRows = 16;  // rows of a warp
+constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kThreads = 128;  // 4 warps
+constexpr int kRowBytes = 128;  // bytes of a row of Q and K
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kRowLines = 1;  // lines of a row
+constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kPassRows = 16;  // rows that all threads copy at a time
+constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
+constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
+constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
+constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kVChunks = 4;  // 16-byte chunks of a row of V^T: the keys of a step, one byte each
+constexpr int kVSwizzleRows = 2;  // consecutive rows of V^T whose chunks are swapped alike
+constexpr int kORowBytes = 256;  // bytes of a row of O
+constexpr int kOLineChunks = 8;  // 16-byte chunks of a line of O
+constexpr int kORowLines = 2;  // lines of a row of O
+constexpr int kOSwizzleRows = 1;  // consecutive rows of O whose chunks are swapped alike
+constexpr int kSumColumns = 8;  // columns of the product that has the sums of P's rows
+constexpr int kQScaleRows = 128;  // rows of Q that share a scale
+constexpr int kKScaleRows = 128;  // rows of K that share a scale
+constexpr int kScaleKeys = 64;  // keys of a step that share a scale
+constexpr int kScaleParts = 1;  // parts of a step with scales of their own
+constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
+constexpr int kBlockKeys = 64;  // keys of a listed block
+constexpr int kTopK = 32;  // key blocks listed for each query block
+
+// Dynamic shared memory: 32768 bytes. Byte offsets:
+constexpr int kRingOffset = 0;  // 32768 bytes: 4 slots, each K or V of one step
+constexpr int kQOffset = 16384;  // 8192 bytes: Q tile: in the slots that are filled last
+constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
+
+static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
+static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// keys.
+constexpr float kLeastLogit = -1e30f;
+constexpr float kLn2 = 0.693147180559945f;
+
+// Launch: 128 threads a block, 32768 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 2 at a time on an SM.
+struct Params {
+  const unsigned char* q;  // Q (batch, heads, q_len, head_dim)
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
+  const unsigned char* k;  // K (batch, kv_heads, kv_len, head_dim)
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
+  const unsigned char* v;  // V^T (batch, kv_heads, head_dim, kv_len rounded up to 16, in the order of KEY_ORDER)
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
+  unsigned short* o;  // O, as Q, in bf16
+  int64 o_batch_stride;  // elements from one batch to the next
+  int64 o_head_stride;  // elements from one head to the next
+  int64 o_row_stride;  // elements from one row to the next
+  const float* q_scale;  // scales of Q: what a number is times
+  int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
+  int q_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  const float* k_scale;  // scales of K: what a number is times
+  int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
+  int k_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  const float* v_scale;  // scales of V: what a number is times
+  int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
+  int v_scale_column_stride;  // elements from one column to the next (0: shared)
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  const int* kv_indices;  // key blocks of each query block, any order
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
+  int q_len;  // queries of a head
+  int kv_len;  // keys of a head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int query_tiles;  // tiles of kTileM queries of a head
+  int tiles;  // batch * heads * query_tiles
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// mma.sync.m16n8k32: D += A B in fp32; A row-major e4m3, B column-major e4m3 (PTX ISA, "mma")
+__device__ __forceinline__ void mma_e4m3_e4m3(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
+// not stay in registers (PTX ISA, "%ctaid")
+__device__ __forceinline__ int ctaid_x() {
+  int x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// cvt.rn.satfinite.e4m3x2.f32: two floats to a pair of e4m3, the second operand in the lower byte; four of them in a
+// word, the first one lowest (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack_e4m3(float a, float b, float c, float d) {
+  uint32 word;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, { low, high };\n"
+      "}\n" : "=r"(word) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
+}
+
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
+// is listed.
+struct KvBlockIterator {
+  // Steps of these queries.
+  static constexpr int count = kTopK;
+  const int* list;  // numbers of their key blocks
+  int key_blocks;   // key blocks there are
+  int lane_entries;  // 32 entries of the list, one a lane
+
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const int row = first_query / kSubTileRows;
+    list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
+           row * p.kv_indices_row_stride;
+    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    take_entries(0);
+  }
+  // Takes 32 entries, one a lane. One that is out of range, or past the end of the list, becomes the block after the
+  // last, which holds no key.
+  __device__ __forceinline__ void take_entries(int first) {
+    const int entry = first + threadIdx.x % 32;
+    const int block = entry < kTopK ? __ldg(list + entry) : -1;
+    lane_entries = static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
+  }
+  // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
+  __device__ __forceinline__ int at(int i) {
+    const int entry = i;
+    if (count > 32 && i > 0 && i % 32 == 0) take_entries(entry);
+    return __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
+  }
+};
+
+// The work of a thread block: kTileM queries of one head.
+// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
+// long should not begin last.
+struct Tile {
+  int batch, head, first_query;
+
+  __device__ __forceinline__ Tile(const Params& p, int index) {
+    const int row = index / p.query_tiles;
+    batch = row / p.heads;
+    head = row % p.heads;
+    first_query = (p.query_tiles - 1 - index % p.query_tiles) * kTileM;
+  }
+};
+
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
+// of 8 consecutive rows into 8 different groups of banks.
+__device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
+  return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
+}
+
+// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+__device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
+  return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
+}
+
+// The lower half of a number that all lanes have. After the shuffle the compiler sees that they do, and keeps it where
+// it takes up no thread's register.
+__device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
+
+// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+__device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
+__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
+
+// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
+// become zeros.
+template <int kRows>
+__device__ __forceinline__ void copy_rows(uint32 to, const unsigned char* from, int64 row_stride, int valid_rows) {
+#pragma unroll
+  for (int row = 0; row < kRows; row += kPassRows) {
+    const uint32 chunk = to + chunk_offset(copy_row() + row, copy_chunk());
+#pragma unroll
+    for (int line = 0; line < kRowLines; ++line) {
+      cp_async_16(chunk + line * kLineChunks * 16, from + line * kLineChunks * 16, row < valid_rows);
+    }
+    from += kPassRows * row_stride;
+  }
+}
+
+// Starts the copy of this thread's part of K of a step, load by load, kLoadKeys keys each. The head begins `head`
+// chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
+__device__ __forceinline__ void copy_step(uint32 to, const unsigned char* tensor, uint32 head, int64 row_stride,
+    int kv_len, const int (&blocks)[kStepBlocks]) {
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int key = blocks[load] * kLoadKeys + copy_row();
+    const uint32 chunk = head + static_cast<uint32>(row_stride / 16) * static_cast<uint32>(key) + copy_chunk();
+    const unsigned char* from = tensor + static_cast<int64>(chunk) * 16;
+    copy_rows<kLoadKeys>(to + load * kLoadKeys * kRowBytes, from, row_stride, kv_len - key);
+  }
+}
+
+// What a warp needs to know of the pairs of a step: for each load, the number of its block.
+struct Step {
+  int block[kStepBlocks];
+
+  __device__ __forceinline__ void take(KvBlockIterator& blocks, int i) {
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) {
+      block[load] = blocks.at(i * kStepBlocks + load);
+    }
+  }
+  // Whether some key of the step is past the last one.
+  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+    bool some = false;
+#pragma unroll
+    for (int load = 0; load < kStepBlocks; ++load) {
+      some |= (block[load] + 1) * kLoadKeys > p.kv_len;
+    }
+    return some;
+  }
+};
+
+// s = Q K^T for this warp's rows and one step.
+__device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8][4],
+    const uint32 (&q)[kRowTiles][kHeadDim / 32][4], uint32 k_tile) {
+  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 32 columns of each.
+  const int lane = threadIdx.x % 32;
+  const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[tile][j][i] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int slice = 0; slice < kHeadDim / 32; ++slice) {
+#pragma unroll
+    for (int keys = 0; keys < kTileN; keys += 16) {
+      uint32 k[4];
+      ldmatrix_x4(k, further_on(k_lane, slice * 2) + keys * kRowBytes);
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        mma_e4m3_e4m3(s[tile][keys / 8], q[tile][slice], k[0], k[1]);
+        mma_e4m3_e4m3(s[tile][keys / 8 + 1], q[tile][slice], k[2], k[3]);
+      }
+    }
+  }
+}
+
+// Hides the keys of a step that are past the last one.
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j) {
+    const int load = j * 8 / kLoadKeys;
+    const int first_key = step.block[load] * kLoadKeys + j * 8 % kLoadKeys + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = first_key + i % 2;
+        const bool seen = key < p.kv_len;
+        if (!seen) s[tile][j][i] = kMinusInfinity;
+      }
+    }
+  }
+}
+
+// Byte offsets of 16-byte chunks, as chunk_offset: of V^T, whose rows have the keys of a step, and of O.
+__device__ __forceinline__ uint32 v_chunk_offset(int row, int chunk) {
+  return row * kTileN + (chunk ^ row / kVSwizzleRows % kVChunks) * 16;
+}
+__device__ __forceinline__ uint32 o_chunk_offset(int row, int chunk) {
+  return row * kORowBytes + (chunk ^ row / kOSwizzleRows % kOLineChunks) * 16;
+}
+
+// Starts the copy of this thread's part of V^T of a step, load by load. A row has one column of V; chunks whose 16 keys
+// are all behind the last one become zeros. V^T itself has zeros behind the last key.
+__device__ __forceinline__ void copy_v_step(uint32 to, const unsigned char* tensor, uint32 head, int64 row_stride,
+    int kv_len, const int (&blocks)[kStepBlocks]) {
+  constexpr int kChunks = kLoadKeys / 16, kLoadChunks = kHeadDim * kChunks;
+#pragma unroll
+  for (int load = 0; load < kStepBlocks; ++load) {
+    const int first_key = blocks[load] * kLoadKeys;
+#pragma unroll
+    for (int pass = 0; pass < kLoadChunks; pass += kThreads) {
+      const int number = pass + static_cast<int>(threadIdx.x), row = number / kChunks, chunk = number % kChunks;
+      if (kLoadChunks % kThreads != 0 && number >= kLoadChunks) break;
+      const uint32 from = head + static_cast<uint32>(row_stride / 16) * static_cast<uint32>(row) +
+                          static_cast<uint32>(first_key / 16 + chunk);
+      cp_async_16(to + v_chunk_offset(row, load * kChunks + chunk), tensor + static_cast<int64>(from) * 16,
+          chunk * 16 < kv_len - first_key);
+    }
+  }
+}
+
+// Scales of the Q of this thread's rows. Rows that are no queries take the last one's. `row` is the first of the tile.
+__device__ __forceinline__ void load_q_scales(float (&scales)[kRowTiles][2], const Params& p, const Tile& tile,
+    int row) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    const int queries[2] = {min(tile.first_query + row + t * 16 + 0 * 8, p.q_len - 1),
+        min(tile.first_query + row + t * 16 + 1 * 8, p.q_len - 1)};
+    const int heads[2] = {tile.head, tile.head};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      scales[t][half] = __ldg(p.q_scale + tile.batch * p.q_scale_batch_stride +
+                              heads[half] * p.q_scale_head_stride +
+                              queries[half] / kQScaleRows * p.q_scale_row_stride);
+    }
+  }
+}
+
+// Scales of the K of a step: of each part of its keys. Blocks that are not there take the nearest one's.
+__device__ __forceinline__ void load_k_scales(float (&scales)[kScaleParts], const float* of_head, const Params& p,
+    const int (&blocks)[kStepBlocks]) {
+#pragma unroll
+  for (int part = 0; part < kScaleParts; ++part) {
+    const int key = blocks[part * kScaleKeys / kLoadKeys] * kLoadKeys + part * kScaleKeys % kLoadKeys;
+    scales[part] = __ldg(of_head + min(max(key, 0), p.kv_len - 1) / kKScaleRows * p.k_scale_row_stride);
+  }
+}
+
+// s becomes what it is of the numbers that were quantised.
+__device__ __forceinline__ void dequantise(float (&s)[kRowTiles][kTileN / 8][4],
+    const float (&q_scales)[kRowTiles][2], const float (&k_scales)[kScaleParts]) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[tile][j][i] *= q_scales[tile][i / 2] * k_scales[j * 8 / kScaleKeys];
+    }
+  }
+}
+
+// Online softmax with lazy rescaling.
+// The weight of a pair is 2^(scale_log2 s - row_max), where row_max is the maximum of the row, or of its earlier steps,
+// less kWeightShift: so weights use the range of e4m3, up to 448.
+constexpr float kWeightShift = 7.0f;
+constexpr float kRescaleThreshold = 1.8f;  // as log2 of a weight: 2^(7 + 1.8) is below 448
+
+// Raises row_max to the maximum of a step, if that exceeds it by the threshold, for all rows of 16 of the warp. O and
+// row_sum are rescaled.
+__device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+    float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    float step_max[2] = {kMinusInfinity, kMinusInfinity};
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) step_max[i / 2] = fmaxf(step_max[i / 2], s[tile][j][i]);
+    }
+    step_max[0] = step_max[0] * scale_log2 - kWeightShift;
+    step_max[1] = step_max[1] * scale_log2 - kWeightShift;
+    const bool rises = step_max[0] - row_max[tile][0] >= kRescaleThreshold ||
+                       step_max[1] - row_max[tile][1] >= kRescaleThreshold;
+    if (!__any_sync(0xFFFFFFFF, rises)) continue;
+    quad_max(step_max);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float before = row_max[tile][row];
+      row_max[tile][row] = fmaxf(before, step_max[row]);
+      const float rescale = ex2(before - row_max[tile][row]);
+      row_sum[tile][row] *= rescale;
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 8; ++j) {
+        o[tile][j][row * 2] *= rescale;
+        o[tile][j][row * 2 + 1] *= rescale;
+      }
+    }
+  }
+}
+
+// P: the weights of a step, in e4m3. Of each 16 keys the scores that a thread has in two groups of 8 columns are four
+// neighbours of the A operand: V's keys are in that order.
+__device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kTileN / 32][4],
+    const float (&s)[kRowTiles][kTileN / 8][4], const float (&row_max)[kRowTiles][2], float scale_log2) {
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int keys = 0; keys < kTileN / 16; ++keys) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float weights[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          weights[i] = ex2(s[tile][keys * 2 + i / 2][row * 2 + i % 2] * scale_log2 - row_max[tile][row]);
+        }
+        p_frag[tile][keys / 2][keys % 2 * 2 + row] = pack_e4m3(weights[0], weights[1], weights[2], weights[3]);
+      }
+    }
+  }
+}
+
+// o += P V for this warp's rows and one step, added up by the tensor core within the step, and by fp32 instructions beyond.
+// row_sum takes in the sums of P as rounded: those of a row are in its first lane, the other ones add zeros.
+__device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
+    const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
+    uint32 v_tile) {
+  uint32 p_frag[kRowTiles][kTileN / 32][4];
+  scale_apply_exp2(p_frag, s, row_max, scale_log2);
+  const int lane = threadIdx.x % 32;
+  // Column 0 of B has ones, the others have zeros: the first lanes of fours hold column 0 of the product.
+  const uint32 ones = lane < 4 ? 0x38383838u : 0u;
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+    float sums[kSumColumns / 2] = {};
+#pragma unroll
+    for (int k = 0; k < kTileN / 32; ++k) mma_e4m3_e4m3(sums, p_frag[tile][k], ones, ones);
+    row_sum[tile][0] += sums[0];
+    row_sum[tile][1] += sums[2];
+  }
+  // Matrices of one ldmatrix: columns 0-7 and 8-15 of 16 of O, the two halves of 32 keys of each.
+  const uint32 v_lane = v_tile + v_chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+  for (int columns = 0; columns < kHeadDim; columns += 16) {
+    float part[kRowTiles][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kTileN / 32; ++k) {
+      uint32 v[4];
+      ldmatrix_x4(v, (v_lane ^ k * 32) + columns * kTileN);
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        mma_e4m3_e4m3(part[tile][0], p_frag[tile][k], v[0], v[1]);
+        mma_e4m3_e4m3(part[tile][1], p_frag[tile][k], v[2], v[3]);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) o[tile][columns / 8 + i / 4][i % 4] += part[tile][i / 4][i % 4];
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q for ldmatrix
+
+  const Tile tile(p, blockIdx.x);
+  // Where this thread's copies from Q begin.
+  const unsigned char* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
+      (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * 16;
+  const int kv_head = tile.head / p.heads_per_kv_head;
+  const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 16);
+  const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 16);
+
+  // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+  Step loaded[kStepsAhead] = {};
+
+  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
+  // last step.
+  auto fetch = [&](int number, uint32 slot) {
+    Step& step = loaded[kStepsAhead - 1];
+    if (number % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i + 1 < kStepsAhead; ++i) loaded[i] = loaded[i + 1];
+    }
+    if (number / 2 < blocks.count) {
+      if (number % 2 == 0) {
+        step.take(blocks, number / 2);
+        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
+      } else {
+        copy_v_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
+      }
+    }
+    cp_async_commit();
+  };
+  const uint32 ring = base + kRingOffset;
+  auto slot_after = [&](uint32 slot) {
+    return slot == ring + (kStages - 1) * kSlotBytes ? ring : slot + kSlotBytes;
+  };
+
+  // Start the pipeline: Q, then the first K and V.
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  cp_async_commit();
+#pragma unroll
+  for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
+
+  // Take this warp's rows of Q into registers. Its group is the oldest: all that may still run are the kAhead groups of
+  // K and V. The next __syncthreads comes before its place is filled.
+  cp_async_wait<kAhead>();
+  __syncthreads();
+  uint32 q[kRowTiles][kHeadDim / 32][4];
+  const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+    for (int slice = 0; slice < kHeadDim / 32; ++slice) {
+      ldmatrix_x4(q[t][slice], further_on(q_lane, slice * 2) + t * 16 * kRowBytes);
+    }
+  }
+
+  // Clear the output and the softmax state.
+  float o[kRowTiles][kHeadDim / 8][4] = {}, s[kRowTiles][kTileN / 8][4];
+  float row_max[kRowTiles][2], row_sum[kRowTiles][2] = {};
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) row_max[t][0] = row_max[t][1] = kLeastLogit;
+
+  float q_scales[kRowTiles][2];
+  load_q_scales(q_scales, p, tile, warp_row + lane / 4);
+  const float* k_scales_of_head = p.k_scale + tile.batch * p.k_scale_batch_stride + kv_head * p.k_scale_head_stride;
+  // Walk over the steps. Once all warps are done with a step, its two slots are refilled.
+  uint32 k_slot = ring;
+  for (int i = 0; i < blocks.count; ++i) {
+    const Step step = loaded[0];
+    cp_async_wait<kAhead - 2>();  // kAhead + 2 i groups of tiles are committed: only those after this step still run
+    __syncthreads();
+    const uint32 refill = k_slot == ring ? ring + kAhead * kSlotBytes : k_slot - 2 * kSlotBytes;
+    fetch(i * 2 + kAhead, refill);
+    fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
+    const uint32 v_slot = k_slot + kSlotBytes;
+    float k_scales[kScaleParts];  // asked for before the products, and there after them
+    load_k_scales(k_scales, k_scales_of_head, p, step.block);
+    compute_qk_gemm(s, q, k_slot);
+    dequantise(s, q_scales, k_scales);
+    if (step.needs_mask(p)) apply_mask(s, p, step);
+    raise_row_max(o, row_sum, row_max, s, p.scale_log2);
+    compute_pv_gemm(o, row_sum, row_max, s, p.scale_log2, v_slot);
+    k_slot = slot_after(v_slot);
+  }
+
+  // Worked out anew: kept from the beginning it would take up registers throughout.
+  const Tile end(p, ctaid_x());
+  // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float sum = quad_sum(row_sum[t][row]);
+      const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+      const float lse = sum == 0.0f ? kMinusInfinity : (row_max[t][row] + lg2(sum)) * kLn2;
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 8; ++j) {
+        o[t][j][row * 2] *= inverse;
+        o[t][j][row * 2 + 1] *= inverse;
+      }
+      const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
+      if (lane % 4 == 0 && query < p.q_len) {
+        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      }
+    }
+  }
+
+  // The columns of V have scales of their own.
+  const float* v_scales = p.v_scale + end.batch * p.v_scale_batch_stride +
+                          end.head / p.heads_per_kv_head * p.v_scale_head_stride;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float scale = __ldg(v_scales + (j * 8 + lane % 4 * 2 + i) * p.v_scale_column_stride);
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        o[t][j][i] *= scale;
+        o[t][j][2 + i] *= scale;
+      }
+    }
+  }
+
+  // Stage this warp's rows of O in the ring, once no warp reads it any more.
+  __syncthreads();
+  unsigned char* staging = shared + kOOffset;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 8; ++j) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const uint32 to = o_chunk_offset(warp_row + t * 16 + row * 8 + lane / 4, j) + lane % 4 * 4;
+        *reinterpret_cast<uint32*>(staging + to) = pack(o[t][j][row * 2], o[t][j][row * 2 + 1]);
+      }
+    }
+  }
+  __syncwarp();
+
+  // Store them, 16 bytes a lane, a line of each of kWarpPassRows rows at a time.
+  unsigned short* o_head = p.o + end.batch * p.o_batch_stride + end.head * p.o_head_stride;
+#pragma unroll
+  for (int pass = 0; pass < kWarpRows / kWarpPassRows; ++pass) {
+    const int row = warp_row + pass * kWarpPassRows + lane / kOLineChunks;
+#pragma unroll
+    for (int line = 0; line < kORowLines; ++line) {
+      const int chunk = line * kOLineChunks + lane % kOLineChunks;
+      if (end.first_query + row < p.q_len) {
+        *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
+            *reinterpret_cast<const uint4*>(staging + o_chunk_offset(row, chunk));
+      }
+    }
+  }
+}

@@ -25,6 +25,7 @@ INSTRUCTIONS = {
     "HGMMA": "wgmma",
     "QGMMA": "wgmma of FP8",
     "HMMA": "mma.sync / WMMA",
+    "QMMA": "mma.sync of FP8",
     "UTMALDG": "TMA load",
     "UTMASTG": "TMA store",
     "LDGSTS": "cp.async",
@@ -33,7 +34,7 @@ INSTRUCTIONS = {
     "LDL": "local load (spill)",
     "STL": "local store (spill)",
 }
-LEFT_OUT = frozenset({"QGMMA"})
+LEFT_OUT = frozenset({"QGMMA", "QMMA"})
 """Opcodes of which kernels that have none say nothing: receipts are older than they."""
 
 

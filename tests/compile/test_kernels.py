@@ -35,6 +35,7 @@ from runtime.compile.inspection import usage
 from runtime.errors import CompileError, ToolchainError
 
 MMA_OPCODE = {"wgmma": {"HGMMA"}, "mma": {"HMMA"}, "wmma": {"HMMA"}, "none": set()}
+FP8_OPCODE = {"wgmma": "QGMMA", "mma": "QMMA"}
 COPY_OPCODE = {"tma": "UTMALDG", "cp_async": "LDGSTS"}
 
 DENSE = {"kind": "dense"}
@@ -692,8 +693,8 @@ def check(named: NamedSpec, record: Record) -> None:
     spilled = {name: record[name] for name in ("spill_bytes", "stack_bytes") if record[name]}
     spilled |= {name: counts[name] for name in ("LDL", "STL") if counts[name]}
     assert not spilled or plan_for(named).registers.may_spill, f"{named.stem} spills: {spilled}"  # explain says so
-    opcodes = {"QGMMA"} if spec.dtype in FP8 else MMA_OPCODE[spec.mma]
-    assert {name for name in ("HGMMA", "QGMMA", "HMMA") if counts[name]} == opcodes
+    opcodes = {FP8_OPCODE[spec.mma]} if spec.dtype in FP8 else MMA_OPCODE[spec.mma]
+    assert {name for name in ("HGMMA", "QGMMA", "HMMA", "QMMA") if counts[name]} == opcodes
     plan = plan_for(named)
     for way, opcode in COPY_OPCODE.items():
         assert (counts[opcode] > 0) == (spec.copy_ == way), (way, counts)

@@ -313,7 +313,7 @@ class AttentionMmaSyncOperands(Flags):
         copies: the same, of copies.
         depth: columns of Q and K, or keys, that one product takes.
         operand_bits: bits of an element of an operand.
-        operand_types: types of the left and the right operand of each kind of product in FP8.
+        weights: type of P in FP8.
         qk_mma: function of the product Q K^T.
         pv_mma: function of the product P V.
         copy_v: function that copies V.
@@ -331,7 +331,7 @@ class AttentionMmaSyncOperands(Flags):
     copies: CopyWords
     depth: int
     operand_bits: int
-    operand_types: tuple[tuple[str, str], ...]
+    weights: str
     qk_mma: str
     pv_mma: str
     copy_v: str

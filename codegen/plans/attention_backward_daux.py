@@ -41,7 +41,8 @@ from codegen.plans.attention_expressions import (
     with_helpers_of,
 )
 from codegen.plans.attention_kv_lengths import key_end_of_threads
-from codegen.plans.attention_mma_sync import BANK_BYTES, CHUNK, RESERVED, TILE_ROWS
+from codegen.plans.attention_mma_sync import RESERVED, TILE_ROWS
+from codegen.plans.attention_mma_sync_operands import BANK_BYTES, CHUNK
 from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec

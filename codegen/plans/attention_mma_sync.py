@@ -9,13 +9,10 @@ from codegen.plan import (
     Constant,
     Plan,
     Registers,
-    SharedLayout,
-    SharedRegion,
     check_budget,
     require,
 )
 from codegen.plans.attention_expressions import expression_registers, expressions_flags
-from codegen.plans.attention_fp8 import is_fp8
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_lists import list_words, step_words
@@ -24,14 +21,16 @@ from codegen.plans.attention_mma_sync_operands import (
     BANK_BYTES,
     CHUNK,
     check_operands,
-    fp8_constants,
     line_bytes,
     o_row_bytes,
+    operand_constants,
     operand_params,
     operands,
+    rows_of,
 )
 from codegen.plans.attention_mma_sync_operands import registers as operand_registers
 from codegen.plans.attention_mma_sync_pieces import pieces, words
+from codegen.plans.attention_mma_sync_shared import shared_regions
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -65,7 +64,6 @@ QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows 
 NARROW_HEAD = 64  # elements
 WIDEST_OF_HIGH_WARPS = 128  # elements of a head of which O of 32 rows fits a thread's registers
 GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
-GROUP_KEYS_ARE = "keys whose weights are looked at together before they are multiplied"
 KV_BYTES = 2**32 * 16  # that K, or V, may extend over: chunks of 16 bytes are counted in 32 bits
 
 
@@ -94,7 +92,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     line_chunks = line // CHUNK
     pass_rows = threads // line_chunks
     _check_copies(spec, load_keys, line_chunks)
-    q_bytes, slot_bytes, o_bytes = m * row_bytes, n * row_bytes, m * o_row_bytes(spec)
+    q_bytes, slot_bytes = m * row_bytes, n * row_bytes
 
     scores, output, queries = (spec.warp_rows * size // WARP for size in (n, d, row_bytes // 4))
     # Weights of 16 keys, and of 16 more. Where a group has more keys, its weights take the places of their scores.
@@ -104,7 +102,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     overhead = _overhead(spec, loads=n // load_keys, block_steps=block_steps)
     q_in_registers = kept + overhead <= arch.registers_per_thread
     accumulators = kept if q_in_registers else kept - queries
-    regions = _regions(q_in_registers, spec.stages, ahead, q_bytes, slot_bytes, o_bytes)
+    regions = shared_regions(spec, q_in_registers, ahead)
     shared_bytes = max(region.offset + region.bytes for region in regions)
     ctas_per_sm = max(
         1,
@@ -133,7 +131,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kWarpRows", spec.warp_rows, "rows of a warp"),
         Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
-        Constant("kRowBytes", row_bytes, "bytes of a row of Q and K" if is_fp8(spec) else "bytes of a row of Q, K, V, O"),
+        Constant("kRowBytes", row_bytes, f"bytes of a row of {rows_of(spec)}"),
         Constant("kLineChunks", line_chunks, "16-byte chunks of a line: what lanes side by side copy of a row"),
         Constant("kRowLines", row_bytes // line, "lines of a row"),
         Constant("kSwizzleRows", BANK_BYTES // line, "consecutive rows whose chunks are swapped alike"),
@@ -142,8 +140,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
         Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
         Constant("kLoadKeys", load_keys, "keys of one load"),
-        *fp8_constants(spec, load_keys),
-        *([] if is_fp8(spec) else [Constant("kGroupKeys", group_keys, GROUP_KEYS_ARE)]),
+        *operand_constants(spec, load_keys, group_keys),
         *([] if paired else [Constant("kHalfStep", n // 2 // group_keys, "half a step, in groups")]),
         *_pattern_constants(spec, ahead, tile_queries),
         *logit_constants(spec),
@@ -189,7 +186,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             words=words(
                 spec,
                 paired=paired,
-                overlaps=not is_fp8(spec) and in_one_go > group_keys,
+                overlaps=in_one_go > group_keys,
                 q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
                 rereads=rereads,
             ),
@@ -293,27 +290,6 @@ def _tile_summary(spec: AttentionSpec, q_in_registers: bool) -> tuple[str, str]:
     """Return the line on the tile for ``explain``."""
     rows, place = "rows" if spec.pack_gqa > 1 else "queries", "registers" if q_in_registers else "shared memory"
     return ("tile", f"{spec.tile.m} {rows} x {spec.tile.n} keys, Q in {place}")
-
-
-def _regions(q_in_registers: bool, stages: int, ahead: int, q_bytes: int, slot_bytes: int, o_bytes: int) -> tuple[SharedRegion, ...]:
-    """Lay out the shared memory."""
-    shared = SharedLayout()
-    slots = f"{stages} slots, each K or V of one step"
-    if q_in_registers:
-        # Q arrives in the slots that are filled last, O is staged in the ring: neither has memory of its own.
-        before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
-        free = (stages - ahead) * slot_bytes
-        rest, beyond = (", then room for the rest of Q", " and the room after it") if q_bytes > free else ("", "")
-        ring = shared.add("Ring", max(before + max(free, q_bytes), o_bytes), slots + rest)
-        q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last{beyond}", "Ring")
-        o = SharedRegion("O", ring.offset, o_bytes, "O tile on its way out: in the ring once it is idle", "Ring")
-        return ring, q, o
-    q = shared.add("Q", q_bytes, "Q tile")
-    if o_bytes > q_bytes:
-        ring = shared.add("Ring", max(stages * slot_bytes, o_bytes), slots)
-        return q, ring, SharedRegion("O", ring.offset, o_bytes, "O tile on its way out: in the ring once it is idle", "Ring")
-    ring = shared.add("Ring", stages * slot_bytes, slots)
-    return q, ring, SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q", "Q")
 
 
 def _list(values: tuple[int, ...]) -> str:

@@ -38,9 +38,7 @@ def check_operands(spec: AttentionSpec) -> None:
     high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (P V of a step has registers of its own)"
     require(spec.warp_rows == 16, "warp_rows", high)
     require(n in STEPS, "tile.n", f"is {n}; allowed {with_dtype}: {_list(STEPS)}")
-    require(
-        stages in STAGES, "stages", f"is {stages}; allowed {with_dtype}: {_list(STAGES)} (K and V of whole steps)"
-    )
+    require(stages in STAGES, "stages", f"is {stages}; allowed {with_dtype}: {_list(STAGES)} (K and V of whole steps)")
     allowed = f"{_list(PROMOTED)} (P V of several steps would want registers of its own)"
     require(every in PROMOTED, "accumulate_every", f"is {every}; allowed {with_dtype}: {allowed}")
 
@@ -60,10 +58,16 @@ def registers(spec: AttentionSpec) -> int:
     return REGISTERS if is_fp8(spec) else 0
 
 
-def fp8_constants(spec: AttentionSpec, load_keys: int) -> list[Constant]:
-    """Return the constants of FP8, with so many keys of a load."""
+def rows_of(spec: AttentionSpec) -> str:
+    """Return whose rows are as wide as those of Q, in words."""
+    return "Q and K" if is_fp8(spec) else "Q, K, V, O"
+
+
+def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> list[Constant]:
+    """Return the constants of FP8, with so many keys of a load; of other inputs that of a group of keys."""
     if not is_fp8(spec):
-        return []
+        doc = "keys whose weights are looked at together before they are multiplied"
+        return [Constant("kGroupKeys", group_keys, doc)]
     n, row = spec.tile.n, o_row_bytes(spec)
     line = line_bytes(row)
     scale_keys = min(spec.scale_rows.k, load_keys)
@@ -106,15 +110,13 @@ def operand_params(spec: AttentionSpec) -> list[Param]:
 def operands(spec: AttentionSpec) -> AttentionMmaSyncOperands:
     """Return what the templates insert."""
     fp8 = is_fp8(spec)
-    of_v = f"{WEIGHTS}_{spec.dtype}"
-    types = dict.fromkeys(((spec.dtype, spec.dtype), (WEIGHTS, spec.dtype)))
     return AttentionMmaSyncOperands(
         copies=FP8_COPIES if fp8 else HALF_COPIES,
         depth=32 if fp8 else 16,
         operand_bits=8 * DTYPES[spec.dtype].bytes,
-        operand_types=tuple(types) if fp8 else (),
+        weights=WEIGHTS,
         qk_mma=f"mma_{spec.dtype}_{spec.dtype}" if fp8 else "mma_m16n8k16",
-        pv_mma=f"mma_{of_v}" if fp8 else "mma_m16n8k16",
+        pv_mma=f"mma_{WEIGHTS}_{spec.dtype}" if fp8 else "mma_m16n8k16",
         copy_v="copy_v_step" if fp8 else "copy_step",
         weights_of="kTileN" if fp8 else "kGroupKeys",
         lane_addresses="Q" if fp8 else "Q and V",

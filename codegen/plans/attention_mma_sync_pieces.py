@@ -46,6 +46,7 @@ def words(spec: AttentionSpec, *, paired: bool, overlaps: bool, q_beyond: bool, 
         rereads: whether the thread's number is read at each use, as registers are few.
     """
     packed = spec.pack_gqa > 1
+    overlaps = overlaps and not is_fp8(spec)
     return AttentionMmaSyncWords(
         keys_of_pattern=keys_of_pattern(spec),
         formula=formula(spec),

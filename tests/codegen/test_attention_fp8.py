@@ -125,14 +125,13 @@ def test_scales_are_checked_on_request(kernel: Kernel, monkeypatch: pytest.Monke
     assert kernel.named["validate"] is True  # the kernel's own check
 
 
-def test_a_spec_is_told_the_rows_of_scales() -> None:
+@pytest.mark.parametrize(
+    ("arch", "device"), [("sm_90a", "NVIDIA H100 80GB HBM3"), ("sm_89", "NVIDIA L4"), ("sm_120", None)]
+)
+def test_a_spec_is_told_the_rows_of_scales(arch: str, device: str | None) -> None:
     fp8 = Fp8Call(torch.float16, 128, 64)
     assert fp8.fields() == {"output": "fp16", "scale_rows": {"q": 128, "k": 64}}
     shape = (1, 16, 8192, 128)
     call = Call(Dense().spec_json, (), shape, shape, E4M3, None, None, False, False, True, fp8)
-    from codegen.combinations import FP8_OPS
-
-    if "attention" not in FP8_OPS:
-        pytest.skip("there are no attention kernels for FP8 yet")
-    spec: Any = resolve(call, "sm_90a", "NVIDIA H100 80GB HBM3").choice.spec
+    spec: Any = resolve(call, arch, device).choice.spec
     assert (spec.dtype, spec.output, spec.scale_rows.q, spec.scale_rows.k) == ("e4m3", "fp16", 128, 64)

@@ -26,7 +26,10 @@ DENSE = {"kind": "dense"}
 
 
 def test_keys_of_an_accumulator_are_columns_of_an_operand() -> None:
-    """PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32" and accumulators of m64nN."""
+    """PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32" and accumulators of m64nN.
+
+    "Matrix Fragments for mma.m16n8k32" has the same columns in a lane, and accumulators of m16n8 too.
+    """
     for lane in range(4):
         held = [8 * group + 2 * lane + i for group in range(2) for i in range(2)]
         assert [KEY_ORDER[4 * lane + i] for i in range(4)] == held
@@ -58,7 +61,14 @@ def test_quantised_inputs_are_near_what_they_stand_for(dtype: str, scales: str) 
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"arch": "sm_89", "pattern": DENSE}, "dtype"),
+        ({"arch": "sm_80", "pattern": DENSE}, "dtype"),
+        ({"arch": "sm_86", "pattern": DENSE}, "dtype"),
+        ({"arch": "sm_89", "pattern": DENSE, "mma": "wmma"}, "dtype"),
+        ({"arch": "sm_89", "pattern": DENSE, "tile": {"m": 64, "n": 96}}, "tile.n"),
+        ({"arch": "sm_89", "pattern": DENSE, "stages": 2}, "stages"),
+        ({"arch": "sm_89", "pattern": DENSE, "warp_rows": 32}, "warp_rows"),
+        ({"arch": "sm_89", "pattern": DENSE, "accumulate_every": 4}, "accumulate_every"),
+        ({"arch": "sm_89", "pattern": DENSE, "pad_heads": True}, "pad_heads"),
         ({"pattern": DENSE, "tile": {"m": 128, "n": 96}}, "tile.n"),
         ({"pattern": DENSE, "kv_splits": 2, "schedule": "cooperative", "tile": {"m": 64, "n": 64}}, "kv_splits"),
         ({"pattern": DENSE, "accumulate_every": 2}, "accumulate_every"),

@@ -58,7 +58,15 @@ def test_results_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
         ("[i % 4] += part[tile]", "[i % 4] = part[tile]", True),
         ("__syncthreads();\n    const uint32 refill", "const uint32 refill", False),
     ],
-    ids=["a wait", "the order of keys", "sums of all lanes", "scales of K", "the last keys", "a promotion", "a barrier"],
+    ids=[
+        "a wait",
+        "the order of keys",
+        "sums of all lanes",
+        "scales of K",
+        "the last keys",
+        "a sum",
+        "a barrier",
+    ],
 )
 def test_what_is_wrong_shows(was: str, instead: str, late: bool, tmp_path: Path) -> None:
     named = find_spec("l4_e4m3_dense")

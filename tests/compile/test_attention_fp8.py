@@ -1,10 +1,12 @@
-"""FP8 attention: registers suffice, for the pipeline of wgmma too."""
+"""FP8 attention: registers suffice, by mma.sync and for the pipeline of wgmma too."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from compile.sample_specs import fits_the_compiler
+from fp8_specs import MMA_SYNC_KERNELS
 
 from codegen.library import find_spec
 from runtime.compile.compiler import compile_spec
@@ -32,3 +34,14 @@ def test_products_are_not_serialised(name: str) -> None:
     )
     assert "serialized" not in compiled.log
     assert resources(compiled).spill_bytes == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_120"])
+@pytest.mark.parametrize("name", MMA_SYNC_KERNELS)
+def test_mma_sync_does_not_spill(name: str, arch: str) -> None:
+    fields = {"op": "attention", "arch": arch, "dtype": "e4m3", "head_dim": 128, **MMA_SYNC_KERNELS[name]}
+    named = find_spec(fields)
+    if not fits_the_compiler(named):
+        pytest.skip(f"the compiler does not know {arch}")
+    used = resources(compile_spec(named))
+    assert (used.spill_bytes, used.stack_bytes) == (0, 0)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: d3a6e94516d9b242405fa39a2eb7082e7051a726a9ee7368c060e5f07e6ee77c
 // templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/fp8.cuh.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/kv_pipeline/steps_fp8.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/promotion/each.cuh.j2, attention/mma_sync/pv_gemm_fp8.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax_fp8.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e020d9745861b17ef132813bdbab5d9e4137d2bb39898f446e46b81f9ed16df8
+// seal: sha256 208a567b895a94f09ed01e8ed5391c7279db5612ee328e0a4f11be720d4a9777
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -478,7 +478,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kTi
   }
 }
 
-// o += P V for this warp's rows and one step, added up by the tensor core within the step, and by fp32 instructions beyond.
+// o += P V for this warp's rows and one step, which is added to those before it in fp32.
 // row_sum takes in the sums of P as rounded: those of a row are in its first lane, the other ones add zeros.
 __device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 24f177eb00fe537c304f8932e59994c937e21af16781b7fa05bd13f0fcfbf34e
 // templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/fp8.cuh.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/kv_pipeline/steps_fp8.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/promotion/each.cuh.j2, attention/mma_sync/pv_gemm_fp8.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax_fp8.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9e7ec3fc368d549a771d1e2361699e9a3e24dc857c3bb7ae477ed9dca0bf1869
+// seal: sha256 440b9785f35c9bca4ce73185dff7a42dd971bc02e0b3a86f44dfe1973b5cd8a9
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -504,7 +504,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kTi
   }
 }
 
-// o += P V for this warp's rows and one step, added up by the tensor core within the step, and by fp32 instructions beyond.
+// o += P V for this warp's rows and one step, which is added to those before it in fp32.
 // row_sum takes in the sums of P as rounded: those of a row are in its first lane, the other ones add zeros.
 __device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,

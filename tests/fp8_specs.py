@@ -28,6 +28,12 @@ KERNELS: dict[str, dict[str, Any]] = {
 }
 TINY_LISTS = {"kind": "topk", "k": 5, "block": {"q": 16, "kv": 16}}
 BITS = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "bits"}
+EXPRESSION = {
+    "kind": "block_lists",
+    "block": {"q": 64, "kv": 64},
+    "mask": "doc[batch, q_idx] < doc[batch, kv_idx] or kv_idx % 3 == head",
+    "aux": {"doc": "int32[1, kv_len]"},
+}
 MMA_SYNC_KERNELS: dict[str, dict[str, Any]] = {
     "dense": {"pattern": {"kind": "dense"}},
     "dense, steps of 128": {"pattern": {"kind": "dense"}, "tile": {"m": 64, "n": 128}, "scale_rows": {"k": 64}},
@@ -47,7 +53,14 @@ MMA_SYNC_KERNELS: dict[str, dict[str, Any]] = {
     "d 96": {"pattern": {"kind": "dense"}, "head_dim": 96},
     "d 192": {"pattern": {"kind": "causal"}, "head_dim": 192},
     "d 256": {"pattern": LISTS, "head_dim": 256},
+    "d 192, an expression": {"pattern": EXPRESSION, "head_dim": 192},
     "d 256, lists of 16": {"pattern": TINY_LISTS, "head_dim": 256},
+    "d 256, Q in shared memory": {
+        "pattern": {"kind": "causal"},
+        "head_dim": 256,
+        "tile": {"m": 64, "n": 64},
+        "accumulate_every": 0,
+    },
     "never promoted": {"pattern": {"kind": "dense"}, "accumulate_every": 0},
     "more rows": {"pattern": {"kind": "dense"}, "tile": {"m": 128, "n": 64}, "stages": 6},
 }

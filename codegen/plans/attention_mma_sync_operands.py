@@ -19,7 +19,7 @@ BANK_BYTES = 128  # of shared memory that one access can reach: 32 banks
 STEPS = (32, 64, 128)  # keys, of which a row of V^T has all: a power of two of chunks
 STAGES = (4, 6, 8)
 PROMOTED = (0, 1)
-REGISTERS = 8  # beside accumulators: scales of Q and K, the operand of ones
+REGISTERS = 12  # beside accumulators: scales of Q and K, the operand of ones
 PIECES = "attention/mma_sync"
 FP8_COPIES = CopyWords("unsigned char", CHUNK, "K")
 

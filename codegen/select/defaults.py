@@ -128,7 +128,8 @@ def _mma_sync_tile(given: AttentionSpec) -> tuple[int, int]:
 def _mma_sync_fp8_tile(given: AttentionSpec) -> tuple[int, int]:
     """Return the sizes of the tile for mma.sync with FP8 inputs: threads copy at most the rows of a load at a time."""
     of_pass = {64: 2, 96: 1, 192: 2}.get(given.head_dim, 4)  # rows of the tile to each that is copied at a time
-    n = _size(given, "n", 32 if given.head_dim == 256 or _has_heavy_score(given) else 64)
+    asks_much = _has_heavy_score(given) or (given.head_dim == 192 and given.pattern.expression is not None)
+    n = _size(given, "n", 32 if given.head_dim == 256 or asks_much else 64)
     largest = min(64, of_pass * min(n, _block(given, "kv", n)))
     return _size(given, "m", min(_block(given, "q", largest) * given.pack_gqa, largest)), n
 

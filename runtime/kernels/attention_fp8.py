@@ -43,7 +43,7 @@ class Fp8AttentionKernel(AttentionKernel):
 
         Args:
             q: (batch, heads, q_len, d), the spec's dtype; the last dimension contiguous, other strides any multiple of
-                16 bytes. d is the spec's head_dim, or any multiple of 16 below it.
+                16 bytes. d is the spec's head_dim; kernels for sm_90a also take any multiple of 16 below it.
             k: (batch, kv_heads, kv_len, d); heads is a multiple of kv_heads.
             v_t: (batch, kv_heads, d, kv_len rounded up to a multiple of 16, or more), V transposed, the keys of each 16
                 in the order of ``codegen.fp8.KEY_ORDER``, zeros behind the last key.

@@ -235,6 +235,10 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         packed, fit = 1, block_fit(call.spec_json, arch, 1)
     list_heads = call.list_shape[1] if len(call.list_shape) > 1 else 1
     width = call.list_shape[3] if len(call.list_shape) > LIST_RANK else 0
+    pads = head_dim not in HEAD_DIMS and not any(how.copy == "tma" for how in ARCHS[arch].of("attention"))
+    if pads and call.fp8 is not None:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise ArgumentError("q", f"has head size {head_dim}; kernels of FP8 for {arch} have {sizes}")
     shape_class = ShapeClass(
         pattern=call.spec_json if fit is None else fit.spec_json(call.spec_json),
         arch=arch,
@@ -242,7 +246,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         dtype=_NAMES[call.dtype],
         head_dim=kernel_head_dim(head_dim),
         **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths", "lse")},
-        pad_heads=head_dim not in HEAD_DIMS and not any(how.copy == "tma" for how in ARCHS[arch].of("attention")),
+        pad_heads=pads,
         pack_gqa=packed,
         batch=rounded(batch),
         heads=heads,

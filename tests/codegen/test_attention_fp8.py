@@ -125,6 +125,15 @@ def test_scales_are_checked_on_request(kernel: Kernel, monkeypatch: pytest.Monke
     assert kernel.named["validate"] is True  # the kernel's own check
 
 
+def test_heads_that_would_be_filled_up_are_refused() -> None:
+    shape = (1, 16, 8192, 80)
+    fp8 = Fp8Call(torch.float16, 128, 64)
+    call = Call(Dense().spec_json, (), shape, shape, E4M3, None, None, False, False, True, fp8)
+    with pytest.raises(ArgumentError, match=r"^q: has head size 80; kernels of FP8 for sm_89 have 64, 96, 128"):
+        resolve(call, "sm_89", "NVIDIA L4")
+    assert resolve(call, "sm_90a", None).choice.spec.head_dim == 96
+
+
 @pytest.mark.parametrize(
     ("arch", "device"), [("sm_90a", "NVIDIA H100 80GB HBM3"), ("sm_89", "NVIDIA L4"), ("sm_120", None)]
 )

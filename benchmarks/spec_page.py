@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from results_table import DASH, LONGEST_LINE, line, update, wrapped
 
-from codegen.arch import ARCHS, Combination
+from codegen.arch import ARCHS, FIRST_FP8, Combination
 from codegen.combinations import FP8_OPS, FP8_OPTIONS
 from codegen.dtypes import FP8
 from codegen.errors import SpecError
@@ -295,13 +295,19 @@ def without_lengths(value: Any) -> Any:
 
 @cache
 def families(op: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """Return architectures that share the kernels of an operator, and the one of them that shipped specs are for."""
-    groups: dict[tuple[bool, tuple[Combination, ...]], list[str]] = {}
+    """Return architectures that share the kernels of an operator, and the one of them that shipped specs are for.
+
+    Without such a one it is the first.
+    """
+    groups: dict[tuple[bool, bool, tuple[Combination, ...]], list[str]] = {}
     for arch in ARCHS.values():
         if arch.of(op):
-            groups.setdefault((arch.forward_compatible, arch.of(op)), []).append(arch.name)
+            has_fp8 = op == "attention" and arch.compute_capability >= FIRST_FP8
+            groups.setdefault((arch.forward_compatible, has_fp8, arch.of(op)), []).append(arch.name)
     shipped_for = {named.spec.arch for named in shipped_specs()}
-    return tuple((tuple(names), next(name for name in names if name in shipped_for)) for names in groups.values())
+    return tuple(
+        (tuple(names), next((name for name in names if name in shipped_for), names[0])) for names in groups.values()
+    )
 
 
 def combined(combination: Combination) -> dict[str, str]:

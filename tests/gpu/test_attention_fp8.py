@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from fp8_specs import KERNELS
+from fp8_specs import KERNELS, MMA_SYNC_KERNELS
 
 torch = pytest.importorskip("torch")
 
 from runtime import load_kernel  # noqa: E402
 from runtime.verify.run import outcomes  # noqa: E402
 
+NEWER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs sm_89 or newer"
+)
 HOPPER = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
 )
@@ -19,5 +22,15 @@ HOPPER = pytest.mark.skipif(
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_case(name: str) -> None:
     kernel = load_kernel({"op": "attention", "arch": "sm_90a", "dtype": "e4m3", "head_dim": 128, **KERNELS[name]})
+    failed = [outcome for outcome in outcomes(kernel) if not outcome.passed]
+    assert not failed, failed
+
+
+@NEWER
+@pytest.mark.parametrize("name", MMA_SYNC_KERNELS)
+def test_every_case_by_mma_sync(name: str) -> None:
+    """By the kernels of sm_89, which newer GPUs run through PTX."""
+    fields = {"op": "attention", "arch": "sm_89", "dtype": "e4m3", "head_dim": 128, **MMA_SYNC_KERNELS[name]}
+    kernel = load_kernel(fields, forward_compatible=True)
     failed = [outcome for outcome in outcomes(kernel) if not outcome.passed]
     assert not failed, failed

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: a6c8ee6b406627913767ad8c61c9d6290c16daecc5c36deb4913de9919c42ec2
 // templates: attention/logits/scaled.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/loads/one_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_operand_fp8/shared.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_of_ones.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d60f05ea700b4368f9ad6e7eb71e28f6e08fe36a283238ed20fd8e937c9ad233
+// seal: sha256 adc91fb2be68b7ae8bb7bf1993a5b777e1af825849392bfbbf5747c46cd2fb3d
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -125,11 +125,11 @@ struct Params {
   const float* q_scale;  // scales of Q: what a number is times
   int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
-  int q_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
   const float* k_scale;  // scales of K: what a number is times
   int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
-  int k_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
   const float* v_scale;  // scales of V: what a number is times
   int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: d9fd0bea39e3ec2fd701124e5714ea8482c4e00f791ca4c064d8411f3f3d4766
 // templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/loads/several_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_operand_fp8/shared.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_of_ones.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 12779276973ebe43a9d6368797364db0bcc8719fd04b8984b5ca8b0616fc40f7
+// seal: sha256 8e38efdce07ead7eee9eede373f40c5f16adb7273f824941e1640f7fee1f8aef
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -135,11 +135,11 @@ struct Params {
   const float* q_scale;  // scales of Q: what a number is times
   int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
-  int q_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
   const float* k_scale;  // scales of K: what a number is times
   int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
-  int k_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
   const float* v_scale;  // scales of V: what a number is times
   int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: d3a6e94516d9b242405fa39a2eb7082e7051a726a9ee7368c060e5f07e6ee77c
 // templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/fp8.cuh.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/kv_pipeline/steps_fp8.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/promotion/each.cuh.j2, attention/mma_sync/pv_gemm_fp8.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax_fp8.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 208a567b895a94f09ed01e8ed5391c7279db5612ee328e0a4f11be720d4a9777
+// seal: sha256 be440ef8ad5b73c57c0255686cb16ccbcd67f1a87e87fded8177780797a87763
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -102,11 +102,11 @@ struct Params {
   const float* q_scale;  // scales of Q: what a number is times
   int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
-  int q_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
   const float* k_scale;  // scales of K: what a number is times
   int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
-  int k_scale_row_stride;  // elements from one rows that share one to the next (0: shared)
+  int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
   const float* v_scale;  // scales of V: what a number is times
   int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)

@@ -216,8 +216,8 @@ def fp8_params() -> tuple[Param, ...]:
 def scale_params() -> tuple[Param, ...]:
     """Return the parameters of the scales."""
     return (
-        *_scale("q", "of Q", "row", "rows that share one"),
-        *_scale("k", "of K", "row", "rows that share one"),
+        *_scale("q", "of Q", "row", "group of rows"),
+        *_scale("k", "of K", "row", "group of rows"),
         *_scale("v", "of V", "column", "column"),
     )
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import host_launch
 import torch
 
 from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import generate
-from runtime.driver import launch
 from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
 
 HEADERS = Path(__file__).with_name("host")
@@ -92,29 +92,22 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
-class HostLoaded(launch.LoadedKernel):
+class HostLoaded(host_launch.HostLoaded):
     """Stands for a kernel in the driver.
 
     Attributes:
         late: whether copies happen when they are waited for, or at once.
-        order: seed of the order in which warps run.
         tensors: what copies may read, beside the statistics.
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        self.plan, self.layout = plan, launch.ParameterLayout.of(plan.params)
-        self._run = compiled(source, plan, folder).run
-        self._sm_counts = {None: 58}  # type: ignore[dict-item]
-        self.late, self.order = True, 1
+        super().__init__(compiled(source, plan, folder).run, plan)
+        self.late = True
         self.tensors: Sequence[torch.Tensor] = ()
-
-    def _config(self, grid: int, size: launch.BlockSize) -> None:
-        """A host needs none."""
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:
         """Run the prologue and the kernel."""
-        for name, pointer in signature.pointers:
-            pointer.value = addresses[name]
+        self.point(signature, addresses)
         numbers = {name: self._number(signature.block, name) for name in ("batch_heads", "padded_q_len")}
         stats = addresses["stats"], numbers["batch_heads"] * numbers["padded_q_len"] * 8
         storages = (tensor.untyped_storage() for tensor in self.tensors)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import host_launch
 import torch
 from host_kernel import HEADERS
 from host_sm90a import without
@@ -20,7 +21,6 @@ from host_sm90a import without
 from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import generate
-from runtime.driver import launch
 from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 
 INSTRUCTIONS = (
@@ -66,29 +66,22 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
-class HostLoaded(launch.LoadedKernel):
+class HostLoaded(host_launch.HostLoaded):
     """Stands for a kernel in the driver.
 
     Attributes:
         late: whether copies happen when they are waited for, or at once.
-        order: seed of the order in which warps run.
         tensors: what copies may read.
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        self.plan, self.layout = plan, launch.ParameterLayout.of(plan.params)
-        self._run = compiled(source, plan, folder).run
-        self._sm_counts = {None: 58}  # type: ignore[dict-item]
-        self.late, self.order = True, 1
+        super().__init__(compiled(source, plan, folder).run, plan)
+        self.late = True
         self.tensors: Sequence[torch.Tensor] = ()
-
-    def _config(self, grid: int, size: launch.BlockSize) -> None:
-        """A host needs none."""
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:
         """Run the kernel."""
-        for name, pointer in signature.pointers:
-            pointer.value = addresses[name]
+        self.point(signature, addresses)
         ranges = [word for t in self.tensors for s in (t.untyped_storage(),) for word in (s.data_ptr(), s.nbytes())]
         given = (ctypes.c_longlong * len(ranges))(*ranges)
         self._run(signature.block, signature.grid, self.late, self.order, given, len(ranges) // 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import host_launch
 import torch
 from host_kernel import HEADERS
 
@@ -16,7 +17,6 @@ from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import generate
 from codegen.spec import QuantiseSpec
-from runtime.driver import launch
 from runtime.kernels.quantise import QuantiseKernel
 
 INSTRUCTIONS = ("widen", "code_pair", "load_acquire", "rcp")
@@ -55,26 +55,15 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
-class HostLoaded(launch.LoadedKernel):
-    """Stands for a kernel in the driver.
-
-    Attributes:
-        order: seed of the order in which warps run.
-    """
+class HostLoaded(host_launch.HostLoaded):
+    """Stands for a kernel in the driver."""
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        self.plan, self.layout = plan, launch.ParameterLayout.of(plan.params)
-        self._run = compiled(source, plan, folder).run
-        self._sm_counts = {None: 58}  # type: ignore[dict-item]
-        self.order = 1
-
-    def _config(self, grid: int, size: launch.BlockSize) -> None:
-        """A host needs none."""
+        super().__init__(compiled(source, plan, folder).run, plan)
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:
         """Run the kernel."""
-        for name, pointer in signature.pointers:
-            pointer.value = addresses[name]
+        self.point(signature, addresses)
         self._run(signature.block, signature.grid, self.order)
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import host_launch
+
 from codegen.encode_tiled import ELEMENT_BYTES
 from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.plans.attention_fp8 import is_fp8
 from codegen.render import generate
 from codegen.spec import AttentionSpec
-from runtime.driver import launch
 from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 
 HEADERS = Path(__file__).with_name("host")
@@ -113,29 +114,22 @@ def host_map(encoder: Any, address: int) -> bytes:
     return struct.pack("<Q18i", address, *numbers).ljust(128, b"\0")
 
 
-class HostLoaded(launch.LoadedKernel):
+class HostLoaded(host_launch.HostLoaded):
     """Stands for a kernel in the driver.
 
     Attributes:
         late: whether copies happen when they are waited for, or at once.
-        order: seed of the order in which warps run.
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path, blocks: int) -> None:
-        self.plan, self.layout = plan, launch.ParameterLayout.of(plan.params)
-        self._run = compiled(source, plan, folder).run
-        self._sm_counts = {None: blocks}  # type: ignore[dict-item]
-        self.late, self.order = True, 1
-
-    def _config(self, grid: int, size: launch.BlockSize) -> None:
-        """A host needs none."""
+        super().__init__(compiled(source, plan, folder).run, plan, blocks)
+        self.late = True
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:
         """Run the kernel."""
         for tensor_map in signature.maps:
             tensor_map.place[:] = host_map(tensor_map.encoder, addresses[tensor_map.name])
-        for name, pointer in signature.pointers:
-            pointer.value = addresses[name]
+        self.point(signature, addresses)
         self._run(signature.block, signature.grid, self.late, self.order)
 
 

@@ -408,6 +408,7 @@ class AttentionSm90aPieces(Flags):
         consumer_piece: the consumer warpgroups.
         order_tiles_piece: the warp that orders shared loads.
         key_range_piece: the piece that says which key blocks a work tile has.
+        overview_piece: what a consumer does, in words.
         gemm_piece: the two products.
         softmax_piece: the online softmax.
         mainloop_piece: the steps of a work tile.
@@ -437,6 +438,7 @@ class AttentionSm90aPieces(Flags):
     consumer_piece: str
     order_tiles_piece: str
     key_range_piece: str
+    overview_piece: str
     gemm_piece: str
     softmax_piece: str
     mainloop_piece: str

@@ -83,6 +83,7 @@ def pieces(sizes: Sizes, at: Arrangement) -> AttentionSm90aPieces:
         logits_piece=logits_piece(spec),
         producer_piece=f"{place}/producer.cuh.j2",
         consumer_piece=f"{place}/consumer{suffix}.cuh.j2",
+        overview_piece=f"{PIECES}/overview{suffix}.cuh.j2",
         gemm_piece=f"{PIECES}/gemm{suffix}.cuh.j2",
         softmax_piece=f"{PIECES}/softmax{suffix}.cuh.j2",
         promotion_piece=f"{PIECES}/promotion/{promotion(spec)}.cuh.j2",

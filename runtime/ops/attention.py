@@ -211,8 +211,9 @@ def _quantised(
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
     if score is not None:
         spec_json, tensors = joined(pattern, tensors, score)
-    if _grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (*tensors, options["sink"])):
-        raise ArgumentError("score", "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
+    for name, tensor in (("sink", options["sink"]), *(("score or mask", tensor) for tensor in tensors)):
+        if tensor is not None and tensor.requires_grad and _grad_enabled():
+            raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     more: dict[str, Any] = {"scored": score is not None, "validate": validate, "lse": lse, "overflow": overflow}
     found = attend_quantised(given, tensors, spec_json, **more, **options)

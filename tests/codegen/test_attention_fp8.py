@@ -17,7 +17,7 @@ from runtime.ops.attention_calls import Route  # noqa: E402
 from runtime.ops.attention_choice import Call, Fp8Call, resolve  # noqa: E402
 from runtime.ops.quantise_attention import QuantisedAttention  # noqa: E402
 from runtime.ops.quantised_operands import quantised_operands  # noqa: E402
-from runtime.patterns import Causal, Dense, TopK  # noqa: E402
+from runtime.patterns import Causal, Dense, Score, TopK  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
 LSE = 2.0
@@ -100,6 +100,16 @@ def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | No
             "q: is torch.float16, expected .*quantise_attention makes it",
         ),
         (operands(output=torch.float32), {}, "output: is torch.float32, expected"),
+        (
+            operands(),
+            {"sink": torch.zeros(2, requires_grad=True)},
+            "sink: requires a gradient, and FP8 has no backward",
+        ),
+        (
+            operands(),
+            {"score": Score("score + slope[head]", aux={"slope": torch.zeros(2, requires_grad=True)})},
+            "score or mask: requires a gradient, and FP8 has no backward",
+        ),
     ],
 )
 def test_what_is_refused(kernel: Kernel, given: Any, named: dict[str, Any], message: str) -> None:

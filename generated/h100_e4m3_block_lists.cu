@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: 131eb11f255b2199adea279a9d75fe60ee0737a0669a91a37e67d1dc9ed9eadd
 // templates: attention/logits/scaled.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/loads/several_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview_fp8.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_operand_fp8/shared.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_of_ones.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5df4b925f6fb55a45744999000abde33ea2116aa0da8bc0f677a0117d245829c
+// seal: sha256 cdfd688eaaad1efb5f3be5c76097315323e98eb7b82d9330faa9514ba51cc28f
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -24,12 +24,12 @@
 //   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
-// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are an
-// A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's factor,
-// and of columns of V, which O is multiplied by at the end.
+// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are
+// an A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's
+// factor, and of columns of V, which O is multiplied by at the end.
 //
-// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for. Its
-// mask, maxima and exponentials run beside the products of other warpgroups.
+// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for.
+// Its mask, maxima and exponentials run beside the products of other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

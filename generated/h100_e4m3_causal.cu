@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: a6c8ee6b406627913767ad8c61c9d6290c16daecc5c36deb4913de9919c42ec2
 // templates: attention/logits/scaled.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/loads/one_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview_fp8.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/shared.cuh.j2, attention/sm90a/q_operand_fp8/shared.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_of_ones.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 da46bb037f8bebdf2bb700007fc215bcd48ed541f4657ebc1244d2917427ffeb
+// seal: sha256 eede1588b5da28b0af1210eb4a96a8b7cae8e42bdaf6e0b332d2ae4aa87580eb
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -24,12 +24,12 @@
 //   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
-// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are an
-// A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's factor,
-// and of columns of V, which O is multiplied by at the end.
+// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are
+// an A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's
+// factor, and of columns of V, which O is multiplied by at the end.
 //
-// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for. Its
-// mask, maxima and exponentials run beside the products of other warpgroups.
+// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for.
+// Its mask, maxima and exponentials run beside the products of other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

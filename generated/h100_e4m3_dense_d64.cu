@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: 2c9e2fdd42077444ee06ba52b92cd86e182023c37b127bfcfadcd45ff318d718
 // templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/loads/one_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview_fp8.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_operand_fp8/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_of_ones.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 128db8a8bfaa681ec0b3947c1aa63520f24fd4a37ed48b1de36f13d6137010dc
+// seal: sha256 a0fc66a6a4a056b76d710c1e2d3b22175462495f9e0dc93ba777618873a50b79
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -26,12 +26,12 @@
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
-// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are an
-// A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's factor,
-// and of columns of V, which O is multiplied by at the end.
+// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are
+// an A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's
+// factor, and of columns of V, which O is multiplied by at the end.
 //
-// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for. Its
-// mask, maxima and exponentials run beside the products of other warpgroups.
+// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for.
+// Its mask, maxima and exponentials run beside the products of other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

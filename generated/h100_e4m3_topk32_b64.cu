@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"scale_rows":{"k":64,"q":64},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 603d6b766db69b7bc2375d745143629dee9fd3237baaaa39106fa9fed1bad72a
 // templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer_fp8.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm_fp8.cuh.j2, attention/sm90a/info/turns.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/loads/several_fp8.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop_fp8.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview_fp8.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/promotion/each.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_operand_fp8/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong_lists.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax_fp8.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/query_blocks.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3f2f59e95f6d54f3f9726d1dd6ca3d113b9a77b5b1f92095a0308a2549f43e49
+// seal: sha256 5349f39336fd6a0bda8f048f9ed6cfa1ce412d1021ea09d74f85e9d2fea1a066
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -26,12 +26,12 @@
 //
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
-// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are an
-// A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's factor,
-// and of columns of V, which O is multiplied by at the end.
+// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are
+// an A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's
+// factor, and of columns of V, which O is multiplied by at the end.
 //
-// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for. Its
-// mask, maxima and exponentials run beside the products of other warpgroups.
+// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for.
+// Its mask, maxima and exponentials run beside the products of other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

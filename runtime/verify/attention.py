@@ -537,14 +537,23 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
     return out, lse, weight
 
 
-def oracle_with_weights(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """Return them, exp(logit - its row's maximum) of each pair, and what joins the sums of the rows."""
+def oracle_with_weights(
+    spec: AttentionSpec, case: Case, inputs: Inputs, products: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Return them, exp(logit - its row's maximum) of each pair, and what joins the sums of the rows.
+
+    Args:
+        spec: of the kernel.
+        case: what is run.
+        inputs: its tensors.
+        products: Q K^T of all heads, float64, where it is not to be the exact one.
+    """
     q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
     group = case.heads // case.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scale = softmax_scale(spec, case)
     weight = multiplicity(spec, case, inputs)
-    scores = (q @ k.transpose(2, 3)) * scale
+    scores = (q @ k.transpose(2, 3) if products is None else products) * scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if spec.score is not None:

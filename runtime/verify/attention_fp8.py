@@ -1,8 +1,9 @@
 """Cases of attention with FP8 inputs: those of other inputs, quantised, beside an emulation of the kernel's rounding.
 
 The oracle computes in float64 with the numbers that the codes and scales stand for, so errors are the kernel's alone.
-Most of them are those of P, which is rounded to 3 bits: torch rounds it likewise. Where the roundings of a row begin
-depends on which maximum a weight is relative to, so a kernel is held to what the emulation is off, not to its bits.
+Most of them are those of P, which is rounded to 3 bits; where logits are large, those of Q K^T, of which the tensor
+core keeps about 14 bits. Where the roundings of a row begin depends on which maximum a weight is relative to, so a
+kernel is held to what the emulation is off, not to its bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from codegen.spec import AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.prepare.quantised import QuantisedInputs, quantise
-from runtime.verify import attention
+from runtime.verify import attention, tensor_core_fp8
 from runtime.verify.common import ROUNDOFF, Outcome, max_error, poisoned_memory
 
 WEIGHT_SHIFT = 7  # log2 of the largest weight, as kernels have it
@@ -36,21 +37,43 @@ def quantised(spec: AttentionSpec, case: attention.Case, inputs: attention.Input
     return quantise(inputs.q, inputs.k, inputs.v, spec.dtype, q_rows=rows.q, k_rows=rows.k, scales=scales)
 
 
+def emulated_products(given: QuantisedInputs) -> torch.Tensor:
+    """Return Q K^T of all heads, float64, added up as the tensor core adds it up."""
+    group = given.q.shape[1] // given.k.shape[1]
+    k, k_scale = (x.repeat_interleave(group, 1) for x in (given.k.float(), given.k_scale))
+    of_queries = given.q_scale.double().repeat_interleave(given.q_rows, 2)[:, :, : given.q.shape[2], None]
+    of_keys = k_scale.double().repeat_interleave(given.k_rows, 2)[:, :, None, : k.shape[2]]
+    return tensor_core_fp8.products(given.q.float(), k).double() * of_queries * of_keys
+
+
 def emulated(
-    each: torch.Tensor, weight: torch.Tensor, v: torch.Tensor, rest: torch.Tensor, *, sums_rounded: bool
+    each: torch.Tensor, weight: torch.Tensor, given: QuantisedInputs, rest: torch.Tensor, kernel: Any
 ) -> torch.Tensor:
-    """Return O with P rounded as the kernel rounds it.
+    """Return O with P rounded as the kernel rounds it, and with P V added up as the tensor core adds it up.
 
     Args:
         each: exp(logit - maximum of its row) of each pair.
         weight: how often each pair counts.
-        v: V of all query heads.
+        given: the inputs, of which V is used.
         rest: what joins the sum of each row.
-        sums_rounded: whether sums are those of the weights as rounded.
+        kernel: whose constants and spec say how sums are made.
     """
-    rounded = weight * (each * 2.0**WEIGHT_SHIFT).float().to(torch.float8_e4m3fn).double() / 2.0**WEIGHT_SHIFT
-    total = (rounded if sums_rounded else weight * each).sum(-1, keepdim=True) + rest
-    return torch.where(total > 0, rounded / total, 0.0) @ v
+    spec: AttentionSpec = kernel.spec
+    group = each.shape[1] // given.v.shape[1]
+    v, v_scale = (x.repeat_interleave(group, 1) for x in (given.v.float(), given.v_scale.double()))
+    weights = weight * each * 2.0**WEIGHT_SHIFT
+    codes = weight * (each * 2.0**WEIGHT_SHIFT).float().to(torch.float8_e4m3fn).double()
+    constants = {constant.name: constant.value for constant in kernel.compiled.plan.constants}
+    flush_every = spec.accumulate_every * int(constants["kTileN"]) or None
+    out = tensor_core_fp8.products(codes, v.mT, flush_every=flush_every).double() * v_scale[:, :, None]
+    # Kernels sum what was rounded by a column of ones beside V, or the weights themselves.
+    if "kSumColumns" in constants:
+        ones = torch.ones((*v.shape[:2], 1, v.shape[2]), device=v.device)
+        sums = tensor_core_fp8.products(codes, ones, flush_every=flush_every)
+    else:
+        sums = weights.sum(-1, keepdim=True)
+    total = sums.double() + rest * 2.0**WEIGHT_SHIFT
+    return torch.where(total > 0, out / total, 0.0)
 
 
 def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome:
@@ -60,7 +83,7 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
     given = quantised(spec, case, drawn)
     q, k, v = given.dequantised()
     inputs = replace(drawn, q=q, k=k, v=v)
-    reference, reference_lse, weight, each, rest = attention.oracle_with_weights(spec, case, inputs)
+    reference, reference_lse, weight, *_ = attention.oracle_with_weights(spec, case, inputs)
     problems, results = [], []
     for _ in range(2):
         memory, out = attention.poisoned_output(spec, drawn.q.to(TORCH_DTYPES[spec.output]))
@@ -76,9 +99,8 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
         problems += attention.check_lse(lse, reference_lse, LSE_ERROR)
     if bool((out[weight.sum(-1) == 0] != 0).any()):
         problems.append("a row without keys is not 0")
-    group = case.heads // case.kv_heads
-    sums_rounded = any(constant.name == "kSumColumns" for constant in kernel.compiled.plan.constants)
-    theirs = emulated(each, weight, v.repeat_interleave(group, 1), rest, sums_rounded=sums_rounded)
+    *_, their_each, their_rest = attention.oracle_with_weights(spec, case, inputs, emulated_products(given))
+    theirs = emulated(their_each, weight, given, their_rest, kernel)
     rounding = ROUNDOFF[spec.output] * float(reference.abs().max())
     errors = [float((x.double() - reference).square().mean().sqrt()) for x in (out, theirs)]
     allowed = (RMS_OF_FEW if out.numel() < FEW else RMS_TO_EMULATION) * errors[1] + rounding

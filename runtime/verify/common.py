@@ -48,6 +48,13 @@ def worst(errors: Iterable[float]) -> float:
     return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
 
 
+def share_used(outcome: Outcome) -> float:
+    """Return the share of its tolerance that an outcome used. A result that must be 0 has a tolerance of 0."""
+    if outcome.max_error == outcome.tolerance == 0:
+        return 0.0
+    return outcome.max_error / outcome.tolerance if outcome.tolerance else math.inf
+
+
 def summary(name: str, outcomes: Sequence[Outcome]) -> Outcome:
     """Return many outcomes as one: the largest of each number, how many passed, and each failure by its name.
 
@@ -56,7 +63,7 @@ def summary(name: str, outcomes: Sequence[Outcome]) -> Outcome:
     failed = [o for o in outcomes if not o.passed]
     passed = len(outcomes) - len(failed)
     compared = [o for o in outcomes if o.torch_error]
-    used = worst(o.max_error / o.tolerance for o in outcomes)
+    used = worst(share_used(o) for o in outcomes)
     ratio = f"{worst(o.max_error / (o.torch_error or 1.0) for o in compared):.2f} of torch's and " if compared else ""
     return Outcome(
         name=name,

@@ -25,6 +25,7 @@ from codegen.spec import (
     Spec,
     UnchosenSpec,
 )
+from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.verify.common import ABSOLUTE, ROUNDOFF
 
 INT32 = torch.iinfo(torch.int32)
@@ -160,7 +161,8 @@ def check(kernel: Any, garbage: Garbage, named: dict[str, Any]) -> None:
     """
     spec = kernel.spec
     if isinstance(spec, AttentionSpec):
-        outs = [torch.full_like(garbage.given[0], float("nan")) for _ in range(2)]
+        dtype = TORCH_DTYPES[spec.output]
+        outs = [torch.full_like(garbage.given[0], float("nan"), dtype=dtype) for _ in range(2)]
         lses = [
             kernel(*arguments, **named, out=out).lse
             for arguments, out in zip((garbage.given, garbage.proper), outs, strict=True)

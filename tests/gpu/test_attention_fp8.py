@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from runtime import load_kernel  # noqa: E402
 from runtime.verify.run import outcomes  # noqa: E402
+from runtime.verify.tensor_core_fp8 import products  # noqa: E402
 
 NEWER = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs sm_89 or newer"
@@ -16,6 +17,20 @@ NEWER = pytest.mark.skipif(
 HOPPER = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
 )
+
+
+@HOPPER
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_the_model_of_the_tensor_core_is_as_exact_as_cublas(spread: float) -> None:
+    """Cases are held to errors of the model, so these must be no larger than those of the tensor core."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    a, b = (torch.randn((512, 2048), generator=draw, device="cuda") * spread for _ in range(2))
+    a, b = (x.to(torch.float8_e4m3fn) for x in (a, b))
+    one = torch.ones((), device="cuda")
+    theirs = torch._scaled_mm(a, b.T, one, one, out_dtype=torch.float32, use_fast_accum=True).double()
+    exact = a.double() @ b.double().T
+    errors = [(x.double() - exact).square().mean().sqrt() for x in (theirs, products(a, b))]
+    assert 0.8 < errors[1] / errors[0] < 1.25, errors
 
 
 @HOPPER

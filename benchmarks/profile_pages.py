@@ -80,11 +80,14 @@ def machine() -> Found:
 
 
 def collect(path: Path, seconds: float) -> None:
-    """Profile the kernels, and write what was found after each; after so many seconds without counters."""
+    """Profile the kernels, and write what was found after each; after so many seconds without counters.
+
+    Those of which least is known come first: a second run finds what the first one had no time for.
+    """
     known: dict[str, Found] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     here = machine() | {"date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     began = time.monotonic()
-    for stem in KERNELS:
+    for stem in sorted(KERNELS, key=lambda stem: rank(known.get(stem))):
         late = time.monotonic() - began > seconds
         found = profiled(stem, static=late) | here
         if late:

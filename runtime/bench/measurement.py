@@ -108,7 +108,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     sink = torch.randn(heads, device="cuda") if spec.sink else None
     lengths: dict[str, Any] = every_key(spec, length)
     aux = aux_of(spec, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
-    inputs, scales = _given(spec, q, k, v)
+    inputs, scales = operands(spec, q, k, v)
     options = {**lengths, **aux, **scales}
     peers = sdpa_calls(spec, q, k, v)
     block, peer_flops = spec.pattern.fixed_block, {}
@@ -133,7 +133,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     )
 
 
-def _given(
+def operands(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return q, k and v as a kernel takes them, and their scales: of FP8 inputs."""

@@ -9,14 +9,17 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from codegen.dtypes import FP8
 from codegen.errors import CodegenError
 from codegen.patterns.topk import TopK
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
-from runtime.bench.measurement import every_key, pattern_lists, pattern_values
+from codegen.spec import AttentionSpec
+from runtime.bench.measurement import every_key, operands, pattern_lists, pattern_values
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
 
 STORE = 8  # elements of a store
+FROM = "bf16"  # type of what is quantised, where a problem is of FP8
 RUN = 6  # lists one after the other that have entries in common, where a problem says so
 MOST_DENSE = 1e14  # floating-point operations of a dense product that is timed beside
 STEPS = 60  # of a bisection
@@ -91,15 +94,16 @@ class AttentionInputs:
     def __init__(self, problem: AttentionProblem, device: str = "cuda") -> None:
         heads, q_len, kv_len = need(problem, "heads", "q_len", "kv_len")
         batch, kv_heads = problem.batch or 1, problem.kv_heads or heads
-        dtype = TORCH_DTYPES[problem.dtype]
+        dtype = TORCH_DTYPES[FROM if problem.dtype in FP8 else problem.dtype]
         self.problem = problem
         self.q = torch.randn((batch, heads, q_len, problem.head_dim), device=device, dtype=dtype)
         self.k, self.v = (
             torch.randn((batch, kv_heads, kv_len, problem.head_dim), device=device, dtype=dtype) for _ in range(2)
         )
         self.sink = torch.randn(heads, device=device) if problem.sink else None
-        self.out = torch.empty_like(self.q)  # of all kernels, which are called one after the other
         self.lists: tuple[torch.Tensor, ...] | None = None
+        self._given: dict[tuple[int, int], tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {}
+        self._outs: dict[torch.dtype, torch.Tensor] = {}
         if isinstance(problem.pattern, TopK):
             self.lists = (self._topk(problem.pattern, heads // problem.pack_gqa, q_len, kv_len),)
 
@@ -135,13 +139,29 @@ class AttentionInputs:
         if kernel.spec.query_grouping == "given":
             lists = (kernel.prepare(self.lists[0], self.k.shape[2]),)
 
-        lengths = every_key(kernel.spec, self.k.shape[2])
+        given, scales = self._operands(kernel.spec)
+        options = {"sink": self.sink, **every_key(kernel.spec, self.k.shape[2]), **scales}
+        out = self._out(kernel.spec)
 
         def call() -> torch.Tensor:
-            kernel(self.q, self.k, self.v, *lists, out=self.out, sink=self.sink, **lengths)
-            return self.out
+            kernel(*given, *lists, out=out, **options)
+            return out
 
         return call
+
+    def _operands(self, spec: AttentionSpec) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        """Return q, k and v, quantised once where inputs are FP8, and scales."""
+        rows = (spec.scale_rows.q, spec.scale_rows.k)
+        if rows not in self._given:
+            self._given[rows] = operands(spec, self.q, self.k, self.v)
+        return self._given[rows]
+
+    def _out(self, spec: AttentionSpec) -> torch.Tensor:
+        """Return memory for a result: that of all kernels of its type, which are called one after the other."""
+        dtype = TORCH_DTYPES[spec.output if spec.dtype in FP8 else spec.dtype]
+        if dtype not in self._outs:
+            self._outs[dtype] = torch.empty_like(self.q, dtype=dtype)
+        return self._outs[dtype]
 
     def dense(self) -> dict[str, Call]:
         """Return SDPA through its fast backends: on every key, where the pattern is no causal one."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from codegen.arch import ARCHS
+from codegen.dtypes import FP8
 from codegen.library import NamedSpec
 from codegen.select.problem import AttentionProblem, Problem
 from runtime.bench.noise import REPEATS
@@ -30,6 +31,7 @@ BLOCK, LONG_BLOCK = 0.06, 0.25  # seconds of calls back to back
 LONG_ROUNDS = 3
 GRAPH_SECONDS = 1e-3  # of the calls that a graph holds
 ALLOWED = 8  # roundings that two right kernels differ by, of the largest element
+ALLOWED_OF_FP8 = 2.0**-3  # root mean square that they differ by, relative: weights are rounded by up to 2^-4
 
 
 def device(problems: Iterable[Problem]) -> Device:
@@ -75,8 +77,12 @@ class GpuBench:
                 return f"the reference kernel {self._reference.stem} is wrong: {wrong}"
             self._expected = self._call(self._reference)().clone()
         found, expected = self._call(named)(), self._expected
-        limit = ALLOWED * ROUNDOFF[self._dtype] * float(expected.abs().max())
-        error = float((found - expected).abs().max())
+        if self._dtype in FP8:
+            limit = ALLOWED_OF_FP8 * float(expected.float().square().mean().sqrt())
+            error = float((found.float() - expected).square().mean().sqrt())
+        else:
+            limit = ALLOWED * ROUNDOFF[self._dtype] * float(expected.abs().max())
+            error = float((found - expected).abs().max())
         return "" if error <= limit else f"on the problem {error:.3g} off {self._reference.stem}, allowed {limit:.3g}"
 
     def time(self, named: NamedSpec) -> Figures:

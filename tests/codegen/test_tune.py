@@ -20,7 +20,7 @@ from codegen.library import NamedSpec, find_spec
 from codegen.plans import plan_for
 from codegen.select import choose, parse_problem
 from codegen.select.candidates import MOST, candidates
-from codegen.select.problem import Problem, tuning_of
+from codegen.select.problem import Problem, problem_of, tuning_of
 from codegen.select.table import read_rows, written
 
 pytest.importorskip("runtime.tune.tuner", exc_type=ImportError)
@@ -476,6 +476,21 @@ def test_inputs_of_attention_are_what_the_problem_says() -> None:
         data.AttentionInputs(parse_problem(fields), "cpu")
     with pytest.raises(CodegenError, match="lists of 4 blocks, and 100 keys have 2"):
         data.AttentionInputs(parse_problem({**fields, "heads": 1, "q_len": 100, "kv_len": 100}), "cpu")
+
+
+def test_inputs_of_fp8_attention_are_quantised_once() -> None:
+    data: Any = pytest.importorskip("runtime.tune.data", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
+    kernel = FakeKernel("h100_e4m3_topk32_b64")
+    problem = problem_of(kernel.spec, {"heads": 2, "q_len": 300, "kv_len": 4096})
+    inputs = data.AttentionInputs(problem, "cpu")
+    call = inputs.call(kernel)
+    assert call().shape == (1, 2, 300, 128) and call().dtype == torch.bfloat16
+    (q, k, v_t, lists), named = kernel.called
+    assert {x.dtype for x in (q, k, v_t)} == {torch.float8_e4m3fn} and v_t.shape == (1, 2, 128, 4096)
+    assert named["q_scale"].shape == (1, 2, 5) and named["k_scale"].shape == (1, 2, 64) and lists.shape == (1, 2, 5, 32)
+    inputs.call(kernel)()
+    assert kernel.called[0][0] is q
 
 
 @pytest.mark.parametrize(("op", "shape"), [("bsr_spmm", (256, 40)), ("bsr_sddmm", None), ("bsr_spgemm", (256, 192))])

@@ -45,6 +45,15 @@ def test_a_space_is_timed_once(options: tuple[str, ...]) -> None:
     assert again["rows"] == first["rows"] and again["problems"] == first["problems"], "all of it was kept"
 
 
+def test_a_space_of_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the space is one of sm_90a")
+    monkeypatch.chdir(tmp_path)
+    sizes = "heads=4,q_len=2048,kv_len=2048"
+    found = tuned(sizes, "--spec", "h100_e4m3_topk32_b64", "--over", "schedule=ping_pong,cooperative")
+    assert len(found["rows"]) == 2 and all(row["single_us"] > 0 for row in found["rows"]), found["rows"]
+
+
 def test_a_budget_on_the_gpu(options: tuple[str, ...]) -> None:
     pytest.importorskip("optuna")
     assert tuned(*options, "--trials", "1")["problems"][0]["timed"] == 1

@@ -54,8 +54,8 @@ HOST = MEASURED / "host_h100.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
 FEW_COLUMNS = MEASURED / "few_columns_h100.json"
 FP8 = MEASURED / "fp8_h100.json"
-DISTRIBUTED = [MEASURED / f"distributed_2xh100{name}.json" for name in ("", "_fp16", "_barriers")]
-"""The last one is of window and causal alone, once barriers had one order."""
+DISTRIBUTED = [MEASURED / f"distributed_2xh100{name}.json" for name in ("", "_fp16", "_barriers", "_heads")]
+"""The third one is of window and causal alone, once barriers had one order; the last one of heads in place of keys."""
 SELECTION = MEASURED / "selection_h100.json"
 TUNING = MEASURED / "tuning_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"

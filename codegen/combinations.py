@@ -56,9 +56,11 @@ def check_fp8(spec: Spec) -> None:
         return
     if spec.op not in FP8_OPS:
         raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")
-    by_mma_sync = spec.op == "attention" and spec.mma == "mma" and ARCHS[spec.arch].compute_capability >= FIRST_FP8
-    if spec.mma != "wgmma" and not by_mma_sync:
-        written = "wgmma on sm_90a" + (" and for mma from sm_89 on" if spec.op == "attention" else " alone")
+    by_mma_sync = spec.mma == "mma" and ARCHS[spec.arch].compute_capability >= FIRST_FP8
+    if spec.mma != "wgmma" and not (by_mma_sync and (spec.op == "attention" or spec.copy_ == "cp_async")):
+        written = "wgmma on sm_90a and for mma from sm_89 on"
+        if spec.op != "attention":
+            written = "wgmma on sm_90a and for mma with cp_async on sm_89 and sm_120"
         raise SpecError("dtype", f"is {spec.dtype}; FP8 is written for {written}: use bf16")
 
 

@@ -795,10 +795,33 @@ class SpmmGatheredMmaFlags(Flags):
 
 
 @dataclass(frozen=True)
-class SpmmMmaFlags(Flags):
-    """What bsr_spmm/mma.cu.j2 asks.
+class MmaSyncFp8Flags:
+    """What products of BSR matrices in FP8 by mma.sync ask.
 
     Attributes:
+        multiply: the template of products and sums of a slice.
+        strip: the template of C on its way out, by its type.
+        element: C++ type of the elements of C.
+    """
+
+    multiply: str
+    strip: str
+    element: str
+
+
+@dataclass(frozen=True)
+class SddmmMmaFlags(Flags):
+    """What bsr_sddmm/mma_fp8.cu.j2 asks: ``fp8``, products and strips."""
+
+    fp8: MmaSyncFp8Flags
+
+
+@dataclass(frozen=True)
+class SpmmMmaFlags(Flags):
+    """What bsr_spmm/mma.cu.j2 and mma_fp8.cu.j2 ask.
+
+    Attributes:
+        fp8: products and strips, where A and B are FP8.
         b_tile: the template of tiles in shared memory, by how B is stored.
         lanes: the template of where a lane's operands begin in them.
         b_and_c: how B and C are stored, in words.
@@ -813,6 +836,7 @@ class SpmmMmaFlags(Flags):
     mainloop: str
     some_copy_a: bool
     by_columns: bool
+    fp8: MmaSyncFp8Flags | None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""FP8 kernels of attention by mma.sync that run on the host, thread by thread: tests/host has what a GPU would do.
+"""FP8 kernels by mma.sync that run on the host, thread by thread: tests/host has what a GPU would do.
 
 What is run is the generated source, but for the helpers that are one instruction each.
 """
@@ -23,11 +23,12 @@ from codegen.plan import Plan
 from codegen.render import generate
 from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 
-INSTRUCTIONS = (
-    *("cp_async_16", "cp_async_commit", "cp_async_wait", "ldmatrix_x4", "ex2", "lg2", "pack", "pack_e4m3"),
-    "ctaid_x",
+INSTRUCTIONS = ("cp_async_commit", "cp_async_wait", "ldmatrix_x4")
+OF_ATTENTION = ("cp_async_16", "ex2", "lg2", "pack", "pack_e4m3", "ctaid_x")
+OF_SOME = (
+    *OF_ATTENTION,
+    *("cp_async_16_part", "rcp", "tid_x", "load_word", "mma_e4m3_e4m3", "mma_e4m3_e5m2", "mma_e5m2_e5m2"),
 )
-OF_SOME = ("rcp", "tid_x", "load_word", "mma_e4m3_e4m3", "mma_e4m3_e5m2", "mma_e5m2_e5m2")
 PROGRAM = """\
 #include "threads.h"
 #include "instructions.h"

@@ -82,7 +82,8 @@ def plan_of(spec: Spec, stem: str) -> Plan:
         spgemm = bsr_spgemm_sm90a.plan if spec.mma == "wgmma" else bsr_spgemm_multistage.plan
         return spgemm(spec, stem)
     if isinstance(spec, BsrSpmmSpec):
-        return bsr_spmm_sm90a_fp8.plan(spec, stem) if spec.dtype in FP8 else _spmm(spec, stem)
+        by_wgmma = spec.dtype in FP8 and spec.mma == "wgmma"
+        return bsr_spmm_sm90a_fp8.plan(spec, stem) if by_wgmma else _spmm(spec, stem)
     return _unchosen(spec, stem)
 
 
@@ -122,7 +123,7 @@ def _spmm(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _sddmm(spec: BsrSddmmSpec, stem: str) -> Plan:
-    if spec.dtype in FP8:
+    if spec.dtype in FP8 and spec.mma == "wgmma":
         return bsr_sddmm_sm90a_fp8.plan(spec, stem)
     if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_swap_ab.SIZES:
         return bsr_sddmm_sm90a_swap_ab.plan(spec, stem)

@@ -6,7 +6,7 @@ K-major, as those of 8 bits always are.
 
 from __future__ import annotations
 
-from codegen.flags import BsrFp8Flags
+from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags
 from codegen.plan import Constant, Registers, SharedLayout, TensorMap, pointer, require
 from codegen.plans.bsr_parts import (
     CONSUMER_REGISTERS,
@@ -19,6 +19,7 @@ from codegen.plans.bsr_parts import (
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 
 SIZES = (32, 64, 128)  # rows and columns of a block
+MMA_SYNC_DEPTH = 32  # of an m16n8k32, bytes: as many as those of 16 elements of 16 bits
 GROUP_COLUMNS = 64  # M side of one wgmma: columns of C
 PIECE_ROWS = 32  # of C, that a warpgroup stores at a time of a group
 STAGING_BYTES = 16 << 10  # of pieces of a warpgroup
@@ -31,6 +32,36 @@ TENSOR_SCALES = (
     pointer("a_scale", "float", "scale of A: a number is its code times that"),
     pointer("b_scale", "float", "scale of B"),
 )
+
+
+def check_mma_sync(spec: Fp8Spec) -> None:
+    """Refuse what kernels by mma.sync are not written for.
+
+    Raises:
+        SpecError: names the field.
+    """
+    sizes = ", ".join(map(str, SIZES))
+    for side, size in (("rows", spec.block.rows), ("cols", spec.block.cols)):
+        require(size in SIZES, f"block.{side}", f"is {size}; allowed where dtype is {spec.dtype}: {sizes}")
+    if isinstance(spec, BsrSpmmSpec):
+        reason = f"a mma.sync of {spec.dtype} takes its operands K-major alone, so B is stored by columns: column_major"
+        require(spec.b_layout == "column_major", "b_layout", f"is {spec.b_layout}; {reason}")
+        require(spec.scales == "tensor", "scales", f"is {spec.scales}; allowed with mma: tensor")
+
+
+def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
+    """Return what templates of kernels by mma.sync ask."""
+    return MmaSyncFp8Flags(
+        multiply=f"bsr_fp8/multiply_{'promoted' if spec.accumulate_every else 'fast'}.cuh.j2",
+        strip=f"bsr_fp8/strip_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
+        element="float" if spec.output == "fp32" else "unsigned short",
+    )
+
+
+def mma_sync_summary(spec: Fp8Spec) -> tuple[tuple[str, str], ...]:
+    """Return how sums are made, for ``explain``."""
+    sums = "taken in by fp32 after each product of 32" if spec.accumulate_every else "of a whole row in the tensor core"
+    return (("scales", "A and B have one scale each"), ("sums", sums))
 
 
 def check_blocks(spec: Fp8Spec) -> None:

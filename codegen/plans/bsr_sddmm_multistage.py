@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from codegen.arch import ARCHS
-from codegen.dtypes import DTYPES
-from codegen.flags import Flags
+from codegen.dtypes import DTYPES, FP8
+from codegen.flags import Flags, SddmmMmaFlags
 from codegen.plan import Constant, Plan, check_budget, i32, i64, pointer, require
+from codegen.plans.bsr_fp8 import TENSOR_SCALES, check_mma_sync, mma_sync_flags, mma_sync_summary
 from codegen.plans.bsr_parts import INDEX_PARAMS
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.plans.multistage import MMA, Tiles
 from codegen.spec import BsrSddmmSpec
 
 WARPS = 4
+FP8_WARPS = 8  # their parts are narrower: products beside their sums take registers
 # A warp's part of a tile has as many rows, or all that there are. 64 x 64 do 32 FLOPs for each byte from shared memory.
 WARP_ROWS = 64
 SIZES = (16, 32, 64, 128)
@@ -25,13 +27,17 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
 
     warp_rows = min(m, WARP_ROWS)
     sets = 2 if spec.mma == "mma" else 1
-    tiles = Tiles(spec, WARPS, warp_rows, n * (m // warp_rows) // WARPS, (n, k), sets)
+    in_fp8 = spec.dtype in FP8
+    warps = FP8_WARPS if in_fp8 else WARPS
+    tiles = Tiles(spec, warps, warp_rows, n * (m // warp_rows) // warps, (n, k), sets)
     ring, staging = tiles.shared()
     ring.add("BRows", 4 * n, "rows of B that a unit needs", align=16)
     ctas_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)
 
-    element = "unsigned short" if spec.mma == "mma" else dtype.cuda
+    fp8 = mma_sync_flags(spec) if in_fp8 else None
+    written = fp8.element if fp8 else "unsigned short" if spec.mma == "mma" else dtype.cuda
+    element = "unsigned char" if in_fp8 else written
     row_chunks = k // tiles.copy
     constants = (
         Constant("kTileM", m, "rows of a tile: those of a stored block of C"),
@@ -48,7 +54,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     params = (
         pointer("a", element, "A (M, K)"),
         pointer("b", element, "B (N, K)"),
-        pointer("c", element, "stored blocks of C (nnz, rows, cols), contiguous", writes=True),
+        pointer("c", written, "stored blocks of C (nnz, rows, cols), contiguous", writes=True),
         i64("a_row_stride", "elements from one row of A to the next"),
         i64("b_row_stride", "elements from one row of B to the next"),
         *INDEX_PARAMS,
@@ -57,11 +63,12 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         i32("blocks", "stored blocks of C"),
         i32("k", "columns of A and B"),
         i32("steps", "K / kTileK, rounded up"),
+        *(TENSOR_SCALES if in_fp8 else ()),
     )
     return Plan(
         spec=spec,
         stem=stem,
-        template=f"bsr_sddmm/{spec.mma}.cu.j2",
+        template=f"bsr_sddmm/{spec.mma}{'_fp8' if in_fp8 else ''}.cu.j2",
         threads=tiles.threads,
         ctas_per_sm=ctas_per_sm,
         persistent=False,
@@ -71,11 +78,12 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         params=params,
         tensor_maps={},
         constants=constants,
-        flags=Flags(),
+        flags=SddmmMmaFlags(fp8) if fp8 else Flags(),
         grid_summary=f"one thread block per tile, {ctas_per_sm} at a time on an SM, in the order of storage",
         summary=(
             ("blocks of C", f"{size} x {size}"),
             ("tile", f"{n // size} stored blocks in steps of {k}; those of one block row are computed together"),
+            *(mma_sync_summary(spec) if in_fp8 else ()),
             *tiles.summary(),
         ),
         flops=2 * m * n * k,
@@ -90,6 +98,8 @@ def _check(spec: BsrSddmmSpec) -> None:
     m, n, k, size = spec.tile.m, spec.tile.n, spec.tile.k, spec.block.rows
     arch, mma = ARCHS[spec.arch].name, spec.mma
     allowed = ", ".join(map(str, SIZES))
+    if spec.dtype in FP8:
+        check_mma_sync(spec)
     require(size in SIZES, "block.rows", f"is {size}; allowed on {arch}: {allowed}")
     require(spec.block.cols == size, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {size}")
     require(m == size, "tile.m", f"is {m}; a tile is one block row high: block.rows is {size}")
@@ -97,7 +107,7 @@ def _check(spec: BsrSddmmSpec) -> None:
     allowed = ", ".join(map(str, widths))
     require(n in widths, "tile.n", f"is {n}; allowed with {mma} and blocks of {size}: {allowed}")
     # All threads copy whole rows together, and no more than a tile has.
-    depths = (64,) if m == MMA else (32, 64)
+    depths = (64,) if m == MMA else (64, 128) if spec.dtype in FP8 else (32, 64)
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with {mma} and blocks of {size}: {allowed}")
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES
+from codegen.dtypes import DTYPES, FP8
 from codegen.flags import SpmmMmaFlags
 from codegen.plan import (
     Constant,
+    Param,
     Plan,
     Registers,
     SharedLayout,
     SharedRegion,
     check_budget,
     i32,
+    pointer,
     require,
+)
+from codegen.plans.bsr_fp8 import (
+    MMA_SYNC_DEPTH,
+    OUTPUT_BYTES,
+    TENSOR_SCALES,
+    check_mma_sync,
+    mma_sync_flags,
+    mma_sync_summary,
 )
 from codegen.plans.bsr_parts import b_and_c
 from codegen.plans.bsr_spmm_launch import L2_BYTES, arguments
@@ -28,6 +38,7 @@ LOW_ROWS = 32  # of a tile that may be 512 columns wide
 # A warp's part of C. 64 x 64 do 32 FLOPs for each byte read from shared memory, which is then no limit.
 WARP_ROWS = 64  # or all rows of a tile that has fewer
 WARP_COLUMNS = 64
+FP8_WARP_COLUMNS = 32  # products beside their sums take registers
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 GROUP_PARAMS = (
     i32("group_rows", "block rows whose blocks are meant to be in the L2 at once"),
@@ -39,17 +50,19 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    by_columns = spec.b_layout == "column_major"
+    by_columns, in_fp8 = spec.b_layout == "column_major", spec.dtype in FP8
     _check(spec)
+    depth, columns = (MMA_SYNC_DEPTH, FP8_WARP_COLUMNS) if in_fp8 else (MMA_DEPTH, WARP_COLUMNS)
+    output_bytes = OUTPUT_BYTES[spec.output] if in_fp8 else dtype.bytes
 
     copy = COPY_BYTES // dtype.bytes
-    warp_rows, warps_n = min(m, WARP_ROWS), n // WARP_COLUMNS
+    warp_rows, warps_n = min(m, WARP_ROWS), n // columns
     warps = m // warp_rows * warps_n
     threads = 32 * warps
     a_chunks = k // copy
     some_copy_a = m * a_chunks < threads  # an A tile has fewer chunks than there are threads
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
-    staging_bytes = warps * MMA_ROWS * WARP_COLUMNS * dtype.bytes
+    staging_bytes = warps * MMA_ROWS * columns * output_bytes
 
     ring = SharedLayout()
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {k} elements, swizzled")
@@ -59,8 +72,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles", "A")
     shared_bytes = max(ring.size, staging_bytes)
 
-    fragments = 2 * (warp_rows + WARP_COLUMNS) * MMA_DEPTH * dtype.bytes // 4 // 32  # of two slices
-    held = warp_rows * WARP_COLUMNS // 32 + fragments
+    fragments = 2 * (warp_rows + columns) * depth * dtype.bytes // 4 // 32  # of two slices
+    held = warp_rows * columns // 32 + fragments
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
     ctas_per_sm = max(
         1,
@@ -88,29 +101,30 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBTile", b_bytes, "bytes of a B tile"),
         Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
         Constant("kWarpRows", warp_rows, "rows of C of one warp"),
-        Constant("kWarpColumns", WARP_COLUMNS, "columns of C of one warp"),
-        Constant("kStripChunks", WARP_COLUMNS // copy, "chunks of a row of a strip of C"),
+        Constant("kWarpColumns", columns, "columns of C of one warp"),
+        Constant("kStripChunks", columns * output_bytes // COPY_BYTES, "chunks of a row of a strip of C"),
     )
     return Plan(
         spec=spec,
         stem=stem,
-        template="bsr_spmm/mma.cu.j2",
+        template=f"bsr_spmm/{'mma_fp8' if in_fp8 else 'mma'}.cu.j2",
         threads=threads,
         ctas_per_sm=ctas_per_sm,
         persistent=False,
         shared=(*ring.regions, staging),
         shared_bytes=shared_bytes,
         registers=registers,
-        params=(*warp_level_params("unsigned short", by_columns), *GROUP_PARAMS),
+        params=(*_params(spec), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
         flags=SpmmMmaFlags(
             b_tile=f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
             lanes=f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
             b_and_c=b_and_c(spec),
-            mainloop=f"bsr_spmm/mma_{'one_slice' if k == MMA_DEPTH else 'slices'}.cuh.j2",
+            mainloop=f"bsr_spmm/mma_{'one_slice' if k == depth else 'slices'}.cuh.j2",
             some_copy_a=some_copy_a,
             by_columns=by_columns,
+            fp8=mma_sync_flags(spec) if in_fp8 else None,
         ),
         grid_summary=(
             f"one thread block per tile, {ctas_per_sm} at a time on an SM, block rows fastest among "
@@ -118,14 +132,24 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         ),
         summary=(
             ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
-            ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {WARP_COLUMNS}"),
-            ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {columns}"),
+            ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x {depth})"),
+            *(mma_sync_summary(spec) if in_fp8 else ()),
             ("pipeline", f"ring of {spec.stages} pairs of tiles; fragments of one slice ahead in registers"),
         ),
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
         arguments=arguments,
     )
+
+
+def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
+    """Return the parameters that such kernels have, by the types of their elements."""
+    if spec.dtype not in FP8:
+        return warp_level_params("unsigned short", spec.b_layout == "column_major")
+    written = pointer("c", mma_sync_flags(spec).element, "C (M, N)", writes=True)
+    params = warp_level_params("unsigned char", by_columns=True)
+    return (*(written if param.name == "c" else param for param in params), *TENSOR_SCALES)
 
 
 def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tuple[Constant, ...]:
@@ -157,6 +181,8 @@ def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
     sides = ", ".join(map(str, BLOCK_SIDES))
+    if spec.dtype in FP8:
+        check_mma_sync(spec)
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.is_dynamic, "scheduler", f"is not written for {spec.arch} with {spec.mma}; leave it out")
@@ -167,7 +193,8 @@ def _check(spec: BsrSpmmSpec) -> None:
     widths = (128, 256, 512) if block.rows <= LOW_ROWS else (128, 256)
     allowed = ", ".join(map(str, widths))
     require(n in widths, "tile.n", f"is {n}; allowed with mma and block.rows {block.rows}: {allowed}")
-    depths = [depth for depth in (16, 32, 64) if block.cols % depth == 0]
+    known = (32, 64, 128) if spec.dtype in FP8 else (16, 32, 64)
+    depths = [depth for depth in known if block.cols % depth == 0]
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with mma and block.cols {block.cols}: {allowed}")
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES
+from codegen.dtypes import DTYPES, FP8
 from codegen.plan import Constant, Registers, SharedLayout, SharedRegion
+from codegen.plans.bsr_fp8 import MMA_SYNC_DEPTH, OUTPUT_BYTES
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec
 
 COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
@@ -52,6 +53,13 @@ class Tiles:
         return COPY_BYTES // DTYPES[self.spec.dtype].bytes
 
     @property
+    def output_bytes(self) -> int:
+        """Return the bytes of an element of C."""
+        if isinstance(self.spec, BsrSddmmSpec) and self.spec.dtype in FP8:
+            return OUTPUT_BYTES[self.spec.output]
+        return DTYPES[self.spec.dtype].bytes
+
+    @property
     def padding(self) -> int:
         """Return the elements behind each row of a tile."""
         return PADDING_BYTES // DTYPES[self.spec.dtype].bytes if self.spec.mma == "wmma" else 0
@@ -79,7 +87,7 @@ class Tiles:
         ring = SharedLayout()
         ring.add("A", spec.stages * self.a_bytes, f"A tiles, {spec.tile.m} rows of {spec.tile.k} elements, {kept}")
         ring.add("B", spec.stages * self.b_bytes, f"B tiles, {b_rows} rows of {b_columns} elements, {kept}")
-        element = 4 if self.spec.mma == "wmma" else DTYPES[spec.dtype].bytes
+        element = 4 if self.spec.mma == "wmma" else self.output_bytes
         staging = SharedRegion(
             "Staging",
             0,
@@ -130,7 +138,8 @@ class Tiles:
 
     def summary(self) -> tuple[tuple[str, str], ...]:
         """Return how the tiles are worked on, for ``explain``."""
-        how = "WMMA 16 x 16 x 16" if self.spec.mma == "wmma" else "mma.sync 16 x 8 x 16"
+        depth = MMA_SYNC_DEPTH if self.spec.dtype in FP8 else MMA
+        how = "WMMA 16 x 16 x 16" if self.spec.mma == "wmma" else f"mma.sync 16 x 8 x {depth}"
         part = f"{self.warps} warps of {self.warp_rows} x {self.warp_columns}"
         return (
             ("schedule", f"{self.spec.schedule}: all warps load ({self.spec.copy_}) and compute ({how}), {part}"),

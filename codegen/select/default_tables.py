@@ -79,7 +79,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
     "bsr_spmm": (
         # Stages of 32 KB of B; as many as fit.
         *(
-            Row(FP8 | {"longest_side": side}, ("rows", 32768 // side, "cols"), range(6, 1, -1))
+            Row(WGMMA | FP8 | {"longest_side": side}, ("rows", 32768 // side, "cols"), range(6, 1, -1))
             for side in (32, 64, 128)
         ),
         Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
@@ -91,6 +91,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row({"copy": "ld_global"}, ("rows", 128, "depth"), (1,)),
         Row(WMMA, ("rows", 128, "depth"), (3,)),
+        Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 32), (4,)),
+        Row(MMA | FP8, ("rows", 256, 32), (3,)),
         # As many stages as leave room for two thread blocks on an SM.
         Row(MMA | {"rows": 128}, ("rows", 128, "depth"), (3,)),
         Row(MMA | {"depth": 16}, ("rows", 256, "depth"), (3,)),
@@ -115,7 +117,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({}, ("rows", 256, 64), (3,)),
     ),
     "bsr_sddmm": (
-        Row(FP8, ("rows", 256, 128), (5, 4)),
+        Row(WGMMA | FP8, ("rows", 256, 128), (5, 4)),
+        # As many bytes as steps of 16 bits have.
+        Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 64), (3,)),
+        Row(MMA | FP8, ("rows", 256, 64), (2,)),
         # Bound by loads: thread blocks that wait at different times, or wide tiles of larger copies.
         Row(WGMMA | {"rows": 32, "ctas_per_sm": 3}, ("rows", 128, 64), (3, 2)),
         Row(SMALL | {"ctas_per_sm": (2, 3)}, ("rows", 256, 64), (3, 2)),

@@ -50,7 +50,14 @@ def plan_of(rows: int = 128, cols: int = 128, **changes: Any) -> Plan:
         ("scheduler", {"scheduler": "dynamic"}),
         ("transpose_a", {"transpose_a": True}),
         ("mma", {"mma": "mma", "arch": "sm_90a", "copy": "ld_global"}),
-        ("dtype", {"arch": "sm_89"}),
+        ("dtype", {"arch": "sm_86"}),
+        ("dtype", {"arch": "sm_89", "mma": "wmma"}),
+        ("block.rows", {"arch": "sm_89", "rows": 16, "cols": 32}),
+        ("block.cols", {"arch": "sm_89", "rows": 32, "cols": 16}),
+        ("scales", {"arch": "sm_89", "scales": "block"}),
+        ("tile.k", {"arch": "sm_89", "tile": {"k": 16}}),
+        ("tile.k", {"arch": "sm_89", "op": "bsr_sddmm", "tile": {"k": 32}}),
+        ("tile", {"arch": "sm_89", "tile": {"n": 256}}),  # registers
         ("output", {"output": "e4m3"}),
     ],
 )
@@ -65,6 +72,8 @@ def test_what_the_kernel_is_not_written_for_is_refused(field: str, changes: dict
 def test_b_by_rows_is_refused_with_the_reason() -> None:
     with pytest.raises(SpecError, match=r"b_layout: is row_major; a wgmma of e5m2 takes its operands K-major alone"):
         plan_of(dtype="e5m2", b_layout="row_major")
+    with pytest.raises(SpecError, match=r"b_layout: is row_major; a mma.sync of e4m3 takes its operands K-major alone"):
+        plan_of(arch="sm_89", b_layout="row_major")
 
 
 @pytest.mark.parametrize(("field", "value"), [("output", "fp32"), ("accumulate_every", 0), ("scales", "block")])

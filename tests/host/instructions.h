@@ -34,22 +34,21 @@ inline unsigned load_word(const unsigned* from) { return *from; }
 
 inline void run_copy(const Copy& copy) {
   if (copy.to % 16 || copy.to + 16 > memory_bytes) fail("cp.async: address in shared memory");
-  if (!copy.valid) {
-    std::memset(memory + copy.to, 0, 16);
-    return;
-  }
+  std::memset(memory + copy.to, 0, 16);
+  if (copy.bytes == 0) return;
   const char* from = static_cast<const char*>(copy.from);
   const bool known = std::any_of(readable.begin(), readable.end(),
-      [&](const auto& range) { return from >= range.first && from + 16 <= range.second; });
+      [&](const auto& range) { return from >= range.first && from + copy.bytes <= range.second; });
   if (!known) fail("cp.async: reads outside the tensors");
-  std::memcpy(memory + copy.to, from, 16);
+  std::memcpy(memory + copy.to, from, copy.bytes);
 }
-inline void cp_async_16(unsigned to, const void* from, bool valid) {
+inline void cp_async_16_part(unsigned to, const void* from, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(from) % 16) fail("cp.async: alignment");
-  const Copy copy{to, from, valid};
+  const Copy copy{to, from, bytes};
   if (copies_late) threads[current].open.push_back(copy);
   else run_copy(copy);
 }
+inline void cp_async_16(unsigned to, const void* from, bool valid) { cp_async_16_part(to, from, valid ? 16 : 0); }
 inline void cp_async_commit() {
   Thread& thread = threads[current];
   thread.groups.push_back(std::exchange(thread.open, {}));

@@ -28,6 +28,7 @@ struct int2 {
   int x, y;
 };
 inline int2 make_int2(int x, int y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 struct Number {
   int x;
 };
@@ -59,7 +60,7 @@ switch_stack:
 struct Copy {
   unsigned to;
   const void* from;
-  bool valid;
+  int bytes;  // that are read; the others of 16 become zeros
 };
 struct Thread {
   void* stack_pointer;
@@ -165,6 +166,7 @@ inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned bits) {
   return (static_cast<std::uint64_t>(high) << 32 | low) << min(bits, 32u) >> 32;
 }
 inline int __ffs(unsigned x) { return __builtin_ffs(x); }
+inline int __clz(unsigned x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 template <typename T>
 T __ldg(const T* from) {

@@ -2,7 +2,7 @@
 
     python benchmarks/fp8_accuracy.py --operands --json benchmarks/results/fp8_operands.json    # no GPU
     python benchmarks/fp8_accuracy.py --json benchmarks/results/fp8_accuracy_h100.json          # a Hopper GPU
-    python benchmarks/fp8_accuracy.py --from FILE                                               # the page's table
+    python benchmarks/fp8_accuracy.py --from FILE [--plot docs/fp8_accuracy]                    # the page, the picture
 
 Errors are root mean squares of what the result is off, beside attention in float64. Data: normal; normal with logits of
 standard deviation 4; FlashAttention-3's outliers, where 0.1% of the elements have a normal number of standard deviation
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from fp8_peers import cudnn_sdpa
-from harness import Fields, environment, reason
+from harness import Fields, can_plot, environment, reason, save
 from results_table import line, update
 
 from codegen.dtypes import LARGEST
@@ -232,15 +232,41 @@ def table(report: Fields) -> str:
     return "\n".join(lines)
 
 
+def plot(report: Fields, path: Path) -> None:
+    """Draw the errors of each call, relative to the root mean square of the result, by data."""
+    if not can_plot():
+        return
+    from matplotlib import pyplot
+
+    rows = [row for row in report["rows"] if "errors" in row]
+    labels = list(dict.fromkeys(label for row in rows for label in row["errors"]))
+    figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    width = 0.8 / len(labels)
+    for number, label in enumerate(labels):
+        places = [place + (number - (len(labels) - 1) / 2) * width for place in range(len(rows))]
+        axis.bar(places, [row["errors"].get(label, {}).get("relative", 0.0) for row in rows], width, label=label)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(rows)), [row["data"] for row in rows])
+    axis.set_ylabel("rms error relative to the result's")
+    figure.legend(loc="outside lower center", ncols=4)
+    axis.set_title(f"{report['device']}, driver {report['driver']}", fontsize=10)
+    save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operands", action="store_true", help="of operands alone, on the CPU")
     parser.add_argument("--dtype", default="e4m3", choices=[*LARGEST], help="of the kernels")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the errors are written")
     parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="an earlier run, for the page")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw an earlier run of kernels, .png and .svg")
     options = parser.parse_args()
+    if options.plot and not options.earlier:
+        parser.error("--plot is of an earlier run: --from FILE")
     if options.earlier:
         report = json.loads(options.earlier.read_text(encoding="utf-8"))
+        if options.plot:
+            plot(report, options.plot)
         raise SystemExit(update(PAGE, {report["marker"]: table(report)}))
     if options.operands:
         report = {"marker": "fp8-operands", "torch": torch.__version__, "rows": operand_rows()}

@@ -259,7 +259,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="e4m3", choices=[*LARGEST], help="of the kernels")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the errors are written")
     parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="an earlier run, for the page")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw an earlier run of kernels, .png and .svg")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="where to draw an earlier run of kernels, .png and .svg"
+    )
     options = parser.parse_args()
     if options.plot and not options.earlier:
         parser.error("--plot is of an earlier run: --from FILE")

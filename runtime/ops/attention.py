@@ -13,6 +13,7 @@ from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantised
+from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
@@ -216,7 +217,11 @@ def _quantised(
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     more: dict[str, Any] = {"scored": score is not None, "validate": validate, "lse": lse, "overflow": overflow}
-    found = attend_quantised(given, tensors, spec_json, **more, **options)
+    out, kv_lengths, codes = options["out"], options["kv_lengths"], (given.q, given.k, given.v_t)
+    others = (kv_lengths, out, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits, *tensors)
+    direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, options["sink"], others)
+    compute: Callable[..., AttentionResult] = attend_quantised if direct else operator_fp8
+    found = compute(given, tensors, spec_json, **more, **options)
     return found if lse else found[0]
 
 

@@ -9,10 +9,13 @@ STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride
 """Tag of an operator whose inputs must have the strides that they were traced with."""
 
 
-def like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor with the layout of a result: that of the tensor, where it has no gaps, else contiguous."""
-    found = torch.empty_like(tensor)
-    return found if found.stride() == tensor.stride() else tensor.new_empty(tensor.shape)
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a new tensor with the layout of a result: that of the tensor, where it has no gaps, else contiguous.
+
+    Its type is ``dtype``, or that of the tensor.
+    """
+    found = torch.empty_like(tensor, dtype=dtype)
+    return found if found.stride() == tensor.stride() else tensor.new_empty(tensor.shape, dtype=dtype)
 
 
 def nothing(tensor: torch.Tensor) -> torch.Tensor:

@@ -119,6 +119,49 @@ def test_what_is_refused(kernel: Kernel, given: Any, named: dict[str, Any], mess
     assert not hasattr(kernel, "given")
 
 
+def arguments(given: QuantisedAttention, pattern: Any) -> tuple[Any, ...]:
+    codes = (given.q, given.k, given.v_t, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits)
+    return (*codes, list(pattern.index_tensors()), None, None, None, pattern.spec_json)
+
+
+@pytest.mark.parametrize("made", [operands, smoothed])
+def test_opcheck(kernel: Kernel, made: Any) -> None:
+    numbers = {"q_rows": 128, "k_rows": 128, "output": torch.bfloat16}
+    lists = TopK(torch.zeros(1, 1, 3, 2, dtype=torch.int32), block=(128, 128))
+    operators = torch.ops.sparse_kernel_codegen
+    checks = ("test_faketensor",)  # there is no backward, and the test of schemas multiplies codes
+    for lse in (False, True):
+        given, options = arguments(made(), lists), {**numbers, "lse": lse}
+        torch.library.opcheck(operators.block_sparse_attention_fp8.default, given, options, test_utils=checks)
+    *inputs, spec_json = arguments(made(), lists)
+    given = (*inputs, torch.empty(1, 2, 300, 64, dtype=torch.bfloat16), spec_json)
+    torch.library.opcheck(operators.block_sparse_attention_fp8_out.default, given, numbers, test_utils=checks)
+
+
+@pytest.mark.parametrize("made", [operands, smoothed])
+def test_compiled_code_has_one_operator(kernel: Kernel, made: Any) -> None:
+    torch._dynamo.reset()
+    given, graphs = made(), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    def call(given: QuantisedAttention) -> Any:
+        out, lse = block_sparse_attention(given, Causal(), return_lse=True, scale=0.5)
+        return out * 2.0, lse + 1.0
+
+    out, lse = torch.compile(call, fullgraph=True, backend=backend)(given)
+    exact, plain = call(given)
+    assert torch.equal(out, exact) and torch.equal(lse, plain) and out.dtype == torch.bfloat16
+    (graph,) = graphs
+    assert sum("block_sparse_attention_fp8" in str(node.target) for node in graph.graph.nodes) == 1
+    into = torch.ones_like(exact)
+    written = torch.compile(lambda x, to: block_sparse_attention(x, Causal(), out=to), fullgraph=True, backend=backend)
+    written(given, into)
+    assert not into.any()
+
+
 def test_fp8_without_scales_is_refused() -> None:
     given = operands()
     with pytest.raises(ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*runtime.quantised_operands"):

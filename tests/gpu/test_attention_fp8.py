@@ -7,7 +7,8 @@ from fp8_specs import KERNELS, MMA_SYNC_KERNELS
 
 torch = pytest.importorskip("torch")
 
-from runtime import load_kernel  # noqa: E402
+from runtime import block_sparse_attention, load_kernel, quantise_attention  # noqa: E402
+from runtime.patterns import Causal  # noqa: E402
 from runtime.verify.run import outcomes  # noqa: E402
 from runtime.verify.tensor_core_fp8 import products  # noqa: E402
 
@@ -49,3 +50,24 @@ def test_every_case_by_mma_sync(name: str) -> None:
     kernel = load_kernel(fields, forward_compatible=True)
     failed = [outcome for outcome in outcomes(kernel) if not outcome.passed]
     assert not failed, failed
+
+
+@HOPPER
+def test_compiled_code_calls_operators() -> None:
+    """A graph of CUDA replays them on what the tensors hold then."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn((1, 4, 1000, 128), generator=draw, device="cuda").bfloat16() for _ in range(3))
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return block_sparse_attention(quantise_attention(q, k, v), Causal()) * 2.0
+
+    given = quantise_attention(q, k, v)
+    compiled = torch.compile(lambda x: block_sparse_attention(x, Causal()) * 2.0, fullgraph=True)
+    assert torch.equal(compiled(given), call(q, k, v))
+    assert torch.equal(torch.compile(call)(q, k, v), call(q, k, v))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call(q, k, v)
+    q.normal_(generator=draw)
+    graph.replay()
+    assert torch.equal(out, call(q, k, v))

@@ -1,0 +1,94 @@
+"""torch's operators of attention with operands in FP8: what ``torch.compile`` and dispatch modes see.
+
+They are registered when this module is imported. They have no backward, and refuse operands that require one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from runtime.kernels.attention import AttentionResult
+from runtime.ops.attention_fp8 import attend_quantised
+from runtime.ops.block_sizes import Tensors
+from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+from runtime.ops.quantise_attention import QuantisedAttention
+
+_CODES = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "mean_logits")
+"""Fields of ``QuantisedAttention`` that are tensors, in the order of the operators' arguments."""
+_TENSORS = (
+    "Tensor q, Tensor k, Tensor v_t, Tensor q_scale, Tensor k_scale, Tensor v_scale, Tensor? k_mean, "
+    "Tensor? mean_logits, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
+)
+_NUMBERS = (
+    "str spec_json, *, int q_rows, int k_rows, ScalarType output, bool scored=False, float? scale=None, "
+    "float? softcap=None, bool lse=False, bool validate=False"
+)
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+for _schema in (
+    f"block_sparse_attention_fp8({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)",
+    f"block_sparse_attention_fp8_out({_TENSORS}, Tensor(a!) out, {_NUMBERS}) -> Tensor",
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
+
+
+def _run(
+    *arguments: Any, q_rows: int, k_rows: int, output: torch.dtype, out: torch.Tensor | None = None, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the operator."""
+    codes = dict(zip(_CODES, arguments, strict=False))
+    tensors, sink, kv_lengths, overflow, spec_json = arguments[len(_CODES) :]
+    given = QuantisedAttention(**codes, q_rows=q_rows, k_rows=k_rows, output=output)
+    defaults: dict[str, Any] = {"scale": None, "softcap": None, "scored": False, "lse": False, "validate": False}
+    options = {**defaults, **options, "sink": sink, "kv_lengths": kv_lengths, "overflow": overflow, "out": out}
+    written, found = attend_quantised(given, tuple(tensors), spec_json, **options)
+    return written, nothing(given.q) if found is None or not options["lse"] else found
+
+
+def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
+    """Compute the operator that writes into ``out``."""
+    *inputs, out, spec_json = arguments
+    return _run(*inputs, spec_json, out=out, **options)[1]
+
+
+def _fake(*arguments: Any, output: torch.dtype, lse: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors like the results, without values."""
+    q: torch.Tensor = arguments[0]
+    return like(q, output), q.new_empty(q.shape[:3], dtype=torch.float32) if lse else nothing(q)
+
+
+def _fake_out(*arguments: Any, **options: Any) -> torch.Tensor:
+    """Return a tensor like the LSE, without values."""
+    return _fake(*arguments, **options)[1]
+
+
+for _name, _implementation, _without_values in (
+    ("block_sparse_attention_fp8", _run, _fake),
+    ("block_sparse_attention_fp8_out", _run_out, _fake_out),
+):
+    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _without_values, lib=_library)
+
+
+def operator(
+    given: QuantisedAttention,
+    tensors: Tensors,
+    spec_json: str,
+    *,
+    sink: torch.Tensor | None,
+    kv_lengths: torch.Tensor | None,
+    overflow: torch.Tensor | None,
+    out: torch.Tensor | None,
+    lse: bool,
+    **options: Any,
+) -> AttentionResult:
+    """Call the operator, or the one that writes into ``out``. Arguments as of ``attend_quantised``."""
+    operators = torch.ops.sparse_kernel_codegen
+    inputs = (*(getattr(given, name) for name in _CODES), list(tensors), sink, kv_lengths, overflow)
+    options |= {"q_rows": given.q_rows, "k_rows": given.k_rows, "output": given.output, "lse": lse}
+    if out is not None:
+        found = operators.block_sparse_attention_fp8_out(*inputs, out, spec_json, **options)
+    else:
+        out, found = operators.block_sparse_attention_fp8(*inputs, spec_json, **options)
+    return AttentionResult(out, found if lse else None)

@@ -818,10 +818,9 @@ class SddmmMmaFlags(Flags):
 
 @dataclass(frozen=True)
 class SpmmMmaFlags(Flags):
-    """What bsr_spmm/mma.cu.j2 and mma_fp8.cu.j2 ask.
+    """What bsr_spmm/mma.cu.j2 asks.
 
     Attributes:
-        fp8: products and strips, where A and B are FP8.
         b_tile: the template of tiles in shared memory, by how B is stored.
         lanes: the template of where a lane's operands begin in them.
         b_and_c: how B and C are stored, in words.
@@ -836,7 +835,13 @@ class SpmmMmaFlags(Flags):
     mainloop: str
     some_copy_a: bool
     by_columns: bool
-    fp8: MmaSyncFp8Flags | None
+
+
+@dataclass(frozen=True)
+class SpmmMmaFp8Flags(SpmmMmaFlags):
+    """What bsr_spmm/mma_fp8.cu.j2 asks: ``fp8``, products and strips, too."""
+
+    fp8: MmaSyncFp8Flags
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"n":256}}
 // spec hash: 8ca3b2f4ad79785269c30718c01689aa9650c7f626e51b50ade513ba8d335aac
 // templates: attention/mask_expression.cuh.j2, attention/mask_parts/own.cuh.j2, block_mask/block_mask.cu.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, expressions/ranges.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e0b5e719c9b2a6e2cfa59a2b953cdab3d2e6de489d559f56cae26414c698c781
+// seal: sha256 3e6f14de65bfa8db145579a721246422b63155ba83d23745e4ce1ad51f6fbd21
 
 // Block lists of a mask: for each block of queries the numbers of the blocks of keys of which it sees some pairs
 // (partial) and of those of which it sees all (full), ascending, and -1 behind the last one.
@@ -12,8 +12,8 @@
 //     a warp for each block of queries, and of keys: from which to which value what the mask asks of each of them goes
 //   h100_block_mask
 //     a thread block for a block of queries and kThreads blocks of keys. Each thread asks the mask of one whole block,
-//     by intervals; where these cannot tell, of the pairs in its corners; where these are all alike, all threads look at
-//     its pairs, until one is seen and one is not
+//     by intervals; where these cannot tell, of the pairs in its corners; where these are all alike, all threads look
+//     at its pairs, until one is seen and one is not
 //   h100_block_mask_lists
 //     a warp for each block of queries: from bits to lists
 //
@@ -198,8 +198,8 @@ __device__ __forceinline__ Truth truth_of_block(const Params& p, int batch, int 
   return truth_and(part_0, part_1);
 }
 
-// Whether some pairs in the corners of a block are seen and some are not: then it is partial for certain. A thread looks
-// at those of its block while others look at theirs, where pairs take all threads, one block after another.
+// Whether some pairs in the corners of a block are seen and some are not: then it is partial for certain. A thread
+// looks at those of its block while others look at theirs, where pairs take all threads, one block after another.
 __device__ __forceinline__ bool corners_differ(const Params& p, int batch, int head, Range queries, Range keys) {
   bool shows = false, hides = false;
 #pragma unroll 1
@@ -214,8 +214,8 @@ __device__ __forceinline__ bool corners_differ(const Params& p, int batch, int h
   return shows && hides;
 }
 
-// What the mask is over a block for certain, by its pairs. All threads of a block call it together: a warp takes every kWarps-th query, a
-// lane every 32nd key. Lanes beyond the last key look at that once more.
+// What the mask is over a block for certain, by its pairs. All threads of a block call it together: a warp takes every
+// kWarps-th query, a lane every 32nd key. Lanes beyond the last key look at that once more.
 __device__ __forceinline__ Truth truth_of_pairs(const Params& p, int batch, int head, Range queries, Range keys) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   bool shows = false, hides = false;

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 77d35fd6179c4cce2d56699d3685b6544863ed896b5c1cc87ed0d756f961db80
 // templates: bsr_fp8/multiply_promoted.cuh.j2, bsr_fp8/strip_half.cuh.j2, bsr_sddmm/mma_fp8.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 850e065feb20fe9171921b530be93f11e41a8d1aa881af8bb9910d2b64e0c3e2
+// seal: sha256 384f923edf35db0f436bc13c1f8795baada89d303d0bc593369c40e54964979f
 
 // Sampled product in FP8 by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A number is its code times the scale of its operand.
@@ -205,8 +205,8 @@ __device__ __forceinline__ void mma_e4m3_e4m3(float (&d)[4], const uint32 (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// accumulators += A B for this warp's part of one slice. The tensor core keeps about 14 bits of what it adds up, so each
-// product is added to the sum in fp32. mma.syncs that follow each other share their rows of A.
+// accumulators += A B for this warp's part of one slice. The tensor core keeps about 14 bits of what it adds up, so
+// each product is added to the sum in fp32. mma.syncs that follow each other share their rows of A.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {

@@ -4,10 +4,10 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 010a7fe3ad8c344faccc4cbb0f9da7c5edb2a6d9f613351a87443f9875554986
 // templates: bsr_fp8/multiply_promoted.cuh.j2, bsr_fp8/strip_half.cuh.j2, bsr_spmm/mma_b_columns.cuh.j2, bsr_spmm/mma_fp8.cu.j2, bsr_spmm/mma_lanes_columns.cuh.j2, bsr_spmm/mma_slices.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 153dd51453c66075e2b3a1c5b53ba22d6e0060b353b88e92a3e719acb7f952fc
+// seal: sha256 b3416f2dbbe14b6dec02f90fc5e4dcca32360c33f29cba49fdcf483842e8236d
 
-// BSR x dense in FP8 by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows. A number is
-// its code times the scale of its operand.
+// BSR x dense in FP8 by mma.sync: C = A B, A in block-sparse rows and B, C dense, B stored by columns and C by rows.
+// A number is its code times the scale of its operand.
 //
 // Who does what: a thread block computes one tile of C, all warps load and all compute. Warp w has kWarpRows rows and
 // kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
@@ -222,8 +222,8 @@ __device__ __forceinline__ void mma_e4m3_e4m3(float (&d)[4], const uint32 (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// accumulators += A B for this warp's part of one slice. The tensor core keeps about 14 bits of what it adds up, so each
-// product is added to the sum in fp32. mma.syncs that follow each other share their rows of A.
+// accumulators += A B for this warp's part of one slice. The tensor core keeps about 14 bits of what it adds up, so
+// each product is added to the sum in fp32. mma.syncs that follow each other share their rows of A.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {

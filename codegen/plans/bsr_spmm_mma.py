@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES, FP8
-from codegen.flags import SpmmMmaFlags
+from codegen.flags import SpmmMmaFlags, SpmmMmaFp8Flags
 from codegen.plan import (
     Constant,
     Param,
@@ -104,6 +106,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kWarpColumns", columns, "columns of C of one warp"),
         Constant("kStripChunks", columns * output_bytes // COPY_BYTES, "chunks of a row of a strip of C"),
     )
+    asked: dict[str, Any] = {
+        "b_tile": f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
+        "lanes": f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
+        "b_and_c": b_and_c(spec),
+        "mainloop": f"bsr_spmm/mma_{'one_slice' if k == depth else 'slices'}.cuh.j2",
+        "some_copy_a": some_copy_a,
+        "by_columns": by_columns,
+    }
     return Plan(
         spec=spec,
         stem=stem,
@@ -117,15 +127,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(*_params(spec), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
-        flags=SpmmMmaFlags(
-            b_tile=f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
-            lanes=f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
-            b_and_c=b_and_c(spec),
-            mainloop=f"bsr_spmm/mma_{'one_slice' if k == depth else 'slices'}.cuh.j2",
-            some_copy_a=some_copy_a,
-            by_columns=by_columns,
-            fp8=mma_sync_flags(spec) if in_fp8 else None,
-        ),
+        flags=SpmmMmaFp8Flags(**asked, fp8=mma_sync_flags(spec)) if in_fp8 else SpmmMmaFlags(**asked),
         grid_summary=(
             f"one thread block per tile, {ctas_per_sm} at a time on an SM, block rows fastest among "
             f"{L2_BYTES >> 20} MB of them"

@@ -817,8 +817,8 @@ class SddmmMmaFlags(Flags):
 
 
 @dataclass(frozen=True)
-class SpmmMmaFlags(Flags):
-    """What bsr_spmm/mma.cu.j2 asks.
+class SpmmMmaParts(Flags):
+    """What both bsr_spmm/mma.cu.j2 and mma_fp8.cu.j2 ask.
 
     Attributes:
         b_tile: the template of tiles in shared memory, by how B is stored.
@@ -826,7 +826,6 @@ class SpmmMmaFlags(Flags):
         b_and_c: how B and C are stored, in words.
         mainloop: the template of the main loop.
         some_copy_a: whether an A tile has fewer chunks than there are threads.
-        by_columns: whether B is stored by columns.
     """
 
     b_tile: str
@@ -834,11 +833,17 @@ class SpmmMmaFlags(Flags):
     b_and_c: str
     mainloop: str
     some_copy_a: bool
+
+
+@dataclass(frozen=True)
+class SpmmMmaFlags(SpmmMmaParts):
+    """What bsr_spmm/mma.cu.j2 asks: ``by_columns``, whether B is stored by columns, too."""
+
     by_columns: bool
 
 
 @dataclass(frozen=True)
-class SpmmMmaFp8Flags(SpmmMmaFlags):
+class SpmmMmaFp8Flags(SpmmMmaParts):
     """What bsr_spmm/mma_fp8.cu.j2 asks: ``fp8``, products and strips, too."""
 
     fp8: MmaSyncFp8Flags

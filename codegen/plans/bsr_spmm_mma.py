@@ -112,7 +112,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         "b_and_c": b_and_c(spec),
         "mainloop": f"bsr_spmm/mma_{'one_slice' if k == depth else 'slices'}.cuh.j2",
         "some_copy_a": some_copy_a,
-        "by_columns": by_columns,
     }
     return Plan(
         spec=spec,
@@ -127,7 +126,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(*_params(spec), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
-        flags=SpmmMmaFp8Flags(**asked, fp8=mma_sync_flags(spec)) if in_fp8 else SpmmMmaFlags(**asked),
+        flags=SpmmMmaFp8Flags(**asked, fp8=mma_sync_flags(spec))
+        if in_fp8
+        else SpmmMmaFlags(**asked, by_columns=by_columns),
         grid_summary=(
             f"one thread block per tile, {ctas_per_sm} at a time on an SM, block rows fastest among "
             f"{L2_BYTES >> 20} MB of them"

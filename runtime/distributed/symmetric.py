@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.agreement import TIMEOUT, agree, meet, same, state_of
+from runtime.distributed.agreement import TIMEOUT, agree, finish, meet, same, state_of
 from runtime.distributed.arguments import group_from
 from runtime.distributed.exchange import Exchange, Pair, rows_of
 from runtime.distributed.layout import Layout
@@ -67,14 +67,29 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
         found: Symmetric = kept[key]
         return found
     if len(kept) == _KEPT:
+        _settle(group, like.device)  # what the GPU still has to do may read what is given up
         kept.pop(next(iter(kept)))
     try:
         here = memory.empty(*shape, dtype=like.dtype, device=like.device)
+        # torch clears the memory, and the signals of its barriers, behind all that the default stream still has to do:
+        # a faster rank's signal would be cleared with it, and both would wait for ever.
+        _settle(group, like.device)
         kept[key] = found = Symmetric(here, memory.rendezvous(here, group.group_name))
         return found
     except (RuntimeError, NotImplementedError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}") from None
+
+
+def _settle(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Wait for what the default stream has to do.
+
+    Raises:
+        CollectiveError: where that waits for a rank that is late.
+    """
+    others = tuple(rank for rank in range(group.size()) if rank != group.rank())
+    with torch.cuda.stream(torch.cuda.default_stream(device)):
+        finish("making symmetric memory", device, others, TIMEOUT)
 
 
 def keys_of(group: dist.ProcessGroup, k: torch.Tensor) -> Symmetric:

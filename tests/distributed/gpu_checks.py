@@ -178,6 +178,21 @@ def symmetric_memory(group: Any) -> None:
 
 
 @check
+def symmetric_memory_of_busy_gpus(group: Any) -> None:
+    """Memory is made while one GPU is far behind: what the other one has signalled by then is not cleared."""
+    rank, cycles = dist.get_rank(group), 1 << 29  # some 0.3 s
+    where = Layout.contiguous(dist.get_world_size(group))
+    for length, late in ((LENGTH // 2, 0), (LENGTH // 4, 1)):  # memory of other shapes than that of other checks
+        q, k, v = (where.shard(tensor, rank).requires_grad_() for tensor in whole(length))
+        torch.cuda._sleep(cycles if rank == late else 1)
+        out = context_parallel_attention(q, k, v, Dense(), group, symmetric=True)
+        torch.cuda._sleep(cycles if rank == late else 1)
+        out.float().sum().backward()
+        torch.cuda.synchronize()
+        compare(group, Dense(), tensors=whole(length), symmetric=True)
+
+
+@check
 def masks(group: Any) -> None:
     """Masks that ask where a key is, as causal lists and ``Strided`` have them."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -155,3 +155,17 @@ def test_heads_go_where_they_are_computed_and_back(layout: Layout, monkeypatch: 
         for run in runs:
             each.give_back(run, [shuffle.Parted(found, each.rooms[0].here, 2)])
         assert torch.equal(found, layout.shard(q, rank))
+
+
+def test_peers_get_memory_that_is_cleared_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch clears it, and the signals of barriers, in the default stream; a peer that has it may signal at once."""
+    from torch.distributed import _symmetric_memory as memory
+
+    done: list[str] = []
+    group: Any = SimpleNamespace(group_name="", size=lambda: RANKS, rank=lambda: 0)
+    monkeypatch.setattr(symmetric, "state_of", lambda group: SimpleNamespace(memory={}))
+    monkeypatch.setattr(symmetric, "_settle", lambda group, device: done.append("settle"))
+    monkeypatch.setattr(memory, "empty", lambda *shape, **options: done.append("empty") or torch.empty(shape))
+    monkeypatch.setattr(memory, "rendezvous", lambda here, name: done.append("rendezvous"))
+    symmetric.memory_of(group, "keys", (2, 3), torch.empty(1))
+    assert done == ["empty", "settle", "rendezvous"]

@@ -38,7 +38,7 @@ def forward(plan: Plan, inputs: Inputs, *, validate: bool = False) -> tuple[torc
     for rows in unseen(run.mine, q.shape[2]):
         out[:, :, rows.start : rows.stop] = 0
         lse[:, :, rows.start : rows.stop] = -torch.inf if sink is None else sink[:, None]
-    for own, heads, kv in run.everything(gives_back=False):
+    for own, heads, kv in run.everything():
         of_q = run.heads_of_q(heads)
         for step, queries, (k, v) in run.calls(kv, heads, own=own):
             spec_json, tensors = run.lists(step, heads)
@@ -82,13 +82,13 @@ def backward(
         ArgumentError, SpecError: for what has no gradient.
         CollectiveError: for a rank that is late or has failed.
     """
-    run = Run(plan, inputs)
+    run = Run(plan, inputs, gives_back=True)
     out, lse = saved
     dq, dk, dv = (like(tensor) for tensor in (inputs.q, inputs.k, inputs.v))
     for rows in unseen(run.mine, dq.shape[2]):
         dq[:, :, rows.start : rows.stop] = 0
     of_own: list[tuple[int, Pair]] = []
-    for own, heads, kv in run.everything(gives_back=True):
+    for own, heads, kv in run.everything():
         of_q = run.heads_of_q(heads)
         made: dict[int, list[tuple[int, Pair]]] = {number: [] for number in range(len(run.mine.buffers))}
         for step, queries, (k, v) in run.calls(kv, heads, own=own):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from runtime.distributed.copies import copy_wide, taken_blocks
 from runtime.distributed.steps import Piece, Steps
 from runtime.distributed.transfer import Lane, Message, Transfer
 
@@ -107,7 +108,7 @@ class Exchange:
             own = self.k[:, run], self.v[:, run]
             for source, pair in self._own(there):
                 for tensor, target in zip(own, pair, strict=True):
-                    target.copy_(tensor.narrow(2, source, target.shape[2]))
+                    copy_wide(target, tensor.narrow(2, source, target.shape[2]))
             copied = self.moves.mark()
             sends = [message for rank in self._others() for message in self._sends(rank, run, own)]
             what = f"keys and values of heads {run.start} to {run.stop - 1} of rank {self.rank}"
@@ -139,18 +140,21 @@ class Exchange:
         for piece in self._for(rank):
             tensors: Sequence[torch.Tensor] = own
             if self.sent is not None:
-                taken = self._at(rank, run, own)
-                tensors = tuple(tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in taken)
+                tensors = self._listed(rank, run, own)
             for tensor in tensors:
                 yield from (Message(rank, rows.contiguous()) for rows in rows_of(tensor, piece.source, piece.size))
 
-    def _at(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield tensors in blocks, and which of them a rank is sent, to be taken along dimension 2."""
+    def _blocks_for(self, rank: int, run: slice) -> torch.Tensor:
+        """Return which blocks of some heads a rank is sent: (batch or 1, heads or 1, cap)."""
         assert self.sent is not None
         blocks = self.sent.blocks[rank]
-        index = (blocks if blocks.shape[1] == 1 else blocks[:, run])[..., None, None]
-        for tensor in own:
-            yield tensor.unflatten(2, (-1, self.sent.block)), index
+        return blocks if blocks.shape[1] == 1 else blocks[:, run]
+
+    def _listed(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return the rows of some heads of this rank's keys and values that another one is sent."""
+        assert self.sent is not None
+        blocks, block = self._blocks_for(rank, run), self.sent.block
+        return tuple(taken_blocks(tensor, blocks, block) for tensor in own)
 
     def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
         """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
@@ -202,7 +206,8 @@ class Exchange:
                 if rank == self.rank:
                     found.narrow(2, start, part.shape[2]).add_(part)
                     continue
-                ((blocks, index),) = self._at(rank, run, (found,))
+                blocks = found.unflatten(2, (-1, self.sent.block))
+                index = self._blocks_for(rank, run)[..., None, None]
                 index = index.expand(*found.shape[:2], -1, *blocks.shape[3:])
                 more = part.unflatten(2, (-1, self.sent.block))
                 blocks.scatter_(2, index, blocks.gather(2, index) + more)  # no number twice: one order of sums
@@ -215,9 +220,8 @@ class Exchange:
 
 def rows_of(tensor: torch.Tensor, first: int, size: int) -> Iterator[torch.Tensor]:
     """Yield rows of each batch and head; where the tensor has whole rows they are contiguous."""
-    for batch in tensor:
-        for head in batch:
-            yield head[first : first + size]
+    for batch in tensor.narrow(2, first, size).unbind(0):
+        yield from batch.unbind(0)
 
 
 def add_up(total: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]]) -> None:

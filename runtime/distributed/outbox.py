@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runtime.distributed.copies import copy_heads, copy_wide
 from runtime.distributed.exchange import Pair
 from runtime.distributed.layout import Layout
 from runtime.distributed.steps import Piece, Steps
-from runtime.distributed.symmetric import Symmetric, SymmetricExchange, copy_rows, memory_of
+from runtime.distributed.symmetric import Symmetric, SymmetricExchange, memory_of
 
 ROWS, GRADIENTS_OF_ROWS = "rows", "gradients of rows"
 """What the memory is for: both (2, batch, kv_heads, rows, head_dim)."""
@@ -64,23 +65,21 @@ class OutboxExchange(SymmetricExchange):
         every = slice(0, self.k.shape[1])
         for receiver, piece, first in self.outboxes[self.rank]:
             for source, target in zip(self._taken(receiver, every), self.whole.here, strict=True):
-                target.narrow(2, first, piece.size).copy_(source.narrow(2, piece.source, piece.size))
+                copy_wide(target.narrow(2, first, piece.size), source.narrow(2, piece.source, piece.size))
 
     def _taken(self, receiver: int, run: slice) -> tuple[torch.Tensor, ...]:
         """Return keys and values, or those blocks of them that a rank is sent."""
         own = self.k[:, run], self.v[:, run]
-        if self.sent is None:
-            return own
-        return tuple(tensor.take_along_dim(index, 2).flatten(2, 3) for tensor, index in self._at(receiver, run, own))
+        return own if self.sent is None else self._listed(receiver, run, own)
 
     def read(self, run: slice, buffers: Sequence[Pair]) -> None:
         """Copy what this rank needs of others, and of itself, into buffers."""
         for source, pair in self._own(buffers):
             for tensor, target in zip((self.k, self.v), pair, strict=True):
-                target.copy_(tensor[:, run].narrow(2, source, target.shape[2]))
+                copy_wide(target, tensor[:, run].narrow(2, source, target.shape[2]))
         for piece, first, pair in self._mine(buffers):
             for source, target in zip(self.whole.at(piece.rank), pair, strict=True):
-                copy_rows(source[:, run], first, target, piece.target, piece.size)
+                copy_heads(target.narrow(2, piece.target, piece.size), source[:, run].narrow(2, first, piece.size))
 
     def _mine(self, buffers: Sequence[Pair]) -> Iterator[tuple[Piece, int, Pair]]:
         """Yield this rank's pieces in the boxes of others, the first row there, and the buffer that they are of."""
@@ -101,7 +100,8 @@ class OutboxExchange(SymmetricExchange):
         """Write gradients of other ranks' rows on those ranks."""
         for piece, first, pair in self._mine(grads):
             for target, source in zip(inbox.at(piece.rank), pair, strict=True):
-                copy_rows(source, piece.target, target[:, run], first, piece.size)
+                there = target[:, run].narrow(2, first, piece.size)
+                copy_heads(there, source.narrow(2, piece.target, piece.size))
 
     def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
         """Add up what others have written here, and what this rank has itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,12 +76,13 @@ class Plan:
         ranks, blocks = range(self.layout.ranks), kv_len // key_block(self.spec_json)
         return tuple(tuple(0 if source == rank else blocks for rank in ranks) for source in ranks)
 
-    def runs(self, q_shape: tuple[int, ...], kv_heads: int) -> tuple[slice, ...]:
+    def runs(self, q_shape: tuple[int, ...], kv_heads: int, *, gives_back: bool = False) -> tuple[slice, ...]:
         """Return which heads of k are sent together. It is the same on all ranks.
 
         Nothing is computed until the first run has arrived, so it is as short as fills the chip; each one after it
         has half as many heads more, and arrives while the one before it is computed. Where that takes long, there are
-        two runs alone, as the last tiles of each call leave SMs without work.
+        two runs alone, as the last tiles of each call leave SMs without work. ``gives_back``: gradients of the last
+        run go back while nothing is computed any more: of lists it is short too.
         """
         batch, heads, q_len, _ = q_shape
         size = float(self.heads or max(1, _TILES * _TILE * kv_heads // max(1, batch * heads * q_len)))
@@ -90,12 +92,32 @@ class Plan:
             size, growth = max(size, kv_heads / (1 + slower)), kv_heads
         if asks_for_heads(self.spec_json) or kind == "sliding_window":
             size = kv_heads  # a mask counts heads from the first; a window needs few keys of others
-        found, first = [], 0
-        while first < kv_heads:
-            last = min(kv_heads, first + max(1, round(size)))
-            found.append(slice(first, last))
-            first, size = last, size if self.heads else size * growth
-        return tuple(found)
+        if gives_back and not self.heads and growth == _GROWTH and size < kv_heads:
+            sizes = _short_at_both_ends(kv_heads, max(1, round(size)))
+        else:
+            sizes = _growing(kv_heads, size, 1.0 if self.heads else growth)
+        ends = [*itertools.accumulate(sizes)]
+        return tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
+
+
+def _growing(total: int, size: float, growth: float) -> list[int]:
+    """Divide a number into parts of about this size, which grows; the last one is what is left."""
+    found: list[int] = []
+    while (left := total - sum(found)) > 0:
+        found.append(min(left, max(1, round(size))))
+        size *= growth
+    return found
+
+
+def _short_at_both_ends(total: int, least: int) -> list[int]:
+    """Divide a number into parts of which the last is the least, those before it double, and the first is short too."""
+    ends: list[int] = []
+    left, size = total, least
+    while left - size >= 2 * size:
+        ends.insert(0, size)
+        left, size = left - size, 2 * size
+    first = left // 3
+    return [*([first] if first else []), left - first, *ends]
 
 
 @lru_cache(maxsize=256)

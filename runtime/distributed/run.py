@@ -32,16 +32,18 @@ class Run:
         plan: of the call.
         inputs: its arguments.
         validate: whether the caps of a plan are checked on the host.
+        gives_back: whether gradients go back to those whose keys they are of.
     """
 
-    def __init__(self, plan: Plan, inputs: Inputs, *, validate: bool = False) -> None:
+    def __init__(self, plan: Plan, inputs: Inputs, *, validate: bool = False, gives_back: bool = False) -> None:
         self.plan, self.inputs = plan, inputs
         self.group = group_of(plan.group)
         self.rank = dist.get_rank(self.group)
         q, k = inputs.q, inputs.k
         every = [plan.steps(rank, q.shape[2], k.shape[2]) for rank in range(plan.layout.ranks)]
         self.mine: Steps = every[self.rank]
-        self.runs = plan.runs(tuple(q.shape), k.shape[1])
+        self.gives_back = gives_back
+        self.runs = plan.runs(tuple(q.shape), k.shape[1], gives_back=gives_back)
         self.spec_json, self.tensors, sent = self._localised(validate)
         given: dict[str, Any] = {
             "group": self.group,
@@ -151,11 +153,12 @@ class Run:
                 keys = k[:, :, step.keys.start : step.keys.stop], v[:, :, step.keys.start : step.keys.stop]
                 yield step, q[:, :, step.rows.start : step.rows.stop], keys
 
-    def everything(self, *, gives_back: bool) -> Iterator[tuple[bool, slice, list[Pair]]]:
+    def everything(self) -> Iterator[tuple[bool, slice, list[Pair]]]:
         """Yield what there are calls over: the rank's own keys, then the buffers of heads that arrive."""
         inputs = self.inputs
         every = slice(0, inputs.k.shape[1])
-        coming = self.exchange.arrivals(self.runs, gives_back=gives_back) if self.exchange.is_needed else iter(())
+        needed = self.exchange.is_needed
+        coming = self.exchange.arrivals(self.runs, gives_back=self.gives_back) if needed else iter(())
         yield True, every, [(inputs.k, inputs.v)]
         for run, buffers in coming:
             yield False, run, buffers

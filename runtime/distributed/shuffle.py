@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from runtime.distributed.copies import copy_heads, copy_wide
 from runtime.distributed.exchange import MOVES, RETURNS, rows_of
 from runtime.distributed.layout import Layout
 from runtime.distributed.symmetric import FREE, PUSHED, WRITTEN, Symmetric, memory_of
@@ -60,7 +61,7 @@ class Shuffle:
         self.moves.follow()
         with self.moves.on():
             for local, whole in self._both(self.rank, run, tensors):
-                whole.copy_(local)
+                copy_wide(whole, local)
             copied = self.moves.mark()
             others = self._others()
             sends = [Message(rank, row) for rank in others for row in self._of_others(rank, run, tensors)]
@@ -78,7 +79,7 @@ class Shuffle:
             what = f"results of heads {run.start} to {run.stop - 1} of rank {self.rank}"
             transfer = Transfer(self.group, what, sends, receives)
             for local, whole in self._both(self.rank, run, tensors):
-                local.copy_(whole)
+                copy_wide(local, whole)
             transfer.wait()
             self.returns.keep(*(each.whole for each in tensors))
 
@@ -162,13 +163,13 @@ class SymmetricShuffle(Shuffle):
     def read(self, run: slice, tensors: Sequence[Parted]) -> None:
         """Copy all ranks' rows of this rank's heads."""
         for local, whole in self._both(self.rank, run, tensors):
-            whole.copy_(local)
+            copy_wide(whole, local)
         for rank in self._others():
             for each, staged in zip(tensors, self.staged, strict=True):
                 theirs = staged.at(rank)[:, self._heads(self.rank, run, each.group)]
                 mine = each.whole[:, run.start * each.group : run.stop * each.group]
                 for first, start, size in self._rows(rank, each.whole.shape[2]):
-                    _copy(mine, start, theirs, first, size)
+                    copy_heads(mine.narrow(2, start, size), theirs.narrow(2, first, size))
 
     def give_back(self, run: slice, tensors: Sequence[Parted]) -> None:
         """Wait until all have computed some heads, and copy this rank's rows of them to ``local``."""
@@ -182,22 +183,16 @@ class SymmetricShuffle(Shuffle):
     def fetch(self, run: slice, tensors: Sequence[Parted]) -> None:
         """Copy this rank's rows of all ranks' heads."""
         for local, whole in self._both(self.rank, run, tensors):
-            local.copy_(whole)
+            copy_wide(local, whole)
         for rank in self._others():
             for each, room in zip(tensors, self.rooms, strict=True):
                 theirs = room.at(rank)[:, run.start * each.group : run.stop * each.group]
                 mine = each.local[:, self._heads(rank, run, each.group)]
                 for first, start, size in self._rows(self.rank, each.whole.shape[2]):
-                    _copy(mine, first, theirs, start, size)
+                    copy_heads(mine.narrow(2, first, size), theirs.narrow(2, start, size))
 
 
 def with_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose rows of one batch and head are contiguous: itself, or a copy."""
     is_whole = tensor[0, 0].is_contiguous()
     return tensor if is_whole else tensor.contiguous()
-
-
-def _copy(target: torch.Tensor, first: int, source: torch.Tensor, start: int, size: int) -> None:
-    """Copy rows of each batch and head: contiguous, so that copy engines do it."""
-    for ours, theirs in zip(rows_of(target, first, size), rows_of(source, start, size), strict=True):
-        ours.copy_(theirs)

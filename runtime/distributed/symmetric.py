@@ -8,14 +8,15 @@ about, and no multicast.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from runtime.distributed.agreement import TIMEOUT, agree, finish, meet, same, state_of
 from runtime.distributed.arguments import group_from
-from runtime.distributed.exchange import Exchange, Pair, rows_of
+from runtime.distributed.copies import copy_heads, copy_wide
+from runtime.distributed.exchange import Exchange, Pair
 from runtime.distributed.layout import Layout
 from runtime.distributed.steps import OWN, Steps
 from runtime.errors import ArgumentError
@@ -29,23 +30,25 @@ and (ranks, 2, batch, kv_heads, rows of a rank, head_dim), of which rank r write
 others need less than the whole sequence: outbox.py."""
 
 
-class Symmetric(NamedTuple):
+class Symmetric:
     """A tensor on each rank that peers address.
 
-    Attributes:
+    Args:
         here: on this rank.
         handle: of torch's symmetric memory.
     """
 
-    here: torch.Tensor
-    handle: Any
+    def __init__(self, here: torch.Tensor, handle: Any) -> None:
+        self.here, self.handle = here, handle
+        # Older versions of torch have one allocation for each tensor, and no other name for it.
+        self._remote = getattr(handle, "get_remote_tensor", None) or handle.get_buffer
+        self._at: dict[int, torch.Tensor] = {}
 
     def at(self, rank: int) -> torch.Tensor:
-        """Return what is on a rank."""
-        # Older versions of torch have one allocation for each tensor, and no other name for it.
-        remote = getattr(self.handle, "get_remote_tensor", self.handle.get_buffer)
-        found: torch.Tensor = remote(rank, tuple(self.here.shape), self.here.dtype)
-        return found
+        """Return what is on a rank. torch makes a tensor of it in some 50 us: it is kept."""
+        if rank not in self._at:
+            self._at[rank] = self._remote(rank, tuple(self.here.shape), self.here.dtype)
+        return self._at[rank]
 
 
 def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like: torch.Tensor) -> Symmetric:
@@ -87,6 +90,8 @@ def _settle(group: dist.ProcessGroup, device: torch.device) -> None:
     Raises:
         CollectiveError: where that waits for a rank that is late.
     """
+    if device.type != "cuda":
+        return
     others = tuple(rank for rank in range(group.size()) if rank != group.rank())
     with torch.cuda.stream(torch.cuda.default_stream(device)):
         finish("making symmetric memory", device, others, TIMEOUT)
@@ -191,7 +196,7 @@ class SymmetricExchange(Exchange):
             for span in self.layout.spans(self.rank, self.whole.here.shape[3]):
                 rows, there = source.narrow(2, first, span.size), target.narrow(2, span.start, span.size)
                 if (rows.data_ptr(), rows.stride()) != (there.data_ptr(), there.stride()):
-                    there.copy_(rows)
+                    copy_wide(there, rows)
                 first += span.size
 
     def read(self, run: slice, buffers: Sequence[Pair]) -> None:
@@ -201,7 +206,8 @@ class SymmetricExchange(Exchange):
         pieces = [piece for pieces in self.mine.buffers for piece in pieces if piece.rank != self.rank]
         for piece in sorted(pieces, key=lambda piece: (piece.rank - self.rank) % ranks):
             for source, target in zip(self.whole.at(piece.rank), self.whole.here, strict=True):
-                copy_rows(source[:, run], piece.target, target[:, run], piece.target, piece.size)
+                rows = slice(piece.target, piece.target + piece.size)
+                copy_heads(target[:, run, rows], source[:, run, rows])
 
     def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
         """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
@@ -233,7 +239,8 @@ class SymmetricExchange(Exchange):
             for piece in pieces:
                 if piece.rank != self.rank:
                     for target, source in zip(inbox.at(piece.rank)[self.rank], pair, strict=True):
-                        copy_rows(source, piece.target, target[:, run], piece.source, piece.size)
+                        there = target[:, run].narrow(2, piece.source, piece.size)
+                        copy_heads(there, source.narrow(2, piece.target, piece.size))
 
     def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
         """Add up what others have written here, and what this rank has itself."""
@@ -245,18 +252,6 @@ class SymmetricExchange(Exchange):
                 for piece in self._for(rank)
             ]
         self._add_up(run, back, sums)
-
-
-def copy_rows(source: torch.Tensor, first: int, target: torch.Tensor, there: int, size: int) -> None:
-    """Copy rows of each batch and head: each contiguous, so that a copy engine does it.
-
-    Args:
-        source, target: (batch, heads, rows, head_dim).
-        first, there: the first row in each.
-        size: rows.
-    """
-    for rows, place in zip(rows_of(source, first, size), rows_of(target, there, size), strict=True):
-        place.copy_(rows)
 
 
 def check_not_kept(k: torch.Tensor, group: dist.ProcessGroup) -> None:

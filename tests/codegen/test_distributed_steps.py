@@ -250,6 +250,17 @@ def test_runs_of_heads_grow() -> None:
     assert sizes(SlidingWindow(5), (1, 16, 32768, 128)) == [16]
 
 
+@pytest.mark.parametrize("heads", range(1, 40))
+def test_runs_of_gradients_are_short_at_both_ends(heads: int) -> None:
+    lists = TopK(torch.zeros(1, heads, 256, 32, dtype=torch.int32), block=(128, 128))
+    plan = Plan("g", Layout.contiguous(2), lists.spec_json, None, 0, False, 1.0)
+    runs = plan.runs((1, heads, 32768, 128), heads, gives_back=True)
+    sizes = [run.stop - run.start for run in runs]
+    assert [place for run in runs for place in range(run.start, run.stop)] == list(range(heads))
+    assert heads != 16 or sizes == [3, 6, 4, 2, 1]
+    assert heads < 4 or (sizes[-1] == 1 and sizes[0] < max(sizes))
+
+
 def test_sums_have_one_order_and_are_of_float32() -> None:
     parts = [(start, torch.randn(1, 1, size, 2).bfloat16()) for start, size in ((0, 4), (2, 4), (0, 6), (3, 1))]
     total = torch.full((1, 1, 8, 2), torch.nan).bfloat16()

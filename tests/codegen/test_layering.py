@@ -46,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"errors", "expressions", "kernels", "kernel", "patterns", "convert", "prepare"},
     "nn": {"errors", "ops", "prepare"},
     "bench": {"errors", "expressions", "prepare", "kernels", "kernel"},
-    "distributed": {"errors", "expressions", "kernels", "ops", "patterns"},
+    "distributed": {"errors", "driver", "expressions", "kernels", "ops", "patterns"},
     "verify": {"errors", "compile", "driver", "expressions", "prepare", "kernels", "kernel"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "baselines": {"errors", "compile", "kernel", "bench", "verify"},

@@ -166,6 +166,7 @@ def test_peers_get_memory_that_is_cleared_already(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(symmetric, "state_of", lambda group: SimpleNamespace(memory={}))
     monkeypatch.setattr(symmetric, "_settle", lambda group, device: done.append("settle"))
     monkeypatch.setattr(memory, "empty", lambda *shape, **options: done.append("empty") or torch.empty(shape))
-    monkeypatch.setattr(memory, "rendezvous", lambda here, name: done.append("rendezvous"))
+    handle = SimpleNamespace(get_buffer=None)
+    monkeypatch.setattr(memory, "rendezvous", lambda here, name: done.append("rendezvous") or handle)
     symmetric.memory_of(group, "keys", (2, 3), torch.empty(1))
     assert done == ["empty", "settle", "rendezvous"]

@@ -247,6 +247,7 @@ FP8_ROWS = tuple(
         ("spmm_b128_block_scales", 128, None, 0.75),
         ("spmm_b64", 64, 900, None),
         ("sddmm_b128", 128, None, None),
+        ("sddmm_b128_row_scales", 128, None, 0.75),
     )
 )
 # On a GPU newer than Ada they run through PTX: right there, but no speed of an Ada GPU.
@@ -379,7 +380,7 @@ def make_problem(row: Row, device: str = "cuda", size: int = SIZE) -> Problem:
             return Problem(spec, a, b, pattern, (a, b.T))
         width = pattern.values().shape[0] * block.rows * block.cols // size
         equal = dense(size, row.columns), dense(width, row.columns).T
-        scales = bsr_fp8.scales(spec, 0, size, row.columns, device)
+        scales = bsr_fp8.scales(spec, size, size, row.columns, device)
         return Problem(spec, a, b, pattern, (a, b.T), scales=scales, equal=equal)
     height = min(row.height, size)
     a = sparse(height, size)

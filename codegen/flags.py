@@ -753,9 +753,18 @@ class BsrFp8Flags(WgmmaFlags):
 
 @dataclass(frozen=True)
 class SddmmFp8Flags(Flags):
-    """What bsr_sddmm/sm90a_fp8.cu.j2 asks: products and pieces, and what a thread block works on, in words."""
+    """What bsr_sddmm/sm90a_fp8.cu.j2 asks.
+
+    Attributes:
+        fp8: products and pieces.
+        row_scales: whether rows of A and of B have scales of their own.
+        scaling: what the scales are, in words.
+        work: what a thread block works on, in words.
+    """
 
     fp8: BsrFp8Flags
+    row_scales: bool
+    scaling: str
     work: str
 
 

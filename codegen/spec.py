@@ -373,7 +373,11 @@ class BsrSddmmSpec(SpecBase):
         description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
         "in fp32 take them in; 0: all of a row",
     )
-    options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "ctas_per_sm")
+    scales: Literal["tensor", "row"] = Field(
+        default="tensor",
+        description="scales of FP8: one of A and one of B; or of 128 columns of each row of both (1 x 128)",
+    )
+    options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "scales", "ctas_per_sm")
 
 
 class BsrSpgemmSpec(SpecBase):

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: db7d6b768fb032f533cc0dd7d478e8f8a55cf2bba15acc0f6949e0b1735d7610
 // templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 baa19624374afb4fb1ba0ffdbcaaab4523e259ce3b60352b3ff8b25220a0eab3
+// seal: sha256 7907fcce7c070c62f88cc56981fb5c79ac45da54591a546f0ded7fe16760bc46
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A and B have one scale each.
@@ -71,6 +71,8 @@ constexpr int kStagingPieces = 4;  // pieces of C that a warpgroup can have on t
 constexpr int kBlockCols = 128;  // columns of a stored block of C
 constexpr int kTileBlocks = 2;  // stored blocks of a tile, at most
 constexpr int kBBlockBytes = 16384;  // bytes of the part of a B tile that one stored block needs
+constexpr int kStageBytes = 16384;  // bytes of a stage without those of stored blocks
+constexpr int kBlockBytes = 16384;  // bytes of a stage for each stored block
 
 // Dynamic shared memory: 229456 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 bytes
@@ -321,7 +323,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* cou
   const uint32 a = base + kAOffset + state.index * kABytes, b = base + kBOffset + state.index * kBBytes;
   mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   counts[state.index] = count;
-  mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
+  mbarrier_arrive_expect_tx(full, kStageBytes + count * kBlockBytes);
   tma_load_2d(a, &p.a_map, full, k, a_row);
 #pragma unroll
   for (int i = 0; i < kTileBlocks; ++i) {

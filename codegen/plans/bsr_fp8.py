@@ -25,6 +25,7 @@ PIECE_ROWS = 32  # of C, that a warpgroup stores at a time of a group
 STAGING_BYTES = 16 << 10  # of pieces of a warpgroup
 MOST_ACCUMULATORS = 128  # of a thread for all groups: more would not fit beside those of the tensor core
 COPY_COLUMNS = 256  # columns of B that one copy brings, at most
+SCALE_COLUMNS = 128  # of A, and rows of a column of B, that share a scale of their own
 OUTPUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
 
@@ -46,7 +47,7 @@ def check_mma_sync(spec: Fp8Spec) -> None:
     if isinstance(spec, BsrSpmmSpec):
         reason = f"a mma.sync of {spec.dtype} takes its operands K-major alone, so B is stored by columns: column_major"
         require(spec.b_layout == "column_major", "b_layout", f"is {spec.b_layout}; {reason}")
-        require(spec.scales == "tensor", "scales", f"is {spec.scales}; allowed with mma: tensor")
+    require(spec.scales == "tensor", "scales", f"is {spec.scales}; allowed with mma: tensor")
 
 
 def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
@@ -89,8 +90,8 @@ def check_blocks(spec: Fp8Spec) -> None:
 
 
 def interval(spec: Fp8Spec) -> int:
-    """Return how many steps the tensor core accumulates: with scales of blocks one, which has its own."""
-    return 1 if isinstance(spec, BsrSpmmSpec) and spec.scales == "block" else spec.accumulate_every
+    """Return how many steps the tensor core accumulates: with scales of blocks or rows one, which has its own."""
+    return spec.accumulate_every if spec.scales == "tensor" else 1
 
 
 def products(spec: Fp8Spec) -> int:
@@ -122,8 +123,9 @@ def c_map(spec: Fp8Spec) -> TensorMap:
     return TensorMap((columns, PIECE_ROWS, *further), _box_row_bytes(spec), dtype=spec.output)
 
 
-def staging_pieces(spec: Fp8Spec, most_bytes: int = STAGING_BYTES) -> int:
-    """Return the pieces of C that a warpgroup can have on their way out."""
+def staging_pieces(spec: Fp8Spec) -> int:
+    """Return the pieces of C that a warpgroup can have on their way out; scales of a ring leave room for fewer."""
+    most_bytes = STAGING_BYTES if spec.scales == "tensor" else STAGING_BYTES // 2
     return min(most_bytes // _piece_bytes(spec), groups(spec) * spec.block.rows // PIECE_ROWS)
 
 
@@ -170,17 +172,17 @@ def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
 
 def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
     """Return the constant of the promotion interval, where a kernel has one."""
-    if not spec.accumulate_every or (isinstance(spec, BsrSpmmSpec) and spec.scales == "block"):
+    if not spec.accumulate_every or spec.scales != "tensor":
         return ()
     return (Constant("kAccumulateEvery", spec.accumulate_every, "steps that the tensor core accumulates by itself"),)
 
 
-def fp8_flags(spec: Fp8Spec, *, block_scales: bool = False) -> BsrFp8Flags:
+def fp8_flags(spec: Fp8Spec) -> BsrFp8Flags:
     """Return what templates of both kernels ask."""
-    kind = "scaled" if block_scales else "promoted" if spec.accumulate_every else "fast"
+    kind = {"block": "scaled", "row": "scaled_rows"}.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
     return BsrFp8Flags(
         mma_n=spec.block.rows,
         products=f"bsr_fp8/products_{kind}.cuh.j2",
         piece=f"bsr_fp8/piece_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
-        pipeline=f"bsr_fp8/pipeline_{kind}.cuh.j2",
+        pipeline=f"bsr_fp8/pipeline_{kind.removesuffix('_rows')}.cuh.j2",
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from codegen.flags import SddmmFp8Flags
-from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require
+from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require, require_left_out, tensor_map
 from codegen.plans.bsr_fp8 import (
+    SCALE_COLUMNS,
     TENSOR_SCALES,
     c_map,
     check_blocks,
@@ -19,6 +20,11 @@ from codegen.plans.bsr_parts import CONSUMERS, INDEX_PARAMS, SDDMM_MAPS, SWIZZLE
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
 
+ROW_SCALES = (
+    tensor_map("a_scale_map", "scales of A, of 128 columns of a row each (M, K / 128)"),
+    tensor_map("b_scale_map", "scales of B, likewise (N, K / 128)"),
+)
+
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
@@ -29,8 +35,14 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     require(
         n // cols <= 32, "tile.n", f"is {n}; a tile has at most 32 blocks, each found by a lane: block.cols is {cols}"
     )
+    by_row = spec.scales == "row"
+    if by_row:
+        require_left_out(spec, ("accumulate_every",), "scales of rows, each of which is one step's")
     pieces = staging_pieces(spec)
     shared = shared_layout(spec, pieces)
+    if by_row:
+        shared.add("AScales", spec.stages * m * 4, f"scales of the {m} rows of A of each stage", align=128)
+        shared.add("BScales", spec.stages * n * 4, f"scales of the {n} rows of B of each stage", align=128)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
     check_budget(spec, shared.size, registers(spec))
@@ -47,7 +59,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         params=(
             *SDDMM_MAPS,
             *INDEX_PARAMS,
-            *TENSOR_SCALES,
+            *(ROW_SCALES if by_row else TENSOR_SCALES),
             i32("block_rows", "block rows of C"),
             i32("blocks", "stored blocks of C"),
             i32("steps", "K / kTileK, rounded up"),
@@ -57,14 +69,18 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             "a_map": TensorMap((k, m), SWIZZLE),
             "b_map": TensorMap((k, cols), SWIZZLE),
             "c_map": c_map(spec),
+            **(_scale_maps(spec) if by_row else {}),
         },
         constants=(
             *constants(spec, pieces),
             Constant("kBlockCols", cols, "columns of a stored block of C"),
             Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
             Constant("kBBlockBytes", cols * k, "bytes of the part of a B tile that one stored block needs"),
+            *(_scale_constants(spec) if by_row else ()),
+            Constant("kStageBytes", m * (k + 4 * by_row), "bytes of a stage without those of stored blocks"),
+            Constant("kBlockBytes", cols * (k + 4 * by_row), "bytes of a stage for each stored block"),
         ),
-        flags=SddmmFp8Flags(fp8=fp8_flags(spec), work="unit"),
+        flags=SddmmFp8Flags(fp8=fp8_flags(spec), row_scales=by_row, scaling=_scaling(spec), work="unit"),
         grid_summary="one thread block per SM, looping over tiles (persistent), in the order of storage",
         summary=(
             ("blocks of C", f"{spec.block.rows} x {cols}"),
@@ -74,10 +90,31 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
                 f"each warpgroup has {groups(spec)} groups of 64 columns",
             ),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
-            ("scales", "A and B have one scale each"),
+            ("scales", _scaling(spec)),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
         ),
         flops=2 * m * n * k,
         bytes=(m + n) * k,
         arguments=arguments,
     )
+
+
+def _scale_maps(spec: BsrSddmmSpec) -> dict[str, TensorMap]:
+    return {
+        "a_scale_map": TensorMap((spec.tile.m, 1), 0, dtype="fp32"),
+        "b_scale_map": TensorMap((spec.block.cols, 1), 0, dtype="fp32"),
+    }
+
+
+def _scale_constants(spec: BsrSddmmSpec) -> tuple[Constant, ...]:
+    return (
+        Constant("kAScaleBytes", 4 * spec.tile.m, "bytes of the scales of an A tile"),
+        Constant("kBScaleBytes", 4 * spec.tile.n, "bytes of the scales of a B tile"),
+    )
+
+
+def _scaling(spec: BsrSddmmSpec) -> str:
+    """Return what the scales are, in words."""
+    if spec.scales == "row":
+        return f"Rows of A and of B have a scale for each {SCALE_COLUMNS} columns"
+    return "A and B have one scale each"

@@ -7,7 +7,7 @@ from codegen.plan import Constant, Param, Plan, TensorMap, check_budget, pointer
 from codegen.plans.balance import order_params, order_summary, producers, schedule_flags, tile_place
 from codegen.plans.bsr_fp8 import (
     COPY_COLUMNS,
-    STAGING_BYTES,
+    SCALE_COLUMNS,
     TENSOR_SCALES,
     c_map,
     check_blocks,
@@ -23,7 +23,6 @@ from codegen.plans.bsr_spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 
 COLUMNS = (64, 128)  # of a block; with rows of 32 bytes, swizzled so, results were wrong on an H100
-SCALE_COLUMNS = 128  # rows of B, and columns of a block of A, that share a scale
 NOT_WRITTEN = ("epilogue", "accumulate", "scheduler", "transpose_a")
 BLOCK_SCALES = (
     pointer("a_scale", "float", "scale of each stored block of A: a number is its code times that"),
@@ -36,14 +35,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     _check(spec)
     by_block = spec.scales == "block"
-    pieces = staging_pieces(spec, STAGING_BYTES // 2 if by_block else STAGING_BYTES)
+    pieces = staging_pieces(spec)
     shared = shared_layout(spec, pieces)
     if by_block:
         shared.add("Scales", spec.stages * n * 4, f"scales of the {n} columns of each stage", align=128)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     check_budget(spec, shared.size, registers(spec))
     copied = min(n, COPY_COLUMNS)
-    flags = fp8_flags(spec, block_scales=by_block)
+    flags = fp8_flags(spec)
     return Plan(
         spec=spec,
         stem=stem,

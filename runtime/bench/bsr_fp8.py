@@ -9,7 +9,7 @@ import torch
 
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.kernels.bsr_scales import SCALE_DEPTH, by_block
+from runtime.kernels.bsr_scales import SCALE_DEPTH, by_block, by_row
 
 CODES = 16.0  # standard deviation of codes
 DENSE, EQUAL = "torch._scaled_mm, dense", "torch._scaled_mm, dense, as many FLOPs"
@@ -21,14 +21,25 @@ def codes(*shape: int, dtype: torch.dtype, device: str = "cuda") -> torch.Tensor
 
 
 def scales(
-    spec: BsrSpmmSpec | BsrSddmmSpec, blocks: int, columns: int, depth: int, device: str = "cuda"
+    spec: BsrSpmmSpec | BsrSddmmSpec, lines: int, columns: int, depth: int, device: str = "cuda"
 ) -> dict[str, torch.Tensor]:
-    """Draw scales with which the numbers of A and of B have a variance of about 1."""
-    if not by_block(spec):
+    """Draw scales with which the numbers of A and of B have a variance of about 1.
+
+    Args:
+        spec: of the kernel.
+        lines: stored blocks of A; of sampled products its rows.
+        columns: of C.
+        depth: K.
+        device: of the scales.
+    """
+    if not by_block(spec) and not by_row(spec):
         return {name: torch.full((), 1 / CODES, device=device) for name in ("scale_a", "scale_b")}
-    of_blocks = torch.rand(blocks, device=device) + 0.5
-    of_columns = torch.rand((depth // SCALE_DEPTH, columns), device=device) + 0.5
-    return {"scale_a": of_blocks / CODES, "scale_b": of_columns.mT / CODES}
+
+    def of_depths(lines: int) -> torch.Tensor:
+        return (torch.rand((-(-depth // SCALE_DEPTH), lines), device=device) + 0.5).mT / CODES
+
+    of_a = of_depths(lines) if by_row(spec) else (torch.rand(lines, device=device) + 0.5) / CODES
+    return {"scale_a": of_a, "scale_b": of_depths(columns)}
 
 
 def peers(

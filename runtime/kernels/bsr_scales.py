@@ -11,7 +11,7 @@ from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TMA_ALIGNMENT, check_address, check_shape, check_tensor
 
-SCALE_DEPTH = 128  # rows of B, and columns of a block of A, that share a scale of their own
+SCALE_DEPTH = 128  # of K: elements of a row of A or a column of B that share a scale of their own
 STEP = TMA_ALIGNMENT // 4  # scales that a row of them is a multiple of
 
 
@@ -47,8 +47,13 @@ def have_scales(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
 
 
 def by_block(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
-    """Return whether blocks have scales of their own."""
-    return isinstance(spec, BsrSpmmSpec) and spec.scales == "block"
+    """Return whether stored blocks of A, and columns of B, have scales of their own."""
+    return spec.scales == "block"
+
+
+def by_row(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
+    """Return whether rows of both operands have scales of their own."""
+    return spec.scales == "row"
 
 
 def check_scales(
@@ -60,7 +65,7 @@ def check_scales(
         spec: of the kernel.
         stem: its name.
         scales: what the call was given.
-        sizes: stored blocks of A, columns of B, rows of B.
+        sizes: stored blocks of A, or its rows where they have scales; those of C's columns; K.
         device: of the other arguments.
 
     Raises:
@@ -75,10 +80,13 @@ def check_scales(
             raise ArgumentError(
                 name, f"is missing: {_expected(spec, name, sizes)}; a number is its code times its scale"
             )
-        if by_block(spec):
-            _check_of_blocks(name, scale, sizes, device)
-        else:
+        outer = "N" if name == "scale_b" else "M"
+        if not by_block(spec) and not by_row(spec):
             _check_of_tensor(name, scale, device)
+        elif by_block(spec) and name == "scale_a":
+            _check_of_stored_blocks(name, scale, sizes[0], device)
+        else:
+            _check_of_depths(name, scale, (outer, sizes[1 if outer == "N" else 0], sizes[2]), device)
 
 
 def check_scale_values(scales: Scales) -> None:
@@ -94,31 +102,41 @@ def check_scale_values(scales: Scales) -> None:
                 raise ArgumentError(name, f"has {wrong[0]}, expected positive finite numbers")
 
 
-def scale_tensors(spec: BsrSpmmSpec, scales: Scales) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the shapes and strides in which tensor maps see the scales."""
-    if scales.b is None or not by_block(spec):
+def _mapped(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> dict[str, torch.Tensor]:
+    """Return the scales that are read through tensor maps, by argument."""
+    found = {"scale_a": scales.a if by_row(spec) else None, "scale_b": scales.b}
+    if not by_block(spec) and not by_row(spec):
         return {}
-    return {"b_scale": (tuple(scales.b.mT.shape), scales.b.mT.stride())}
+    return {name: scale for name, scale in found.items() if scale is not None}
 
 
-def check_scale_address(spec: BsrSpmmSpec, scales: Scales) -> None:
-    """Check where the scales of B are that are read through a tensor map.
+def scale_tensors(
+    spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales
+) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return the shapes and strides in which tensor maps see the scales."""
+    names = {"scale_a": "a_scale", "scale_b": "b_scale"}
+    return {names[name]: (tuple(scale.mT.shape), scale.mT.stride()) for name, scale in _mapped(spec, scales).items()}
+
+
+def check_scale_address(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> None:
+    """Check where the scales are that are read through tensor maps.
 
     Raises:
         ArgumentError: with the address.
     """
-    if scales.b is not None and by_block(spec):
-        check_address("scale_b", scales.b.data_ptr())
+    for name, scale in _mapped(spec, scales).items():
+        check_address(name, scale.data_ptr())
 
 
 def _expected(spec: BsrSpmmSpec | BsrSddmmSpec, name: str, sizes: tuple[int, int, int]) -> str:
     """Return what a scale is expected to be, in words."""
-    blocks, columns, depth = sizes
-    if not by_block(spec):
+    first, columns, depth = sizes
+    if not by_block(spec) and not by_row(spec):
         return "a float32 tensor () or (1,)"
-    if name == "scale_a":
-        return f"float32 (stored blocks {blocks},)"
-    return f"float32 (N {columns}, K / {SCALE_DEPTH} {depth // SCALE_DEPTH}), N contiguous"
+    if by_block(spec) and name == "scale_a":
+        return f"float32 (stored blocks {first},)"
+    outer = f"N {columns}" if name == "scale_b" else f"M {first}"
+    return f"float32 ({outer}, K / {SCALE_DEPTH} {-(-depth // SCALE_DEPTH)}), {outer[0]} contiguous"
 
 
 def _check_of_tensor(name: str, scale: Any, device: torch.device) -> None:
@@ -129,26 +147,24 @@ def _check_of_tensor(name: str, scale: Any, device: torch.device) -> None:
     check_tensor(name, scale.reshape(1) if is_tensor else scale, torch.float32, 1, device)
 
 
-def _check_of_blocks(name: str, scale: Any, sizes: tuple[int, int, int], device: torch.device) -> None:
-    """Check the scales of A's stored blocks, or of B's columns."""
-    blocks, columns, depth = sizes
-    if name == "scale_a":
-        if (
-            blocks == 0
-            and isinstance(scale, torch.Tensor)
-            and (tuple(scale.shape), scale.dtype) == ((0,), torch.float32)
-        ):
-            return  # none is read
-        check_tensor(name, scale, torch.float32, 1, device)
-        check_shape(name, scale.shape, [("stored blocks", (blocks,))])
-        if blocks > 1 and scale.stride(0) != 1:
-            raise ArgumentError(name, f"has stride {scale.stride(0)}, expected a contiguous tensor")
-        return
+def _check_of_stored_blocks(name: str, scale: Any, blocks: int, device: torch.device) -> None:
+    """Check the scales of A's stored blocks."""
+    if blocks == 0 and isinstance(scale, torch.Tensor) and (tuple(scale.shape), scale.dtype) == ((0,), torch.float32):
+        return  # none is read
+    check_tensor(name, scale, torch.float32, 1, device)
+    check_shape(name, scale.shape, [("stored blocks", (blocks,))])
+    if blocks > 1 and scale.stride(0) != 1:
+        raise ArgumentError(name, f"has stride {scale.stride(0)}, expected a contiguous tensor")
+
+
+def _check_of_depths(name: str, scale: Any, sizes: tuple[str, int, int], device: torch.device) -> None:
+    """Check scales of 128 elements of K each, of rows of A or columns of B: how those are called, how many; K."""
+    outer, lines, depth = sizes
     check_tensor(name, scale, torch.float32, 2, device)
-    check_shape(name, scale.shape, [("N", (columns,)), (f"K / {SCALE_DEPTH}", (depth // SCALE_DEPTH,))])
-    if (columns > 1 and scale.stride(0) != 1) or (scale.shape[1] > 1 and scale.stride(1) % STEP):
+    check_shape(name, scale.shape, [(outer, (lines,)), (f"K / {SCALE_DEPTH}", (-(-depth // SCALE_DEPTH),))])
+    if (lines > 1 and scale.stride(0) != 1) or (scale.shape[1] > 1 and scale.stride(1) % STEP):
         raise ArgumentError(
             name,
-            f"has strides {scale.stride()}; those of neighbouring columns of B lie side by side, and those of the next "
-            f"{SCALE_DEPTH} rows begin at a multiple of {STEP}: pass scale.mT.contiguous().mT, of N padded so",
+            f"has strides {scale.stride()}; those of neighbours along {outer} lie side by side, and those of the next "
+            f"{SCALE_DEPTH} of K begin at a multiple of {STEP}: pass scale.mT.contiguous().mT, of {outer} padded so",
         )

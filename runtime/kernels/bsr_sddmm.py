@@ -28,7 +28,15 @@ from runtime.kernels.bsr_arguments import (
     check_out_values,
     check_structure,
 )
-from runtime.kernels.bsr_scales import NO_SCALES, Scales, check_scale_values, check_scales
+from runtime.kernels.bsr_scales import (
+    NO_SCALES,
+    Scales,
+    by_row,
+    check_scale_address,
+    check_scale_values,
+    check_scales,
+    scale_tensors,
+)
 from runtime.prepare.matrix import check_layout
 
 
@@ -69,9 +77,11 @@ class BsrSddmmKernel:
             b: (N, K), same rules as a.
             pattern: (M, N), layout torch.sparse_bsr, blocks of the spec's shape; int32 or int64 indices. Its values are
                 not read and may be of any type. Columns of a row may be unsorted and repeated.
-            scale_a: of kernels in FP8, which need it: what a's codes are multiplied with, float32 () or (1,) on the
-                device.
-            scale_b: the same of b.
+            scale_a: of kernels in FP8, which need it: what a's codes are multiplied with, float32 on the device: one
+                element, () or (1,); where the spec has scales of rows (M, K / 128 rounded up), one for each 128 columns
+                of a row, those of neighbouring rows side by side and others a multiple of 4 apart
+                (``runtime.quantise_matrix`` makes them).
+            scale_b: the same of b, with N for M.
             out: (stored blocks, block rows, block cols), the spec's dtype, or its ``output`` where a and b are FP8,
                 contiguous: the values to write.
             validate: also check crow_indices and col_indices, and that scales are positive and finite. Costs kernels
@@ -106,6 +116,7 @@ class BsrSddmmKernel:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
             for name, address in addresses.items():
                 check_address({"c": "out"}.get(name, name), address)
+            check_scale_address(self.spec, scales)
             addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr(), **scales.addresses}
             enqueue(self._loaded, signature, addresses, a.device)
         return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, check_invariants=False)
@@ -121,7 +132,8 @@ class BsrSddmmKernel:
         check_strides("a", a)
         check_strides("b", b)
         shape = tuple(pattern.values().shape)
-        check_scales(self.spec, self.compiled.named.stem, scales, (shape[0], columns, depth), a.device)
+        lines = rows if by_row(self.spec) else shape[0]
+        check_scales(self.spec, self.compiled.named.stem, scales, (lines, columns, depth), a.device)
         if out is not None:
             check_out_values(out, self._output, shape, a.device)
         plan = self.compiled.plan
@@ -136,5 +148,6 @@ class BsrSddmmKernel:
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),
             "c": (shape, (shape[1] * shape[2], shape[2], 1)),
+            **scale_tensors(self.spec, scales),
         }
         return self._loaded.signature(a.device.index, args.tiles, numbers, tensors)

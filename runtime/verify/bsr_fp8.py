@@ -6,7 +6,7 @@ import torch
 
 from codegen.dtypes import FP8
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
-from runtime.kernels.bsr_scales import SCALE_DEPTH, STEP, by_block
+from runtime.kernels.bsr_scales import SCALE_DEPTH, STEP, by_block, by_row
 from runtime.verify.common import RELATIVE_TO_TORCH, ROUNDOFF, generator
 
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
@@ -22,29 +22,36 @@ def is_fp8(spec: Fp8Spec) -> bool:
     return spec.dtype in FP8
 
 
-def draw_scales(spec: Fp8Spec, name: str, blocks: int, b: torch.Tensor, unit: float) -> dict[str, torch.Tensor]:
+def draw_scales(spec: Fp8Spec, name: str, lines: int, b: torch.Tensor, unit: float) -> dict[str, torch.Tensor]:
     """Draw the scales of a call.
 
     Args:
         spec: of the kernel.
         name: of the case, by which they are drawn.
-        blocks: stored blocks of A.
+        lines: stored blocks of A; of sampled products its rows.
         b: (..., K, N), its codes.
         unit: about what the scale of A is to be.
     """
     random, device = generator(name + "scales", b.device), b.device
-    if not by_block(spec):
+    if not by_block(spec) and not by_row(spec):
         # Strides of a scale do not matter.
         return {
             "scale_a": torch.full((), unit, device=device),
             "scale_b": torch.full((3, 2), 1 / CODES, device=device)[1, :1],
         }
     *batch, depth, columns = b.shape
-    padded = -(-columns // STEP) * STEP + STEP
+
+    def of_depths(lines: int, *batch: int) -> torch.Tensor:
+        padded = -(-lines // STEP) * STEP + STEP
+        drawn = torch.rand((*batch, -(-depth // SCALE_DEPTH), padded), generator=random, device=device)
+        return (drawn + 0.5).mT[..., :lines, :]
+
     # Between 1/2 and 3/2: a mean square of 13/12.
-    of_blocks = (torch.rand(blocks, generator=random, device=device) + 0.5) * unit
-    of_columns = torch.rand((*batch, depth // SCALE_DEPTH, padded), generator=random, device=device) + 0.5
-    return {"scale_a": of_blocks, "scale_b": (of_columns / CODES).mT[..., :columns, :]}
+    of_a = of_depths(lines) if by_row(spec) else torch.rand(lines, generator=random, device=device) + 0.5
+    return {
+        "scale_a": (of_a.mT * unit).mT if by_row(spec) else of_a * unit,
+        "scale_b": (of_depths(columns, *batch).mT / CODES).mT,
+    }
 
 
 def scaled_values(spec: Fp8Spec, values: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -56,9 +63,20 @@ def scaled_values(spec: Fp8Spec, values: torch.Tensor, scales: dict[str, torch.T
 def scaled_b(spec: Fp8Spec, b: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the numbers of B, (..., K, N), float64."""
     scale = scales["scale_b"].double()
-    if by_block(spec):
-        scale = scale.repeat_interleave(SCALE_DEPTH, -1).mT
+    if by_block(spec) or by_row(spec):
+        scale = _of_elements(scale, b.shape[-2]).mT
     return b.double() * scale
+
+
+def scaled_rows(spec: Fp8Spec, a: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the numbers of a dense A, (M, K), float64."""
+    scale = scales["scale_a"].double()
+    return a.double() * (_of_elements(scale, a.shape[1]) if by_row(spec) else scale)
+
+
+def _of_elements(scale: torch.Tensor, depth: int) -> torch.Tensor:
+    """Return the scale of each element of K."""
+    return scale.repeat_interleave(SCALE_DEPTH, -1)[..., :depth]
 
 
 def torch_product(
@@ -69,7 +87,7 @@ def torch_product(
     None where it has none: for two operands of e5m2, for scales of blocks as they are here, and on a CPU. It
     accumulates as the kernel does: in the tensor core alone, or not.
     """
-    if spec.dtype == "e5m2" or by_block(spec) or not b.is_cuda:
+    if spec.dtype == "e5m2" or by_block(spec) or by_row(spec) or not b.is_cuda:
         return None
     if b.dim() == 3:
         found = [torch_product(spec, codes, each, scales, output) for each in b]

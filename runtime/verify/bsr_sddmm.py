@@ -134,9 +134,12 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
     )
     a, b = a[:, : case.k], b[:, : case.k]
     output = TORCH_DTYPES[kernel.compiled.plan.output]
-    scales: dict[str, Any] = bsr_fp8.draw_scales(spec, case.name, 0, b.mT, unit**2 / bsr_fp8.CODES) if fp8 else {}
-    scale = float(scales["scale_a"]) * float(scales["scale_b"]) if fp8 else 1.0
-    reference = sampled(a.double() @ b.double().T * scale, pattern, known)
+    scales: dict[str, Any] = {}
+    numbers = a.double(), b.double().T
+    if fp8:
+        scales = bsr_fp8.draw_scales(spec, case.name, a.shape[0], b.mT, unit**2 / bsr_fp8.CODES)
+        numbers = bsr_fp8.scaled_rows(spec, a, scales), bsr_fp8.scaled_b(spec, b.mT, scales)
+    reference = sampled(torch.matmul(*numbers), pattern, known)
     results = []
     problem = ""
     for _ in range(2):

@@ -112,6 +112,17 @@ def test_a_stage_is_what_the_copies_bring(rows: int) -> None:
         assert constants["kStageBytes"] == brought
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_scales_of_rows_come_with_their_stage(size: int) -> None:
+    plan = plan_of(size, size, op="bsr_sddmm", scales="row")
+    maps, constants = plan.tensor_maps, {constant.name: constant.value for constant in plan.constants}
+    assert maps["a_scale_map"].dtype == maps["b_scale_map"].dtype == "fp32"
+    assert constants["kStageBytes"] == size * 128 + 4 * maps["a_scale_map"].box[0]
+    assert constants["kBlockBytes"] == size * 128 + 4 * maps["b_scale_map"].box[0]
+    assert all(region.offset % 128 == 0 for region in plan.shared if region.name.endswith("Scales"))
+    assert plan.registers.needed <= plan.registers.limit
+
+
 def test_a_launch_covers_the_product() -> None:
     plan = plan_of(64, 64)
     args = plan.problem(SpmmShape(rows=640, depth=512, columns=1000, blocks=17))

@@ -1624,6 +1624,30 @@ def test_sampled_products_in_fp8(make: Make) -> None:
             kernel(a, b, pattern, **{"scale_a": ONE, "scale_b": ONE, **more})
 
 
+def test_scales_of_rows_lie_side_by_side(make: Make) -> None:
+    kernel = make(op="bsr_sddmm", dtype="e4m3", size=128, scales="row")
+    pattern, a, b = fp8_matrix(), codes(384, 208), codes(384, 208)
+    of_a, of_b = torch.ones(2, 388).mT[:384], torch.ones(2, 384).mT
+    assert kernel(a, b, pattern, scale_a=of_a, scale_b=of_b, validate=True).shape == (384, 384)
+    (launch,), (signature,) = kernel._loaded.launches, kernel._loaded.signatures
+    assert launch["a_scale"] == of_a.data_ptr() and launch["b_scale"] == of_b.data_ptr()
+    assert signature["tensors"]["a_scale"] == ((2, 384), (388, 1))
+    assert signature["tensors"]["b_scale"] == ((2, 384), (384, 1))
+    for message, more in (
+        (r"scale_a: is missing: float32 \(M 384, K / 128 2\), M contiguous", {"scale_a": None}),
+        (r"scale_b: is missing: float32 \(N 384, K / 128 2\), N contiguous", {"scale_b": None}),
+        ("scale_a: dtype or rank", {"scale_a": ONE}),
+        (r"scale_a: has shape \(384, 1\), expected \(M 384, K / 128 2\)", {"scale_a": torch.ones(384, 1)}),
+        (r"scale_a: has strides \(2, 1\); .*of M padded so", {"scale_a": torch.ones(384, 2)}),
+        (r"scale_b: has strides \(1, 386\); .* a multiple of 4", {"scale_b": torch.ones(2, 386).mT[:384]}),
+        ("scale_a: starts at address", {"scale_a": torch.ones(2, 392).mT[1:385]}),
+        ("scale_a: has nan, expected positive finite", {"scale_a": torch.full((2, 384), torch.nan).mT}),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(a, b, pattern, **{"scale_a": of_a, "scale_b": of_b, **more}, validate=True)
+    assert len(kernel._loaded.launches) == 1
+
+
 def test_other_types_have_no_scales(make: Make) -> None:
     message = "scale_b: is not an argument of .*: only kernels in FP8 have scales"
     with pytest.raises(ArgumentError, match=message):

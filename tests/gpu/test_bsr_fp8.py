@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime import load_kernel  # noqa: E402
+from runtime import load_kernel, quantise_matrix  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -48,6 +48,18 @@ def test_scales_of_blocks_multiply_their_blocks() -> None:
     numbers = matrix(a.values().double() * of_blocks[:, None, None].double()).to_dense()
     exact = numbers @ (b.double() * of_columns.double().repeat_interleave(128, 1)).mT
     assert float((c.double() - exact).abs().max()) <= 2**-7 * float(exact.abs().max())
+
+
+def test_scales_of_rows_are_those_of_quantised_matrices() -> None:
+    kernel: Any = load_kernel("h100_e4m3_bsr_sddmm_b128_row_scales")
+    x, y = torch.randn(512, 1152, device="cuda"), torch.randn(3072, 1152, device="cuda")
+    y[:, 300] *= 100  # what scales of 128 columns are for
+    of_x, of_y = (quantise_matrix(each.to(torch.bfloat16)) for each in (x, y))
+    pattern = matrix(torch.zeros(96, 128, 128, device="cuda"))
+    c = kernel(of_x.codes, of_y.codes, pattern, scale_a=of_x.scales, scale_b=of_y.scales, validate=True)
+    numbers = [each.codes.double() * each.scales.double().repeat_interleave(128, 1) for each in (of_x, of_y)]
+    exact = numbers[0] @ numbers[1].mT
+    assert float((c.to_dense().double() - exact).abs().max()) <= 2**-7 * float(exact.abs().max())
 
 
 def test_a_nan_reaches_its_row_and_its_column_alone() -> None:

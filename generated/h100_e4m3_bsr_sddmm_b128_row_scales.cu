@@ -1,0 +1,576 @@
+// Generated from specs/h100_e4m3_bsr_sddmm_b128_row_scales.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/h100_e4m3_bsr_sddmm_b128_row_scales.yaml
+// spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","scales":"row","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
+// spec hash: d9878294a9158304d4f69a936de568fc63d43c5e6d9e47a14913177b7f4458be
+// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled_rows.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
+// seal: sha256 b2d3d0ef240b7acb1bbd02c88c64938a03c9d586a8865474a5f4e3dfe8195ff5
+
+// Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
+// row-major. Rows of A and of B have a scale for each 128 columns.
+//
+// The product is computed transposed, C^T = B A^T: rows of B are the M side of a wgmma, rows of A its N side.
+//
+// Who does what
+//   warpgroup 0      producer. Its first warp finds the rows of the stored blocks and fills the ring by TMA; the others
+//                    rest.
+//   warpgroups 1, 2  consumers. Each accumulates its column groups of a unit in registers, then stores them by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the A tile, the B tile and their scales of one step, and counts[i]
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// Pipeline of a consumer: the tensor core multiplies a column group of a step, which is then added to its sums in fp32,
+// times its scales. Meanwhile the other consumer's products run. Across units the producer runs ahead.
+//
+// Symbols
+//   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so
+//                that the thread blocks at work share block rows of A and of B, which then come from the L2
+//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where
+//                a block row ends inside a tile, there are more. For the blocks a unit lacks nothing is loaded; the
+//                products of what is in their place are not stored
+//   step         kTileK columns of A and B
+//   group        64 columns of C, rows of B
+//   piece        kPieceRows rows of a group of C, on their way through shared memory as boxes, each a copy
+//   sums         a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
+//                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is column
+//                c + 8 h, row with {e}
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kTileM = 128;  // rows of a C tile: one block row
+constexpr int kTileK = 128;  // depth of one step, bytes of a row of A and of a column of B
+constexpr int kStages = 4;  // depth of the ring of A and B tiles
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
+constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup
+constexpr int kProducts = 64;  // accumulators of a thread for one column group
+constexpr int kABytes = 16384;  // bytes of an A tile
+constexpr int kBBytes = 32768;  // bytes of a B tile
+constexpr int kBGroupBytes = 8192;  // bytes of the columns of B of one group
+constexpr int kPieceRows = 32;  // rows of a piece of C
+constexpr int kPieceBytes = 4096;  // bytes of a piece of C
+constexpr int kBoxRowBytes = 128;  // bytes of a row of a box of C: what its swizzle spans
+constexpr int kBoxColumns = 64;  // columns of a box of C
+constexpr int kBoxBytes = 4096;  // bytes of a box of C
+constexpr int kStagingPieces = 2;  // pieces of C that a warpgroup can have on their way out
+constexpr int kBlockCols = 128;  // columns of a stored block of C
+constexpr int kTileBlocks = 2;  // stored blocks of a tile, at most
+constexpr int kBBlockBytes = 16384;  // bytes of the part of a B tile that one stored block needs
+constexpr int kAScaleBytes = 512;  // bytes of the scales of an A tile
+constexpr int kBScaleBytes = 1024;  // bytes of the scales of a B tile
+constexpr int kStageBytes = 16896;  // bytes of a stage without those of stored blocks
+constexpr int kBlockBytes = 16896;  // bytes of a stage for each stored block
+
+// Dynamic shared memory: 219216 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 bytes
+constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 256 columns of 128 bytes
+constexpr int kCOffset = 196608;  // 16384 bytes: 2 pieces of C of each warpgroup
+constexpr int kAScalesOffset = 212992;  // 2048 bytes: scales of the 128 rows of A of each stage
+constexpr int kBScalesOffset = 215040;  // 4096 bytes: scales of the 256 rows of B of each stage
+constexpr int kBarriersOffset = 219136;  // 64 bytes: mbarriers: full, then empty
+constexpr int kCountsOffset = 219200;  // 16 bytes: stored blocks of the unit that a stage belongs to
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kSlice = 32;            // depth of a wgmma: bytes of its operands' rows
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+using Products = float[kProducts];
+using Sums = float[kWarpgroupGroups][kProducts];
+
+// Launch: 384 threads a block, 219216 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), in the order of storage.
+struct Params {
+  TensorMap a_map;  // A (K, M): box 128 x 128, swizzle 128
+  TensorMap b_map;  // B (K, N): box 128 x 128, swizzle 128
+  TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 32 x 1, swizzle 128
+  const int* crow_indices;  // first block of each block row, and one more
+  const int* col_indices;  // block column of each block
+  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  TensorMap a_scale_map;  // scales of A, of 128 columns of a row each (M, K / 128): box 128 x 1, swizzle 0
+  TensorMap b_scale_map;  // scales of B, likewise (N, K / 128): box 128 x 1, swizzle 0
+  int block_rows;  // block rows of C
+  int blocks;  // stored blocks of C
+  int steps;  // K / kTileK, rounded up
+  int tiles;  // blocks / kTileBlocks, rounded up
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
+// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
+// loop over lanes (PTX ISA, "elect.sync")
+__device__ __forceinline__ bool elect() {
+  uint32 picked;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n" : "=r"(picked));
+  return picked != 0;
+}
+
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a K-major tile in shared memory whose rows are 128 bytes, swizzled over as many (PTX ISA,
+// "Asynchronous Warpgroup Level Matrix Instructions", "Matrix Descriptor Format"). The upper half is always the same:
+// the swizzle, and 1024 bytes from 8 rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and
+// moved on, as their lower halves: the address in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address) { return (address & 0x3FFFF) >> 4; }
+
+// wgmma.mma_async m64n128k32: D = A B, + D if `accumulate`; A in shared memory. Operands of 8 bits are K-major. After
+// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k32_shared(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, "
+      "%4, %5, %6, %7, "
+      "%8, %9, %10, %11, "
+      "%12, %13, %14, %15, "
+      "%16, %17, %18, %19, "
+      "%20, %21, %22, %23, "
+      "%24, %25, %26, %27, "
+      "%28, %29, %30, %31, "
+      "%32, %33, %34, %35, "
+      "%36, %37, %38, %39, "
+      "%40, %41, %42, %43, "
+      "%44, %45, %46, %47, "
+      "%48, %49, %50, %51, "
+      "%52, %53, %54, %55, "
+      "%56, %57, %58, %59, "
+      "%60, %61, %62, %63"
+      "}, a, b, p, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+        "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+        "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+        "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+        "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+        "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+__device__ __forceinline__ int load_index(const int* indices, int words, int i) {
+  return __ldg(indices + static_cast<int64>(i) * words);
+}
+
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+struct PipelineState {
+  int index = 0, phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
+// empty barrier afterwards: so it is read before it is written again.
+__device__ __forceinline__ int read_by_leader(const int* word) {
+  return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
+}
+
+// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
+// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
+// has begun and the next.
+__device__ __forceinline__ int find_row(const Params& p, int block, int row) {
+  const int lane = threadIdx.x % 32;
+  int end = p.block_rows;
+  while (end - row > 1) {
+    const int stride = (end - row + 31) / 32;
+    const int probe = row + lane * stride;
+    const bool begun = lane == 0 || (probe < end && load_index(p.crow_indices, p.index_words, probe) <= block);
+    row += (31 - __clz(__ballot_sync(0xFFFFFFFF, begun))) * stride;
+    end = min(end, row + stride);
+  }
+  return row;
+}
+
+// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, int* counts, PipelineState state, int k,
+    int count, int a_row, const int (&b_rows)[kTileBlocks]) {
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  const uint32 a = base + kAOffset + state.index * kABytes, b = base + kBOffset + state.index * kBBytes;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  counts[state.index] = count;
+  mbarrier_arrive_expect_tx(full, kStageBytes + count * kBlockBytes);
+  tma_load_2d(a, &p.a_map, full, k, a_row);
+#pragma unroll
+  for (int i = 0; i < kTileBlocks; ++i) {
+    if (i < count) tma_load_2d(b + i * kBBlockBytes, &p.b_map, full, k, b_rows[i]);
+  }
+  const uint32 b_scales = base + kBScalesOffset + state.index * kBScaleBytes;
+  tma_load_2d(base + kAScalesOffset + state.index * kAScaleBytes, &p.a_scale_map, full, a_row, k / kTileK);
+#pragma unroll
+  for (int i = 0; i < kTileBlocks; ++i) {
+    if (i < count) tma_load_2d(b_scales + i * kBlockCols * 4, &p.b_scale_map, full, b_rows[i], k / kTileK);
+  }
+}
+
+// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, one of them issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
+  const int lane = threadIdx.x;
+  PipelineState state;
+  int row = 0;
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const int first = tile * kTileBlocks, end = min(first + kTileBlocks, p.blocks);
+    const int column = first + lane < end ? load_index(p.col_indices, p.index_words, first + lane) : 0;
+
+    for (int block = first; block < end;) {
+      row = find_row(p, block, row);
+      // At least one block, also where crow_indices is not what it should be: the loop must end.
+      const int count = max(min(load_index(p.crow_indices, p.index_words, row + 1), end) - block, 1);
+      int b_rows[kTileBlocks];
+#pragma unroll
+      for (int i = 0; i < kTileBlocks; ++i) {
+        b_rows[i] = __shfl_sync(0xFFFFFFFF, column, block - first + i) * kBlockCols;
+      }
+#pragma unroll 1
+      for (int step = 0; step < p.steps; ++step) {
+        if (elect()) load_step(p, base, counts, state, step * kTileK, count, row * kTileM, b_rows);
+        state.advance();
+        __syncwarp();
+      }
+      block += count;
+    }
+  }
+}
+
+// ld.shared: one float (PTX ISA, "ld")
+__device__ __forceinline__ float ld_shared(uint32 address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+
+// ld.shared.v2: two floats next to each other (PTX ISA, "ld")
+__device__ __forceinline__ float2 ld_shared_f32x2(uint32 address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 { %0, %1 }, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+  return x;
+}
+
+// products = B A^T for one column group of one step (asynchronous).
+__device__ __forceinline__ void issue_group(Products& products, uint32 a_descriptor, uint32 b_descriptor) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK; k += kSlice) {
+    wgmma_m64n128k32_shared(products, b_descriptor + (k >> 4), a_descriptor + (k >> 4), k > 0);
+  }
+  wgmma_commit();
+}
+
+// sums += the products of all steps of a unit, as these come into the ring: those of a step in the tensor core, then
+// in fp32, times the scale of the row of A and that of the row of B. While a warpgroup adds, the other's products run.
+__device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState& state, uint32 a_descriptor,
+    uint32 b_descriptor, int first_column, int steps) {
+  const int lane = threadIdx.x % 32;
+  // Scales of this thread's first rows of A and of B in the first stage.
+  const uint32 a_scales = base + kAScalesOffset + lane % 4 * 2 * 4;
+  const uint32 b_scales = base + kBScalesOffset + (first_column + threadIdx.x / 32 % 4 * 16 + lane / 4) * 4;
+  // The same registers for all groups: products of the next one wait until these are added.
+  Products products = {};
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const uint32 a = a_descriptor + (state.index * kABytes >> 4), b = b_descriptor + (state.index * kBBytes >> 4);
+    const uint32 a_scales_of_step = a_scales + state.index * kAScaleBytes;
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+#pragma unroll
+    for (int group = 0; group < kWarpgroupGroups; ++group) {
+      issue_group(products, a, b + (group * kBGroupBytes >> 4));
+      const uint32 of_group = b_scales + state.index * kBScaleBytes + group * kGroupColumns * 4;
+      const float b_scale[2] = {ld_shared(of_group), ld_shared(of_group + 8 * 4)};
+      wgmma_wait<0>();
+      warpgroup_fence_operand(products);
+#pragma unroll
+      for (int j = 0; j < kTileM / 8; ++j) {
+        const float2 a_scale = ld_shared_f32x2(a_scales_of_step + j * 8 * 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          sums[group][4 * j + 2 * h] += products[4 * j + 2 * h] * (a_scale.x * b_scale[h]);
+          sums[group][4 * j + 2 * h + 1] += products[4 * j + 2 * h + 1] * (a_scale.y * b_scale[h]);
+        }
+      }
+    }
+    // All lanes have their scales; all that the stage holds is read.
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(base + kEmptyBarrier + 8 * state.index);
+    state.advance();
+  }
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
+// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row
+// of a box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes,
+// at i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+__device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {
+  const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
+  const uint32 box = to + column / kBoxColumns * kBoxBytes;
+  const int chunk = column % kBoxColumns / 8;
+#pragma unroll
+  for (int j = 0; j < kPieceRows / 16; ++j, x += 8) {
+    const int row = j * 16 + lane / 16 * 8 + lane % 8;
+    const int place = chunk ^ (kBoxRowBytes == 128 ? row % 8 : row / 2 % 4);
+    stmatrix_x4_trans(box + row * kBoxRowBytes + place * 16, pack(x[0] * scale, x[1] * scale),
+        pack(x[2] * scale, x[3] * scale), pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale));
+  }
+}
+
+// Where a warpgroup's pieces of C go through shared memory, one after the other.
+struct Staging {
+  uint32 base;
+  int warpgroup, stored = 0;  // pieces, modulo kStagingPieces
+
+  // Writes a piece there, and has its boxes stored by `store_box(from, i)`, once what was there before has been read.
+  template <typename StoreBox>
+  __device__ __forceinline__ void store(const float* x, float scale, StoreBox store_box) {
+    const bool leader = threadIdx.x % kWarpgroupThreads == 0;
+    const uint32 piece = base + stored * kPieceBytes;
+    stored = (stored + 1) % kStagingPieces;
+    if (leader) tma_store_wait_read<kStagingPieces - 1>();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    write_piece(piece, x, scale);
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    if (leader) {
+#pragma unroll
+      for (int i = 0; i < kPieceBytes / kBoxBytes; ++i) store_box(piece + i * kBoxBytes, i);
+      tma_store_commit();
+    }
+  }
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+  }
+};
+
+// Stores a warpgroup's part of a unit of `count` blocks from `block` on, as far as it has blocks.
+__device__ __forceinline__ void store_c(const Params& p, const Sums& sums, float scale, Staging& staging,
+    int first_column, int block, int count) {
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+    const int column = first_column + group * kGroupColumns;
+    if (column / kBlockCols >= count) break;
+#pragma unroll
+    for (int row = 0; row < kTileM; row += kPieceRows) {
+      staging.store(sums[group] + row / 2, scale, [&](uint32 from, int i) {
+        const int of_box = column + i * kBoxColumns, number = of_box / kBlockCols;
+        if (number < count) tma_store_3d(&p.c_map, from, of_box % kBlockCols, row, block + number);
+      });
+    }
+  }
+}
+
+// Consumer: one warpgroup computes its column groups of a unit, unit after unit.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, const int* counts, int warpgroup) {
+  const int first_column = warpgroup * kWarpgroupGroups * kGroupColumns;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset);
+  const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + warpgroup * kWarpgroupGroups * kBGroupBytes);
+  const float scale = 1.0f;  // of all sums
+  PipelineState state;
+  Staging staging{base + kCOffset + warpgroup * kStagingPieces * kPieceBytes, warpgroup};
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    const int end = min((tile + 1) * kTileBlocks, p.blocks);
+    for (int block = tile * kTileBlocks; block < end;) {
+      Sums sums;
+#pragma unroll
+      for (int group = 0; group < kWarpgroupGroups; ++group) {
+#pragma unroll
+        for (int i = 0; i < kProducts; ++i) sums[group][i] = 0.0f;
+      }
+      // The first stage says how many blocks the unit has.
+      mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+      const int count = read_by_leader(counts + state.index);
+      multiply(sums, base, state, a_descriptor, b_descriptor, first_column, p.steps);
+      store_c(p, sums, scale, staging, first_column, block, count);
+      block += count;
+    }
+  }
+  staging.wait();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_e4m3_bsr_sddmm_b128_row_scales(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  int* counts = reinterpret_cast<int*>(shared + kCountsOffset);
+  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_tensormap(&p.b_map);
+    prefetch_tensormap(&p.a_scale_map);
+    prefetch_tensormap(&p.b_scale_map);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x < 32) produce(p, base, counts);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, base, counts, warpgroup - 1);
+  }
+}

@@ -543,8 +543,16 @@ def shape_names(model: Model) -> list[str]:
 
 
 def words_of(shapes_in_words: Sequence[str]) -> list[str]:
-    """Return the cell that has the shapes, if problems have one."""
-    return [", ".join(shapes_in_words)] if any(shapes_in_words) else []
+    """Return the cell that has the shapes, if problems have one; those of two fields with equal second ones together."""
+    if not any(shapes_in_words):
+        return []
+    seconds: dict[str, list[str]] = {}
+    for first, _, second in (words.partition(": ") for words in shapes_in_words):
+        seconds.setdefault(first, []).append(second)
+    firsts: dict[str, list[str]] = {}
+    for first, each in seconds.items():
+        firsts.setdefault(", ".join(filter(None, each)), []).append(first)
+    return ["; ".join(": ".join(filter(None, (", ".join(each), second))) for second, each in firsts.items())]
 
 
 def size_in_words(size: int, shape: Fields) -> str:

@@ -1140,7 +1140,9 @@ class QuantiseFlags(Flags):
         kept_piece: the template of what a thread keeps of a row.
         column_statistic: the template of what is found of each column first; empty without.
         product: whether rows are multiplied by the mean.
+        given_scale: the template of a row's scale where that is given; empty if it is found.
         scale_of_rows: whether each row has a scale, and not a block of them.
+        joins_warps: whether a thread block has a number of each warp in shared memory.
         signs: signs of columns before the rotation, in C++; none without.
     """
 
@@ -1148,7 +1150,9 @@ class QuantiseFlags(Flags):
     kept_piece: str
     column_statistic: str
     product: bool
+    given_scale: str
     scale_of_rows: bool
+    joins_warps: bool
     signs: tuple[str, ...]
 
 

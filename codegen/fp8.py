@@ -21,6 +21,8 @@ V_KEYS = 128
 """Keys that V^T is filled up to a multiple of, with zeros."""
 LEAST_AMAX = 2.0**-100
 """Magnitudes below count as zeros: their scale would leave the normal numbers of fp32."""
+LEAST_SCALE, LARGEST_SCALE = 2.0**-120, 2.0**120
+"""Scales that can be given: their inverses, and those of scales before a rotation's factor, are normal numbers too."""
 ROTATED_HEADS = (64, 128, 256)
 """Head sizes with a Hadamard rotation."""
 SIGN_BITS = 32

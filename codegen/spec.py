@@ -465,9 +465,9 @@ class QuantiseSpec(SpecBase):
     head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(
         description="elements of a head, or the columns of a matrix that share a scale"
     )
-    scales: Literal["row", "row_block", "channel"] = Field(
+    scales: Literal["row", "row_block", "channel", "given"] = Field(
         description="what shares a scale: a row, tile.m rows (Q and K), or a column of a head, whose codes are then "
-        "transposed (V)"
+        "transposed (V); given: the rows of a head, whose scale the caller has (static quantisation)"
     )
     mean: Literal["none", "subtract", "product"] = Field(
         default="none",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from runtime.ops.quantise_attention import QuantisedAttention, quantise_attention
     from runtime.ops.quantised_operands import quantised_operands
     from runtime.ops.select_topk import select_topk_blocks
+    from runtime.ops.static_scales import scales_of
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
@@ -58,6 +59,7 @@ _NEED_TORCH = {
     "quantise_attention": "runtime.ops.quantise_attention",
     "quantise_matrix": "runtime.ops.quantise",
     "quantised_operands": "runtime.ops.quantised_operands",
+    "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
 }
 
@@ -94,6 +96,7 @@ __all__ = [
     "quantise_attention",
     "quantise_matrix",
     "quantised_operands",
+    "scales_of",
     "select_topk_blocks",
 ]
 

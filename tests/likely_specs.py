@@ -214,7 +214,7 @@ def _bsr_spgemm(choose: Choose) -> dict[str, Any]:
 
 
 def _quantise(choose: Choose) -> dict[str, Any]:
-    scales = choose(("row", "row_block", "row_block", "channel"))
+    scales = choose(("row", "row_block", "row_block", "channel", "given"))
     fields = {"head_dim": choose((64, 96, 128, 192, 256)), "scales": scales, "codes": choose(("e4m3", "e5m2"))}
     if scales != "channel":
         fields |= {"mean": choose(("none", "subtract", "product")), "hadamard": choose(OFTEN)}

@@ -56,7 +56,7 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         "hadamard",
         f"is true; heads of {head_dim} have no rotation, those of {', '.join(map(str, ROTATED_HEADS))} have one",
     )
-    smooth = spec.mean == "subtract"
+    smooth, is_given = spec.mean == "subtract", spec.scales == "given"
     threads = ROTATED_ROWS_AT_ONCE * lanes if spec.hadamard else ROW_THREADS
     elements = rows * head_dim // threads  # of a thread
     return _plan(
@@ -70,8 +70,16 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         params=(
             pointer("codes", "Code", "codes, as x", writes=True),
             *(i64(f"codes_{axis}_stride", f"codes from one {axis} to the next") for axis in ("batch", "head", "row")),
-            pointer("scales", "float", "scales (batch, heads, rows or blocks of them)", writes=True),
-            *(i64(f"scales_{axis}_stride", f"scales from one {axis} to the next") for axis in ("batch", "head", "row")),
+            pointer(
+                "scales",
+                "float",
+                f"scales (batch, heads{'' if is_given else ', rows or blocks of them'})",
+                writes=not is_given,
+            ),
+            *(
+                i64(f"scales_{axis}_stride", f"scales from one {axis} to the next")
+                for axis in (("batch", "head") if is_given else ("batch", "head", "row"))
+            ),
             *(
                 (
                     pointer("mean", "float", "means of K's columns (batch, kv_heads, head_dim)"),
@@ -98,7 +106,9 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
             kept_piece=f"quantise/kept/{'rotated' if spec.hadamard else 'words'}.cuh.j2",
             column_statistic="quantise/statistic/mean.cuh.j2" if smooth else "",
             product=spec.mean == "product",
+            given_scale="quantise/given_scale.cuh.j2" if is_given else "",
             scale_of_rows=spec.scales == "row",
+            joins_warps=smooth or spec.scales == "row_block",
             signs=tuple(f"0x{word:08X}" for word in sign_words(head_dim)) if spec.hadamard else (),
         ),
     )
@@ -140,7 +150,9 @@ def _channels(spec: QuantiseSpec, stem: str) -> Plan:
             kept_piece="",
             column_statistic="quantise/statistic/channel_scale.cuh.j2",
             product=False,
+            given_scale="",
             scale_of_rows=False,
+            joins_warps=True,
             signs=(),
         ),
     )
@@ -161,13 +173,14 @@ def _plan(
 ) -> Plan:
     """Return the plan of either kind of kernel."""
     arch, dtype, head_dim = ARCHS[spec.arch], DTYPES[spec.dtype], spec.head_dim
+    until = "until they are codes" if flags.given_scale else "while their scale is found"
     shared = SharedLayout()
     if spec.scales == "channel":
         shared.add("Codes", head_dim * V_KEYS, "codes of a tile, columns of 128 keys", align=16)
     if statistic:
         shared.add("Columns", FLOAT * head_dim * (threads // WARP), "columns added up by each warp", align=16)
     shared.add("Row", FLOAT * head_dim, "what belongs to each column", align=16)
-    if statistic or not flags.scale_of_rows:
+    if flags.joins_warps:
         shared.add("Warps", FLOAT * WARP, "largest magnitude of each warp", align=16)
     asks_columns = statistic or flags.product or flags.signs
     overhead = OVERHEAD_REGISTERS + (COLUMN_REGISTERS if statistic or flags.product else 0)
@@ -220,15 +233,21 @@ def _plan(
                 if statistic
                 else ()
             ),
-            Constant("kLargest", LARGEST[spec.codes], f"largest number of {spec.codes}"),
-            Constant("kLeastAmax", LEAST_AMAX, "smaller magnitudes count as 0"),
+            *(
+                ()
+                if flags.given_scale
+                else (
+                    Constant("kLargest", LARGEST[spec.codes], f"largest number of {spec.codes}"),
+                    Constant("kLeastAmax", LEAST_AMAX, "smaller magnitudes count as 0"),
+                )
+            ),
         ),
         flags=flags,
         grid_summary=f"one thread block for {spec.tile.m} rows"
         + (f", and before them one for {STATISTIC_ROWS} rows whose columns are added up" if statistic else ""),
         summary=(
             ("tile", f"{spec.tile.m} rows of {head_dim} elements"),
-            ("schedule", f"{spec.schedule}: loads of 16 bytes, rows stay in registers while their scale is found"),
+            ("schedule", f"{spec.schedule}: loads of 16 bytes, rows stay in registers {until}"),
         ),
         flops=0,
         bytes=spec.tile.m * head_dim * dtype.bytes,

@@ -37,7 +37,8 @@ class Quantised(NamedTuple):
     Attributes:
         codes: FP8, as x; with a scale for each column (batch, heads, head_dim, keys), V^T, whose keys are filled up to
             a multiple of 128 with zeros and stand in the order of ``codegen.fp8.KEY_ORDER``.
-        scales: float32 (batch, heads, rows or blocks of them), or (batch, heads, head_dim), of columns.
+        scales: float32 (batch, heads, rows or blocks of them), or (batch, heads, head_dim), of columns; those that were
+            given as they were given.
         mean: float32 (batch, heads, head_dim), what was subtracted of each column; None if nothing was.
         product: float32 (batch, heads, length), each row times the mean that was given; None without.
     """
@@ -62,7 +63,7 @@ class QuantiseKernel:
         self.spec: QuantiseSpec = compiled.plan.spec
         self._loaded = loaded
         self._dtype, self._codes = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[self.spec.codes]
-        self._by_columns = self.spec.scales == "channel"
+        self._by_columns, self._is_given = self.spec.scales == "channel", self.spec.scales == "given"
         self._signatures = Signatures()
 
     def __repr__(self) -> str:
@@ -88,7 +89,10 @@ class QuantiseKernel:
                 multiple of 16 bytes.
             mean: float32 (batch, heads, head_dim), contiguous. With ``mean: product`` that of K, (batch, kv_heads,
                 head_dim); with ``mean: subtract`` what to subtract in place of the mean of x's rows.
-            scales: float32 (batch, heads, head_dim), contiguous: scales of columns to use, in place of those of x.
+            scales: float32 (batch, heads, head_dim), contiguous: scales of columns to use, in place of those of x. With
+                ``scales: given`` float32 (batch or 1, heads or 1, 1), with any strides: what codes are multiplied by to
+                give the values, which are rows of length-preserving rotations where they are rotated. Their values are
+                not looked at: positive and finite.
             out: FP8 (batch, heads, length, head_dim), or (batch, heads, head_dim, keys) where scales are of columns, to
                 write the codes into: the last dimension contiguous, other strides any multiple of 16 bytes.
             out_scales: float32 (batch, heads, rows or blocks of them), to write scales into, with any strides.
@@ -115,14 +119,14 @@ class QuantiseKernel:
         if self._by_columns:
             found = Quantised(out, make(*contiguous(shapes["scales"]), torch.float32) if scales is None else scales)
         else:
-            if out_scales is None:
-                out_scales = make(*contiguous(shapes["scales"]), torch.float32)
+            if scales is None:
+                scales = make(*contiguous(shapes["scales"]), torch.float32) if out_scales is None else out_scales
             product = None
             if self.spec.mean == "subtract" and mean is None:
                 mean = make(*contiguous(shapes["mean"]), torch.float32)
             if self.spec.mean == "product":
                 product = make(*contiguous(x.shape[:3]), torch.float32)
-            found = Quantised(out, out_scales, mean if self.spec.mean == "subtract" else None, product)
+            found = Quantised(out, scales, mean if self.spec.mean == "subtract" else None, product)
         addresses = {"x": x.data_ptr(), "codes": out.data_ptr(), "scales": found.scales.data_ptr()}
         addresses["statistic"] = addresses["scales"] if mean is None else mean.data_ptr()
         addresses["mean"] = addresses["statistic"]
@@ -141,10 +145,7 @@ class QuantiseKernel:
             raise ArgumentError("x", f"has head_dim {head_dim}, this kernel takes {spec.head_dim}")
         check_strides("x", x)
         kv_heads = self._check_mean(x, mean)
-        if scales is not None and not self._by_columns:
-            raise ArgumentError("scales", "is given, but this kernel finds the scales of rows: leave it out")
-        if scales is not None:
-            _check_statistic("scales", scales, (batch, heads, head_dim), x.device)
+        self._check_scales(x, scales)
         shapes = self._shapes(batch, heads, length)
         if out is not None:
             check_tensor("out", out, self._codes, 4, x.device)
@@ -155,21 +156,35 @@ class QuantiseKernel:
             check_strides("out", out)
             check_output("out", out)
         if out_scales is not None:
-            if self._by_columns:
-                raise ArgumentError("out_scales", "is given, but this kernel has scales of columns: leave it out")
+            if self._by_columns or self._is_given:
+                whose = "of columns" if self._by_columns else "that are given"
+                raise ArgumentError("out_scales", f"is given, but this kernel has scales {whose}: leave it out")
             check_tensor("out_scales", out_scales, torch.float32, 3, x.device)
             blocks = "length" if spec.scales == "row" else f"blocks of {spec.tile.m} rows"
             sizes = zip(("batch", "heads", blocks), shapes["scales"], strict=True)
             check_shape("out_scales", out_scales.shape, [(name, (size,)) for name, size in sizes])
             check_output("out_scales", out_scales)
-        given = int(scales is not None or (spec.mean == "subtract" and mean is not None))
-        args = self.compiled.plan.problem(QuantiseShape(batch, heads, length, kv_heads, given))
+        statistic = scales if self._by_columns else mean if spec.mean == "subtract" else None
+        args = self.compiled.plan.problem(QuantiseShape(batch, heads, length, kv_heads, int(statistic is not None)))
         if args.tiles > MOST_THREAD_BLOCKS:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {args.tiles} thread blocks, at most 2^31 - 1")
-        strides = self._strides(x, out, out_scales, shapes)
+        strides = self._strides(x, out, scales if self._is_given else out_scales, shapes)
         return self._loaded.signature(
             x.device.index, args.tiles, {**args.numbers, **strides}, {}, extra=(shapes, Memory.of(args))
         )
+
+    def _check_scales(self, x: torch.Tensor, scales: Any) -> None:
+        """Check scales of the caller."""
+        batch, heads, _, head_dim = x.shape
+        if self._is_given:
+            if scales is None:
+                raise ArgumentError("scales", f"is missing: float32 (batch {batch} or 1, heads {heads} or 1, 1)")
+            check_tensor("scales", scales, torch.float32, 3, x.device)
+            check_shape("scales", scales.shape, [("batch", (batch, 1)), ("heads", (heads, 1)), ("rows", (1,))])
+        elif scales is not None:
+            if not self._by_columns:
+                raise ArgumentError("scales", "is given, but this kernel finds the scales of rows: leave it out")
+            _check_statistic("scales", scales, (batch, heads, head_dim), x.device)
 
     def _check_mean(self, x: torch.Tensor, mean: Any) -> int:
         """Check the mean; return its heads where rows are multiplied by it, otherwise 0."""
@@ -200,16 +215,17 @@ class QuantiseKernel:
         codes = (batch, heads, length, head_dim)
         return {"codes": codes, "scales": (batch, heads, -(-length // rows)), "mean": of_heads}
 
-    def _strides(self, x: torch.Tensor, out: Any, out_scales: Any, shapes: Any) -> dict[str, int]:
-        """Return the strides of a launch."""
+    def _strides(self, x: torch.Tensor, out: Any, scales: Any, shapes: Any) -> dict[str, int]:
+        """Return the strides of a launch; ``scales`` are those that are given, or where to write some."""
         axes: tuple[str, ...] = ("batch", "head", "row")
         found = {f"x_{axis}_stride": stride for axis, stride in zip(axes, used_strides(x)[:3], strict=True)}
         codes = contiguous(shapes["codes"])[1] if out is None else used_strides(out)
         if self._by_columns:
             axes = ("batch", "head", "column")
         else:
-            of_scales = contiguous(shapes["scales"])[1] if out_scales is None else used_strides(out_scales)
-            found |= {f"scales_{axis}_stride": stride for axis, stride in zip(axes, of_scales, strict=True)}
+            of_scales = contiguous(shapes["scales"])[1] if scales is None else used_strides(scales)
+            of_axes = axes[:-1] if self._is_given else axes
+            found |= {f"scales_{axis}_stride": stride for axis, stride in zip(of_axes, of_scales, strict=False)}
         return found | {f"codes_{axis}_stride": stride for axis, stride in zip(axes, codes[:3], strict=True)}
 
 

@@ -86,29 +86,31 @@ def quantise_rows(
     mode: str = "none",
     mean: torch.Tensor | None = None,
     hadamard: bool = False,
+    scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
 ) -> Quantised:
-    """Quantise (batch, heads, length, head_dim) with a scale for so many rows.
+    """Quantise (batch, heads, length, head_dim) with a scale for so many rows, or with one of each head that is given.
 
     Args:
         x: the tensor.
         dtype: of the codes.
-        rows: that share a scale.
+        rows: that share a scale, or that a thread block works on.
         mode: what becomes of the mean: that of the spec's field ``mean``.
         mean: what is subtracted, or multiplied by.
         hadamard: rotate rows.
+        scales: float32 (batch or 1, heads or 1, 1), given scales.
         out: where to write codes.
         out_scales: where to write scales.
     """
     fields = {
-        "scales": "row" if rows == 1 else "row_block",
+        "scales": "given" if scales is not None else "row" if rows == 1 else "row_block",
         "codes": dtype,
         "tile": {"m": _ROWS_AT_ONCE if rows == 1 else rows},
         "mean": mode,
         "hadamard": hadamard,
     }
-    return _quantised(x, fields, mean=mean, out=out, out_scales=out_scales)
+    return _quantised(x, fields, mean=mean, scales=scales, out=out, out_scales=out_scales)
 
 
 def quantise_columns(

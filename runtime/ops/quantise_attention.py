@@ -21,6 +21,7 @@ from runtime.ops.quantise import (
     quantise_columns,
     quantise_rows,
 )
+from runtime.ops.static_scales import check_values, spread
 
 KEY_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -47,6 +48,8 @@ class QuantisedAttention:
         hadamard: whether q and k are rotated.
         output: type of the result.
         cache: memory of k, v_t and k_scale that ``append`` writes on in; None without ``kv_capacity``.
+        static_q_scale: whether q_scale was given, a scale of each head: later queries have it too.
+        static_k_scale: whether k_scale was, likewise.
     """
 
     q: torch.Tensor
@@ -62,6 +65,8 @@ class QuantisedAttention:
     hadamard: bool = False
     output: torch.dtype = torch.bfloat16
     cache: Cache | None = None
+    static_q_scale: bool = False
+    static_k_scale: bool = False
 
     @property
     def dtype(self) -> str:
@@ -82,6 +87,8 @@ class QuantisedAttention:
     def with_queries(self, q: torch.Tensor) -> QuantisedAttention:
         """Return the same keys and values with other queries, which are quantised: those of the next step.
 
+        A q_scale that was given is theirs too.
+
         Args:
             q: (batch, heads, q_len, head_dim), fp16 or bf16; heads is a multiple of kv_heads.
 
@@ -95,6 +102,11 @@ class QuantisedAttention:
         check_head_dim("q", q, self.hadamard)
         batch, kv_heads, _, head_dim = self.k.shape
         check_queries(q, batch, kv_heads, head_dim)
+        given = self.q_scale[:, :, :1] if self.static_q_scale else None
+        if given is not None and given.stride(1) == 0:
+            given = given[:, :1]  # of all heads, however many
+        if given is not None and given.shape[1] not in (1, q.shape[1]):
+            raise ArgumentError("q", f"has {q.shape[1]} heads, the q_scale that was given is of {given.shape[1]}")
         made = quantise_rows(
             q,
             dtype=self.dtype,
@@ -102,14 +114,17 @@ class QuantisedAttention:
             mode="none" if self.k_mean is None else "product",
             mean=self.k_mean,
             hadamard=self.hadamard,
+            scales=given,
         )
-        return replace(self, q=made.codes, q_scale=made.scales, mean_logits=made.product, output=q.dtype)
+        q_scale = made.scales if given is None else given.expand(*q.shape[:2], -(-q.shape[2] // self.q_rows))
+        return replace(self, q=made.codes, q_scale=q_scale, mean_logits=made.product, output=q.dtype)
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> QuantisedAttention:
         """Return the same queries with keys and values behind those that there are, in the memory of ``kv_capacity``.
 
-        The first ones decide the mean of K and the scales of V's channels: later values that exceed them saturate. Keys
-        are appended to whole blocks of 128: a length that is none cannot be appended to.
+        The first ones decide the mean of K and the scales of V's channels: later values that exceed them saturate, as
+        do those that exceed scales that were given. Keys are appended to whole blocks of 128: a length that is none
+        cannot be appended to.
 
         Args:
             k: (batch, kv_heads, any length, head_dim), fp16 or bf16, what comes behind.
@@ -141,10 +156,11 @@ class QuantisedAttention:
             mode="none" if self.k_mean is None else "subtract",
             mean=self.k_mean,
             hadamard=self.hadamard,
+            scales=whole_scale[:, :, :1] if self.static_k_scale else None,
             out=whole_k[:, :, length:end],
-            out_scales=whole_scale[:, :, blocks],
+            out_scales=None if self.static_k_scale else whole_scale[:, :, blocks],
         )
-        quantise_columns(v, dtype=self.dtype, scales=self.v_scale, out=whole_v[..., length:keys])
+        quantise_columns(v, dtype=self.dtype, scales=self.v_scale.contiguous(), out=whole_v[..., length:keys])
         return replace(self, k=whole_k[:, :, :end], v_t=whole_v[..., :keys], k_scale=whole_scale[:, :, : blocks.stop])
 
 
@@ -159,10 +175,17 @@ def quantise_attention(
     smooth_k: bool = True,
     hadamard: bool = False,
     kv_capacity: int | None = None,
+    q_scale: float | torch.Tensor | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+    validate: bool = False,
 ) -> QuantisedAttention:
     """Quantise the operands of attention to FP8: ``block_sparse_attention(quantise_attention(q, k, v), pattern)``.
 
     Each tensor is read once from device memory, by a generated kernel. Nothing waits for the GPU.
+
+    Scales are found, or given (static quantisation): value = code * scale, of what ``smooth_k`` leaves of k, and of q
+    and k as they are rotated. Values beyond a given scale saturate.
 
     Args:
         q: (batch, heads, q_len, head_dim), fp16 or bf16, on a GPU with FP8; head_dim 64, 96, 128, 192 or 256. The last
@@ -177,9 +200,14 @@ def quantise_attention(
             are: False.
         hadamard: rotate q and k, so that outliers of a few columns are spread over all; head_dim 64, 128 or 256.
         kv_capacity: keys to reserve memory for, so that ``append`` can add some; None: as many as there are.
+        q_scale: scale of q, from 2^-120 to 2^120: a number, or float32 (), (heads,) or (batch, heads), as
+            ``scales_of`` returns it. None: found, of each block.
+        k_scale: scale of k, likewise, or float32 (kv_heads,) or (batch, kv_heads).
+        v_scale: scale of v, as that of k, or float32 (batch, kv_heads, head_dim). None: found, of each channel.
+        validate: also check the values of given tensors of scales, which waits for the GPU.
 
     Returns:
-        What ``block_sparse_attention`` takes in place of q, k and v.
+        What ``block_sparse_attention`` takes in place of q, k and v; scales that were given are expanded views.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.
@@ -189,7 +217,7 @@ def quantise_attention(
     for name, rows in (("q_rows", q_rows), ("k_rows", k_rows)):
         if rows not in BLOCK_ROWS:
             raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
-    for name, flag in (("smooth_k", smooth_k), ("hadamard", hadamard)):
+    for name, flag in (("smooth_k", smooth_k), ("hadamard", hadamard), ("validate", validate)):
         if not isinstance(flag, bool):
             raise ArgumentError(name, f"is {shown(flag)}, expected True or False")
     check_floats("q", q)
@@ -200,21 +228,53 @@ def quantise_attention(
     for name, tensor in (("k", k), ("v", v)):
         if (tensor.dtype, tensor.device) != (q.dtype, q.device):
             raise ArgumentError(name, f"is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}")
-    cache = None if kv_capacity is None else _reserved(k, dtype, k_rows, kv_capacity)
     blocks, keys = -(-length // k_rows), -(-length // V_KEYS) * V_KEYS
-    into = {} if cache is None else {"out": cache[0][:, :, :length], "out_scales": cache[2][:, :, :blocks]}
+    shapes = {
+        "q_scale": (batch, q.shape[1], -(-q.shape[2] // q_rows)),
+        "k_scale": (batch, kv_heads, blocks),
+        "v_scale": (batch, kv_heads, head_dim),
+    }
+    scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    given = {
+        name: spread(name, scale, shapes[name], q.device, last=name == "v_scale")
+        for name, scale in scales.items()
+        if scale is not None
+    }
+    if validate:
+        for name, scale in given.items():
+            check_values(name, scale)
+    of_heads = {name: scale[:, :, :1] for name, scale in given.items()}
+    cache = None if kv_capacity is None else _reserved(k, dtype, k_rows, kv_capacity, of_heads.get("k_scale"))
+    into = {}
+    if cache is not None:
+        into = {"out": cache[0][:, :, :length], "out_scales": cache[2][:, :, :blocks] if k_scale is None else None}
     mode = "subtract" if smooth_k else "none"
-    of_k = quantise_rows(k, dtype=dtype, rows=k_rows, mode=mode, hadamard=hadamard, **into)
-    of_v = quantise_columns(v, dtype=dtype, out=None if cache is None else cache[1][..., :keys])
+    of_k = quantise_rows(
+        k, dtype=dtype, rows=k_rows, mode=mode, hadamard=hadamard, scales=of_heads.get("k_scale"), **into
+    )
+    of_v = quantise_columns(
+        v,
+        dtype=dtype,
+        scales=given["v_scale"].contiguous() if "v_scale" in given else None,
+        out=None if cache is None else cache[1][..., :keys],
+    )
     mode = "product" if smooth_k else "none"
-    of_q = quantise_rows(q, dtype=dtype, rows=q_rows, mode=mode, mean=of_k.mean, hadamard=hadamard)
+    of_q = quantise_rows(
+        q,
+        dtype=dtype,
+        rows=q_rows,
+        mode=mode,
+        mean=of_k.mean,
+        hadamard=hadamard,
+        scales=of_heads.get("q_scale"),
+    )
     return QuantisedAttention(
         q=of_q.codes,
         k=of_k.codes,
         v_t=of_v.codes,
-        q_scale=of_q.scales,
-        k_scale=of_k.scales,
-        v_scale=of_v.scales,
+        q_scale=given.get("q_scale", of_q.scales),
+        k_scale=given.get("k_scale", of_k.scales),
+        v_scale=given.get("v_scale", of_v.scales),
         k_mean=of_k.mean,
         mean_logits=of_q.product,
         q_rows=q_rows,
@@ -222,6 +282,8 @@ def quantise_attention(
         hadamard=hadamard,
         output=q.dtype,
         cache=cache,
+        static_q_scale=q_scale is not None,
+        static_k_scale=k_scale is not None,
     )
 
 
@@ -245,15 +307,19 @@ def _check_keys(k: Any, v: Any, hadamard: bool) -> None:
     check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])
 
 
-def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any) -> Cache:
-    """Return memory for keys: of k, v_t and k_scale. Zeros, as attention multiplies what lies behind the last key."""
+def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any, k_scale: torch.Tensor | None) -> Cache:
+    """Return memory for keys: of k, v_t and k_scale, of which a given one is a view.
+
+    Codes are zeros, as attention multiplies what lies behind the last key.
+    """
     batch, kv_heads, length, head_dim = k.shape
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < length:
         raise ArgumentError("kv_capacity", f"is {shown(capacity)}, expected {length} keys or more")
     keys = -(-capacity // V_KEYS) * V_KEYS
     codes = k.new_zeros(0, dtype=TORCH_DTYPES[dtype])
+    scales = (batch, kv_heads, keys // k_rows)
     return (
         codes.new_zeros((batch, kv_heads, keys, head_dim)),
         codes.new_zeros((batch, kv_heads, head_dim, keys)),
-        torch.ones((batch, kv_heads, keys // k_rows), device=k.device),
+        torch.ones(scales, device=k.device) if k_scale is None else k_scale.expand(scales),
     )

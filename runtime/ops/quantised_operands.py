@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from codegen.dtypes import FP8
@@ -13,6 +11,7 @@ from runtime.kernels.arguments import TORCH_DTYPES, check_shape
 from runtime.ops.attention_choice import DTYPES
 from runtime.ops.quantise import check_head_dim
 from runtime.ops.quantise_attention import KEY_AXES, QuantisedAttention, check_queries
+from runtime.ops.static_scales import spread
 
 
 def quantised_operands(
@@ -63,9 +62,9 @@ def quantised_operands(
         q=q,
         k=k,
         v_t=transposed_values(v),
-        q_scale=_spread("q_scale", q_scale, (batch, heads, -(-q_len // q_rows)), q.device),
-        k_scale=_spread("k_scale", k_scale, (batch, kv_heads, -(-length // k_rows)), q.device),
-        v_scale=_spread("v_scale", v_scale, (batch, kv_heads, head_dim), q.device),
+        q_scale=spread("q_scale", q_scale, (batch, heads, -(-q_len // q_rows)), q.device, last=True),
+        k_scale=spread("k_scale", k_scale, (batch, kv_heads, -(-length // k_rows)), q.device, last=True),
+        v_scale=spread("v_scale", v_scale, (batch, kv_heads, head_dim), q.device, last=True),
         q_rows=q_rows,
         k_rows=k_rows,
         output=output,
@@ -79,19 +78,3 @@ def transposed_values(v: torch.Tensor) -> torch.Tensor:
     ordered = bits.unflatten(2, (-1, KEYS_TOGETHER))[:, :, :, order].flatten(2, 3)
     found: torch.Tensor = ordered.mT.contiguous().view(v.dtype)
     return found
-
-
-def _spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """Return scales of a whole tensor, of heads, or of blocks as a view of blocks."""
-    if isinstance(scale, int | float) and not isinstance(scale, bool):
-        if not 0 < scale < float("inf"):
-            raise ArgumentError(name, f"is {scale}, expected a positive number")
-        return torch.full((), float(scale), dtype=torch.float32, device=device).expand(shape)
-    if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.device != device:
-        what = f"{scale.dtype} on {scale.device}" if isinstance(scale, torch.Tensor) else type(scale).__name__
-        raise ArgumentError(name, f"is {what}, expected a number or torch.float32 on {device}")
-    shapes = ((), shape[1:2], shape[:2], shape)
-    if tuple(scale.shape) not in shapes:
-        raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected one of {', '.join(map(str, shapes))}")
-    found: torch.Tensor = scale[..., None] if scale.dim() in (1, 2) else scale  # of heads
-    return found.expand(shape)

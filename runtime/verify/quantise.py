@@ -35,7 +35,8 @@ class Case:
         data: "normal"; "outliers" with 0.1% of std 10 in place of 1; "offset" with columns whose mean is far from 0;
             "small", "zeros" in whole blocks, "strange" with infinities and NaN.
         strided: x is a view of (batch, length, heads, head_dim).
-        given: the mean to subtract, or the scales of columns, come from the caller.
+        given: the mean to subtract, or the scales of columns, come from the caller; of scales of heads, which always
+            do, one for all.
         into: results are written into a larger tensor of the caller.
     """
 
@@ -144,7 +145,7 @@ def _amax(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
 
 
 def expected(x: torch.Tensor, spec: QuantiseSpec, mean: torch.Tensor | None, scales: torch.Tensor | None) -> Quantised:
-    """Return what a kernel must make of x: ``mean`` is what is subtracted, ``scales`` those of columns, if given."""
+    """Return what a kernel must make of x: ``mean`` is what is subtracted, ``scales`` those that are given."""
     values = x.float()
     if spec.scales == "channel":
         scales = scales_of(_amax(values, (2,)), spec.codes) if scales is None else scales
@@ -153,6 +154,10 @@ def expected(x: torch.Tensor, spec: QuantiseSpec, mean: torch.Tensor | None, sca
         values = values - mean[:, :, None]
     if spec.hadamard:
         values = rotated(values)
+    factor = torch.tensor(1.0 / math.sqrt(spec.head_dim), dtype=torch.float32, device=x.device)
+    if spec.scales == "given":
+        assert scales is not None
+        return Quantised(coded(values, (scales / factor if spec.hadamard else scales)[..., None], spec.codes), scales)
     if spec.scales == "row":
         scales = scales_of(_amax(values, (3,)), spec.codes)
         spread = scales
@@ -160,7 +165,6 @@ def expected(x: torch.Tensor, spec: QuantiseSpec, mean: torch.Tensor | None, sca
         parts = [_amax(part, (2, 3)) for part in values.split(spec.tile.m, 2)]
         scales = scales_of(torch.stack(parts, 2), spec.codes)
         spread = scales.repeat_interleave(spec.tile.m, 2)[:, :, : x.shape[2]]
-    factor = torch.tensor(1.0 / math.sqrt(spec.head_dim), dtype=torch.float32, device=x.device)
     return Quantised(coded(values, spread[..., None], spec.codes), scales * factor if spec.hadamard else scales)
 
 
@@ -185,15 +189,17 @@ def run_case(kernel: QuantiseKernel, case: Case, device: torch.device) -> Outcom
 def _arguments(spec: QuantiseSpec, case: Case, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what a call takes beside x."""
     draw = generator(f"{case.name} given", x.device)
+    found: dict[str, torch.Tensor] = {}
     if spec.mean == "product":
-        heads = case.kv_heads
-        return {"mean": torch.randn((case.batch, heads, spec.head_dim), generator=draw, device=x.device)}
+        found["mean"] = torch.randn((case.batch, case.kv_heads, spec.head_dim), generator=draw, device=x.device)
     if case.given and spec.mean == "subtract":
-        return {"mean": torch.randn((case.batch, case.heads, spec.head_dim), generator=draw, device=x.device)}
-    if case.given and spec.scales == "channel":  # which some elements exceed
-        drawn = torch.rand((case.batch, case.heads, spec.head_dim), generator=draw, device=x.device)
-        return {"scales": (0.5 + drawn) * 4 / LARGEST[spec.codes]}
-    return {}
+        found["mean"] = torch.randn((case.batch, case.heads, spec.head_dim), generator=draw, device=x.device)
+    of = {"given": (1, 1, 1) if case.given else (case.batch, case.heads, 1)}
+    of |= {"channel": (case.batch, case.heads, spec.head_dim)} if case.given else {}
+    if spec.scales in of:  # which some elements exceed
+        drawn = torch.rand(of[spec.scales], generator=draw, device=x.device)
+        found["scales"] = (0.5 + drawn) * 4 / LARGEST[spec.codes]
+    return found
 
 
 def _call(
@@ -213,7 +219,7 @@ def _call(
     whole = torch.full(shape, 0x11, dtype=torch.uint8, device=x.device)
     part = whole[..., V_KEYS:-V_KEYS] if by_columns else whole[:, :, 4:-5]
     more: dict[str, Any] = {"out": part.view(TORCH_DTYPES[spec.codes])}
-    if not by_columns:
+    if spec.scales in ("row", "row_block"):
         blocks = case.length if spec.scales == "row" else -(-case.length // spec.tile.m)
         more["out_scales"] = torch.zeros((blocks, case.heads, case.batch), device=x.device).permute(2, 1, 0)
     found = kernel(x, **named, **more)

@@ -40,6 +40,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"mean": "subtract", "hadamard": True},
     {"mean": "product", "hadamard": True, "head_dim": 256},
     {"mean": "product", "dtype": "fp16"},
+    {"scales": "given", "tile": {"m": 64}, "head_dim": 192, "codes": "e5m2"},
+    {"scales": "given", "mean": "product", "dtype": "fp16"},
+    {"scales": "given", "mean": "subtract", "hadamard": True},
     {"scales": "channel", "dtype": "fp16"},
     {"scales": "channel", "head_dim": 192, "codes": "e5m2"},
 ]
@@ -50,6 +53,7 @@ SMALL = (
     verified.Case("zeros", 450, data="zeros"),
     verified.Case("one_row", 1),
     verified.Case("given_into", 300, data="offset", given=True, into=True),
+    verified.Case("of_each_batch", 70, batch=2, heads=3, kv_heads=1),
 )
 
 
@@ -183,6 +187,9 @@ def test_codes_and_scales_are_those_of_torch(changes: dict[str, Any], tmp_path: 
         ({"mean": "product"}, "sum += x[e]", "sum -= x[e]"),
         ({"mean": "subtract"}, "*counter = 0;", ";"),
         ({"mean": "subtract"}, "if (!finite)", "if (false)"),
+        ({"scales": "given"}, "p.scales[batch * p.scales_batch_stride", "p.scales[0 * p.scales_batch_stride"),
+        ({"scales": "given"}, "+ head * p.scales_head_stride] /", "] /"),
+        ({"scales": "given", "hadamard": True}, "p.scales_head_stride] / kScaleFactor", "p.scales_head_stride]"),
     ],
     ids=str,
 )
@@ -225,7 +232,16 @@ MEAN = torch.zeros(2, 4, 128)
             {"scales": "channel"},
             HALF,
             {"out_scales": MEAN},
-            "out_scales: is given, but this kernel",
+            "out_scales: is given, but this kernel has scales of columns",
+        ),
+        ({"scales": "given"}, HALF, {}, r"scales: is missing: float32 \(batch 2 or 1, heads 4 or 1, 1\)"),
+        ({"scales": "given"}, HALF, {"scales": MEAN}, r"scales: has shape \(2, 4, 128\), expected"),
+        ({"scales": "given"}, HALF, {"scales": torch.ones(2, 2, 1)}, r"scales: has shape \(2, 2, 1\), expected"),
+        (
+            {"scales": "given"},
+            HALF,
+            {"scales": torch.ones(1, 1, 1), "out_scales": torch.zeros(2, 4, 3)},
+            "out_scales: is given, but this kernel has scales that are given",
         ),
         ({"scales": "channel"}, HALF, {"out": HALF}, r"out: has shape \(2, 4, 300, 128\), expected"),
         ({}, HALF, {"out": HALF[:, :1].expand(-1, 4, -1, -1)}, "out: is expanded in dimension 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 from dataclasses import replace
 from functools import lru_cache
@@ -27,7 +28,8 @@ from runtime.ops.quantise_attention import (  # noqa: E402
     quantise_attention,
 )
 from runtime.ops.quantised_operands import quantised_operands, transposed_values  # noqa: E402
-from runtime.verify.quantise import in_key_order, rotated  # noqa: E402
+from runtime.ops.static_scales import scales_of  # noqa: E402
+from runtime.verify.quantise import coded, in_key_order, rotated  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
@@ -173,6 +175,112 @@ def test_tensors_from_elsewhere_with_scales_of_any_kind() -> None:
         quantised_operands(q, k.bfloat16(), v, q_scale=1.0, k_scale=1.0, v_scale=1.0)
 
 
+def head_scale(shape: tuple[int, ...]) -> Any:
+    return 0.004 * (1 + torch.arange(float(torch.Size(shape).numel())).view(shape))
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("smooth_k", [False, True])
+@pytest.mark.parametrize(("q_shape", "k_shape"), [((), (2, 2)), ((2, 4), ()), ((4,), (2,))], ids=str)
+def test_scales_that_are_given_make_the_codes_of_torch(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], smooth_k: bool, hadamard: bool
+) -> None:
+    q, k, v = drawn()
+    q[0, 1, 3, 5], q[1, 2, 4, 6], k[0, 1, 7, 9] = float("inf"), float("nan"), -float("inf")
+    q_scale, k_scale = (float(head_scale(())) if not of else head_scale(of) for of in (q_shape, k_shape))
+    given = quantise_attention(
+        q, k, v, q_scale=q_scale, k_scale=k_scale, smooth_k=smooth_k, hadamard=hadamard, q_rows=64, validate=True
+    )
+    found = quantise_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard, q_rows=64)
+    assert (given.static_q_scale, given.static_k_scale) == (True, True)
+    assert (found.static_q_scale, found.static_k_scale) == (False, False)
+    for name in ("k_mean", "mean_logits", "v_t", "v_scale"):
+        one, other = (getattr(x, name) for x in (given, found))
+        assert one is other is None or torch.equal(one.view(torch.uint8), other.view(torch.uint8)), name
+    centred = k.float() - (0 if given.k_mean is None else given.k_mean[:, :, None])
+    factor = torch.tensor(64**-0.5)
+    for codes, x, of, scale in (
+        (given.q, q.float(), given.q_scale, q_scale),
+        (given.k, centred, given.k_scale, k_scale),
+    ):
+        given_one = torch.as_tensor(scale)
+        one = (given_one[..., None] if given_one.dim() else given_one).expand(2, x.shape[1], 1)
+        assert torch.equal(of, one.expand(of.shape)) and of.stride(2) == 0 and of.untyped_storage().nbytes() <= 32
+        values, before = (rotated(x), one / factor) if hadamard else (x, one)
+        assert torch.equal(codes.view(torch.uint8), coded(values, before[..., None], "e4m3").view(torch.uint8))
+        assert (codes.view(torch.uint8) & 0x7F == 0x7E).any()  # some saturate
+    assert found.q_scale.stride(2) == 1
+
+
+def test_a_scale_of_values_is_that_of_a_tensor_a_head_or_a_channel() -> None:
+    q, k, v = drawn()
+    for scale in (0.01, torch.tensor(0.02), torch.rand(2) + 0.01, torch.rand(2, 2) + 0.01, torch.rand(2, 2, 64) + 0.01):
+        given = quantise_attention(q, k, v, v_scale=scale)
+        one = torch.as_tensor(scale)
+        right = (one[..., None] if one.dim() in (1, 2) else one).expand(2, 2, 64)
+        assert torch.equal(given.v_scale, right)
+        assert one.dim() == 3 or given.v_scale.stride(2) == 0
+        codes = in_key_order(coded(v.float(), right[:, :, None], "e4m3"))
+        assert torch.equal(given.v_t.view(torch.uint8), codes.view(torch.uint8))
+
+
+def test_later_queries_and_keys_have_the_scales_that_were_given() -> None:
+    q, k, v = drawn(kv_len=256)
+    more_q, more_k, more_v = drawn(q_len=70, kv_len=100)
+    options: dict[str, Any] = {"q_scale": head_scale((2, 4)), "k_scale": head_scale((2,)), "v_scale": 0.01}
+    first = quantise_attention(q, k, v, k_rows=64, kv_capacity=512, **options)
+    both = first.append(more_k, more_v).with_queries(more_q)
+    assert both.static_q_scale and both.static_k_scale and both.kv_len == 356
+    assert both.k_scale.shape == (2, 2, 6) and both.k_scale.stride() == (0, 1, 0) and both.q_scale.stride(2) == 0
+    assert torch.equal(both.q_scale[..., 0], options["q_scale"]) and torch.equal(
+        both.k_scale[1, :, 5], options["k_scale"]
+    )
+    assert both.k_mean is not None
+    keys = torch.cat((k, more_k), 2).float() - both.k_mean[:, :, None]
+    for codes, values, scale in (
+        (both.q, more_q.float(), options["q_scale"][..., None]),
+        (both.k, keys, options["k_scale"][:, None]),
+    ):
+        assert torch.equal(codes.view(torch.uint8), coded(values, scale[..., None], "e4m3").view(torch.uint8))
+    values = coded(torch.cat((v, more_v), 2).float(), torch.full((2, 2, 1, 64), 0.01), "e4m3")
+    assert torch.equal(both.v_t.view(torch.uint8), in_key_order(values).view(torch.uint8))
+    with pytest.raises(ArgumentError, match=r"^q: has 2 heads, the q_scale that was given is of 4"):
+        first.with_queries(more_q[:, :2])
+    of_all = quantise_attention(q, k, v, q_scale=0.01).with_queries(more_q[:, :2])
+    assert of_all.q_scale.shape == (2, 2, 1) and bool((of_all.q_scale == 0.01).all())
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+def test_the_scale_of_a_tensor_is_that_of_a_kernel(dtype: Any) -> None:
+    q, k, v = drawn(q_len=64, kv_len=64)
+    q[0, 1, 3, 5], q[1, 2, 4, 6], k[:, 1] = float("inf"), float("nan"), 0.0
+    found = quantise_attention(q, k, v, dtype=dtype, smooth_k=False)
+    for x, scale in ((q, found.q_scale), (k, found.k_scale)):
+        kept = scale if x is q else scale[:, :1]
+        whole, heads = scales_of(x, dtype=dtype), scales_of(x, per="head", dtype=dtype)
+        assert torch.equal(whole, kept.amax()) and torch.equal(heads[: kept.shape[1]], kept.amax((0, 2)))
+    assert float(scales_of(k, per="head", dtype=dtype)[1]) == 1.0
+    assert scales_of(q, "head").dtype == torch.float32 and float(scales_of(torch.zeros(3))) == 1.0
+    again = quantise_attention(q, k, v, dtype=dtype, smooth_k=False, q_scale=scales_of(q, dtype=dtype), validate=True)
+    assert not bool((again.q.float()[q.isfinite()].abs() > 448 * (1 if dtype == "e4m3" else 128)).any())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(2), "row"), "per: is 'row', expected tensor or head"),
+        ((torch.ones(2), "head"), r"x: has shape \(2,\), expected \(batch, heads, length, head_dim\)"),
+        ((torch.ones(0),), r"x: has shape \(0,\), expected an element or more"),
+        ((torch.ones(2).double(),), "x: is torch.float64, expected torch.float16, torch.bfloat16, torch.float32"),
+        ((None,), "x: is NoneType, expected"),
+        ((torch.ones(2), "tensor", "fp8"), "dtype: is 'fp8', expected e4m3 or e5m2"),
+    ],
+)
+def test_scales_of_what_has_none_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{message}"):
+        scales_of(*arguments)
+
+
 Q, K, V = drawn()
 
 
@@ -198,6 +306,36 @@ Q, K, V = drawn()
         ((Q, K, None), {}, "v: is NoneType, expected a torch.Tensor"),
         ((Q, K, V), {"kv_capacity": 299}, "kv_capacity: is 299, expected 300 keys or more"),
         ((Q, K, V), {"kv_capacity": 3e2}, "kv_capacity: is 300.0, expected 300 keys or more"),
+        *(
+            (
+                (Q, K, V),
+                {"q_scale": scale},
+                rf"q_scale: is {re.escape(str(scale))}, expected a positive number from 2\^-120 to 2\^120",
+            )
+            for scale in (0.0, -1.0, float("nan"), float("inf"), 1e-40, 1.5e300, 0)
+        ),
+        ((Q, K, V), {"k_scale": True}, "k_scale: is bool, expected a number or torch.float32 on cpu"),
+        ((Q, K, V), {"k_scale": torch.ones(2).half()}, "k_scale: is torch.float16 on cpu, expected a number or"),
+        (
+            (Q, K, V),
+            {"k_scale": torch.ones(2, 2, 3)},
+            r"k_scale: has shape \(2, 2, 3\), expected one of \(\), \(2,\), \(2, 2\)$",
+        ),
+        (
+            (Q, K, V),
+            {"v_scale": torch.ones(64)},
+            r"v_scale: has shape \(64,\), expected one of \(\), \(2,\), \(2, 2\), \(2, 2, 64\)$",
+        ),
+        (
+            (Q, K, V),
+            {"q_scale": torch.ones(4).requires_grad_()},
+            "q_scale: requires a gradient, and FP8 has no backward",
+        ),
+        *(
+            ((Q, K, V), {"v_scale": torch.tensor([1.0, value]), "validate": True}, rf"v_scale: has {value}, expected")
+            for value in (0.0, -2.0, float("nan"), float("inf"))
+        ),
+        ((Q, K, V), {"validate": 1}, "validate: is 1, expected True or False"),
     ],
 )
 def test_what_is_refused(tensors: Any, options: dict[str, Any], message: str) -> None:
@@ -240,16 +378,17 @@ def test_matrices_that_are_refused(x: Any, block: tuple[int, int], message: str)
         {"scales": "row_block", "tile": {"m": 64}, "mean": "subtract"},
         {"scales": "row_block", "tile": {"m": 128}, "mean": "product"},
         {"scales": "channel"},
+        {"scales": "given", "tile": {"m": 64}, "mean": "subtract"},
     ],
     ids=str,
 )
 def test_a_fake_result_is_like_the_real_one(fields: dict[str, Any]) -> None:
     spec = json.dumps({**fields, "codes": "e4m3", "dtype": "bf16", "head_dim": 64}, sort_keys=True)
     mean = torch.randn(2, 4, 64) if fields.get("mean") == "product" else None
-    real = torch.ops.sparse_kernel_codegen.quantise(Q, mean, None, spec=spec)
+    scales = torch.ones(1, 1, 1) if fields["scales"] == "given" else None
+    real = torch.ops.sparse_kernel_codegen.quantise(Q, mean, scales, spec=spec)
     with FakeTensorMode() as mode:
-        fake = torch.ops.sparse_kernel_codegen.quantise(
-            mode.from_tensor(Q), None if mean is None else mode.from_tensor(mean), None, spec=spec
-        )
+        fakes = [None if each is None else mode.from_tensor(each) for each in (Q, mean, scales)]
+        fake = torch.ops.sparse_kernel_codegen.quantise(*fakes, spec=spec)
     for one, other in zip(real, fake, strict=True):
         assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())

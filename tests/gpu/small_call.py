@@ -106,7 +106,9 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, QuantiseSpec):
         mean = draw(2, HEADS, spec.head_dim, dtype=torch.float32)
         x = draw(2, 3 * HEADS, LENGTH - 7, spec.head_dim)
-        return [x], {"mean": mean} if spec.mean == "product" else {}
+        scales = draw(1, 3 * HEADS, 1, dtype=torch.float32).abs() + 0.1
+        named = {"mean": mean} if spec.mean == "product" else {}
+        return [x], {**named, "scales": scales} if spec.scales == "given" else named
     if isinstance(spec, SelectTopkSpec):
         # Rows of fewer chunks than a warp has lanes, and blocks that do not divide the lengths.
         q, k = draw(1, 2 * HEADS, LENGTH - 7, 72), draw(1, HEADS, LENGTH - 3, 72)

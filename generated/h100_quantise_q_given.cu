@@ -1,0 +1,184 @@
+// Generated from specs/h100_quantise_q_given.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/h100_quantise_q_given.yaml
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: 44f9dd92e08d0f8efbfb073bca35f288137416aee637a386730ecc1ad8ec327c
+// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/given_scale.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
+// seal: sha256 b8b46747cef7b82a7393fff95fd77f3aac28eb85c52f98d2d5a17b3feb098199
+
+// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// head, whose elements it reads once and keeps in registers until their scale is known: the given one of their head.
+//
+// Symbols
+//   chunk  8 elements of a row. Of the chunks of a row a thread has every kRowLanes-th
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kHeadDim = 128;  // elements of a row
+constexpr int kRows = 128;  // rows of a thread block
+constexpr int kThreadRows = 2;  // rows of a thread
+constexpr int kThreads = 256;  // threads of a block
+constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kRowLanes = 4;  // threads that share a row
+constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
+
+// Dynamic shared memory: 512 bytes. Byte offsets:
+constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
+
+using Element = unsigned short;  // the bits of one fp16
+using Code = unsigned char;      // those of one e4m3
+constexpr uint32 kAllLanes = 0xFFFFFFFF;
+
+// Launch: 256 threads a block, 512 bytes of dynamic shared memory.
+// Grid: one thread block for 128 rows.
+struct Params {
+  const unsigned short* x;  // x (batch, heads, length, head_dim)
+  int64 x_batch_stride;  // elements from one batch to the next
+  int64 x_head_stride;  // elements from one head to the next
+  int64 x_row_stride;  // elements from one row to the next
+  Code* codes;  // codes, as x
+  int64 codes_batch_stride;  // codes from one batch to the next
+  int64 codes_head_stride;  // codes from one head to the next
+  int64 codes_row_stride;  // codes from one row to the next
+  const float* scales;  // scales (batch, heads)
+  int64 scales_batch_stride;  // scales from one batch to the next
+  int64 scales_head_stride;  // scales from one head to the next
+  const float* mean;  // means of K's columns (batch, kv_heads, head_dim)
+  float* product;  // products of rows and means (batch, heads, length)
+  int kv_heads;  // heads of the means
+  int heads_per_kv_head;  // heads that share one of them
+  int heads;  // heads
+  int length;  // rows of a head
+  int chunks;  // thread blocks of a head
+};
+
+// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+__device__ __forceinline__ float widen(unsigned short bits) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+
+// A chunk of a row, of 16 bytes.
+__device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
+  return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
+}
+
+// The 8 elements of 16 bytes.
+__device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chunk) {
+  const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = widen(words[i] & 0xFFFF);
+    x[2 * i + 1] = widen(words[i] >> 16);
+  }
+}
+
+// cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
+// and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 code_pair(float low, float high) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Four floats to the codes of a word.
+__device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) {
+  return code_pair(a, b) | code_pair(c, d) << 16;
+}
+
+// The elements of a chunk, the i-th of its thread.
+__device__ __forceinline__ void centred_chunk(float (&x)[kChunk], const uint4& chunk, int i, const float* mean) {
+  widen_chunk(x, chunk);
+}
+
+// What a thread keeps of a row while its scale is found: the elements as they are.
+struct KeptRow {
+  uint4 chunks[kThreadChunks];
+};
+
+__device__ __forceinline__ void keep(KeptRow& kept, const uint4 (&chunks)[kThreadChunks], const float*) {
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) kept.chunks[i] = chunks[i];
+}
+
+// A chunk of a row that was kept.
+__device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& kept, int i, const float* mean) {
+  centred_chunk(x, kept.chunks[i], i, mean);
+}
+
+constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
+
+// Writes the codes of what a thread has of a row.
+__device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
+  uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) {
+    float x[kChunk];
+    kept_chunk(x, kept, i, mean);
+#pragma unroll
+    for (int e = 0; e < kChunk; ++e) x[e] *= inverse;
+    to[i * kRowLanes] = make_uint2(code_word(x[0], x[1], x[2], x[3]), code_word(x[4], x[5], x[6], x[7]));
+  }
+}
+
+// The product of what a thread has of a row and the mean of K.
+__device__ __forceinline__ float product_of(const uint4 (&chunks)[kThreadChunks], const float* mean) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) {
+    float x[kChunk];
+    widen_chunk(x, chunks[i]);
+    const float* of_chunk = mean + (i * kRowLanes + threadIdx.x % kRowLanes) * kChunk;
+#pragma unroll
+    for (int e = 0; e < kChunk; ++e) sum += x[e] * of_chunk[e];
+  }
+  return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
+    h100_quantise_q_given(const __grid_constant__ Params p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* mean = reinterpret_cast<float*>(shared + kRowOffset);
+  const int batch_head = blockIdx.x / p.chunks, chunk = blockIdx.x % p.chunks;
+  const int batch = batch_head / p.heads, head = batch_head % p.heads;
+  const Element* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
+  const int lane = threadIdx.x % kRowLanes, first = chunk * kRows + threadIdx.x / kRowLanes;
+  uint4 chunks[kThreadRows][kThreadChunks];
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const int row = first + r * (kThreads / kRowLanes);
+    const Element* of_row = x + row * p.x_row_stride;
+#pragma unroll
+    for (int i = 0; i < kThreadChunks; ++i) {
+      chunks[r][i] = row < p.length ? load_chunk(of_row, i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
+    }
+  }
+  const int kv_head = batch * p.kv_heads + head / p.heads_per_kv_head;
+  if (threadIdx.x < kHeadDim) mean[threadIdx.x] = p.mean[static_cast<int64>(kv_head) * kHeadDim + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const int row = first + r * (kThreads / kRowLanes);
+    float product = row < p.length ? product_of(chunks[r], mean) : 0.0f;
+#pragma unroll
+    for (int lanes = 1; lanes < kRowLanes; lanes *= 2) product += __shfl_xor_sync(kAllLanes, product, lanes);
+    if (lane == 0 && row < p.length) p.product[static_cast<int64>(batch_head) * p.length + row] = product;
+  }
+  // The head's, before the factor.
+  const float given = p.scales[batch * p.scales_batch_stride + head * p.scales_head_stride] / kScaleFactor;
+  KeptRow kept[kThreadRows];
+  float scale[kThreadRows];
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    keep(kept[r], chunks[r], mean);
+    scale[r] = given;
+  }
+  Code* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride;
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const int row = first + r * (kThreads / kRowLanes);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
+  }
+}

@@ -543,7 +543,7 @@ def shape_names(model: Model) -> list[str]:
 
 
 def words_of(shapes_in_words: Sequence[str]) -> list[str]:
-    """Return the cell that has the shapes, if problems have one; those of two fields with equal second ones together."""
+    """Return the cell that has the shapes, if there are any; of two fields, those with equal second ones together."""
     if not any(shapes_in_words):
         return []
     seconds: dict[str, list[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES
+from codegen.dtypes import DTYPES, FP8
 from codegen.flags import SpmmFlags
 from codegen.plan import (
     Constant,
@@ -154,8 +154,12 @@ def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
 
 
 def copies_b(spec: BsrSpmmSpec) -> bool:
-    """Return whether B, stored by columns, is copied by rows before it is multiplied: for the small blocks of wgmma."""
-    return spec.b_layout == "column_major" and spec.mma == "wgmma" and spec.block.rows < WARPGROUP_ROWS
+    """Return whether B, stored by columns, is copied by rows before it is multiplied: for the small blocks of wgmma.
+
+    Operands of 8 bits are multiplied K-major, as columns are.
+    """
+    by_columns = spec.b_layout == "column_major" and spec.dtype not in FP8
+    return by_columns and spec.mma == "wgmma" and spec.block.rows < WARPGROUP_ROWS
 
 
 def reads_columns(spec: BsrSpmmSpec) -> bool:

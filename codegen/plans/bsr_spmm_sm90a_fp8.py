@@ -22,7 +22,6 @@ from codegen.plans.bsr_parts import A_MAP, C_MAP, CONSUMERS, INDEX_PARAMS, THREA
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 
-COLUMNS = (64, 128)  # of a block; with rows of 32 bytes, swizzled so, results were wrong on an H100
 NOT_WRITTEN = ("epilogue", "accumulate", "scheduler", "transpose_a")
 BLOCK_SCALES = (
     pointer("a_scale", "float", "scale of each stored block of A: a number is its code times that"),
@@ -109,8 +108,6 @@ def _check(spec: BsrSpmmSpec) -> None:
     require_left_out(spec, NOT_WRITTEN, f"dtype {spec.dtype}")
     check_blocks(spec)
     cols = spec.block.cols
-    sizes = ", ".join(map(str, COLUMNS))
-    require(cols in COLUMNS, "block.cols", f"is {cols}; allowed where dtype is {spec.dtype}: {sizes}")
     require(spec.tile.k == cols, "tile.k", f"is {spec.tile.k}; a step is one block of A: block.cols is {cols}")
     if spec.scales == "block":
         require(cols == SCALE_COLUMNS, "scales", f"is block; each is of {SCALE_COLUMNS} of K, and block.cols is {cols}")

@@ -7,6 +7,7 @@ import torch
 from codegen.dtypes import FP8
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.kernels.bsr_scales import SCALE_DEPTH, STEP, by_block, by_row
+from runtime.verify import tensor_core_fp8
 from runtime.verify.common import RELATIVE_TO_TORCH, ROUNDOFF, generator
 
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
@@ -41,17 +42,16 @@ def draw_scales(spec: Fp8Spec, name: str, lines: int, b: torch.Tensor, unit: flo
         }
     *batch, depth, columns = b.shape
 
-    def of_depths(lines: int, *batch: int) -> torch.Tensor:
+    def of_depths(lines: int, unit: float, *batch: int) -> torch.Tensor:
         padded = -(-lines // STEP) * STEP + STEP
         drawn = torch.rand((*batch, -(-depth // SCALE_DEPTH), padded), generator=random, device=device)
-        return (drawn + 0.5).mT[..., :lines, :]
+        # Of rows, up to 1: no element of C has a larger variance. Of blocks, a mean square of 13/12.
+        return ((drawn + 0.5) * (unit / 1.5 if by_row(spec) else unit)).mT[..., :lines, :]
 
-    # Between 1/2 and 3/2: a mean square of 13/12.
-    of_a = of_depths(lines) if by_row(spec) else torch.rand(lines, generator=random, device=device) + 0.5
-    return {
-        "scale_a": (of_a.mT * unit).mT if by_row(spec) else of_a * unit,
-        "scale_b": (of_depths(columns, *batch).mT / CODES).mT,
-    }
+    if by_row(spec):
+        return {"scale_a": of_depths(lines, unit), "scale_b": of_depths(columns, 1 / CODES)}
+    of_blocks = (torch.rand(lines, generator=random, device=device) + 0.5) * unit
+    return {"scale_a": of_blocks, "scale_b": of_depths(columns, 1 / CODES, *batch)}
 
 
 def scaled_values(spec: Fp8Spec, values: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -113,3 +113,22 @@ def tolerance(output: str, torch_error: float | None, largest: float) -> float:
     if torch_error is None:
         return ABSOLUTE[output]
     return min(ABSOLUTE[output], max(RELATIVE_TO_TORCH * torch_error, ROUNDOFF_OF_OUTPUT[output] * largest))
+
+
+def model_product(
+    spec: Fp8Spec, codes: torch.Tensor, b: torch.Tensor, scales: dict[str, torch.Tensor]
+) -> torch.Tensor | None:
+    """Return the product as a model of the tensor core adds it up, from a dense A (M, K) and B (..., K, N).
+
+    An error beyond ``tolerance`` is held to twice that of the model. Torch's kernel divides K between thread blocks, or
+    promotes more often than a spec says, so what the tensor core drops can be more than there. None where the kernel's
+    steps are not those of a dense A: where sums of stored blocks are promoted, and with scales of their own.
+    """
+    is_dense = isinstance(spec, BsrSddmmSpec) or spec.accumulate_every == 0
+    if by_block(spec) or by_row(spec) or not is_dense:
+        return None
+    every = spec.accumulate_every * spec.tile.k or None
+    of_columns = b.mT.float()
+    left = codes.float() if b.dim() == 2 else codes.float().expand(b.shape[0], *codes.shape)
+    product = tensor_core_fp8.products(left, of_columns, flush_every=every).double()
+    return product * float(scales["scale_a"]) * float(scales["scale_b"])

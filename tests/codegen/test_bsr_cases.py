@@ -17,7 +17,7 @@ from codegen.spec import BlockShape, BsrSpgemmSpec
 torch = pytest.importorskip("torch")
 
 from runtime.kernels.bsr_spmm import ACTIVATIONS  # noqa: E402
-from runtime.verify import bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.verify import bsr_fp8, bsr_sddmm, bsr_spgemm, bsr_spmm  # noqa: E402
 from runtime.verify.common import Outcome  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -122,7 +122,11 @@ class Sddmm(Patterned):
 class Fp8Sddmm(Patterned):
     def __call__(self, a: Any, b: Any, pattern: Any, *, scale_a: Any, scale_b: Any, out: Any = None) -> Any:
         self.calls.append({"a": a, "b": b, "pattern": pattern, "out": out})
-        return self.patterned(a.double() @ b.double().T * float(scale_a * scale_b), pattern, out, torch.bfloat16)
+        numbers = [
+            x.double() * (s.double().repeat_interleave(128, 1)[:, : x.shape[1]] if self.spec.scales == "row" else s)
+            for x, s in ((a, scale_a), (b, scale_b))
+        ]
+        return self.patterned(numbers[0] @ numbers[1].T, pattern, out, torch.bfloat16)
 
 
 class Spgemm(Patterned):
@@ -180,6 +184,7 @@ def test_a_right_product_passes_every_case(make: type[Product], name: str) -> No
     [
         *((Fp8Spmm, f"h100_e4m3_bsr_spmm_b{end}") for end in ("64", "128", "128_block_scales")),
         (Fp8Sddmm, "h100_e4m3_bsr_sddmm_b128"),
+        (Fp8Sddmm, "h100_e4m3_bsr_sddmm_b128_row_scales"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -201,6 +206,31 @@ def test_a_right_product_in_fp8_passes_every_case_and_a_wrong_one_fails(make: ty
         out = torch.full_like(exact["out"], torch.nan)
         found = make(name)(exact["a"], exact["b"], **scales, out=out)
         assert 0.2 < float(found.double().square().mean()) < 1.6
+
+
+class NeverPromoted(Fp8Spmm):
+    """What the tensor core makes of it by itself, with errors that are so many times larger."""
+
+    def __init__(self, times: float) -> None:
+        fields = {"op": "bsr_spmm", "arch": "sm_90a", "dtype": "e4m3", "b_layout": "column_major"}
+        block = {"rows": 128, "cols": 128}
+        super().__init__({**fields, "block": block, "output": "fp32", "accumulate_every": 0})  # type: ignore[arg-type]
+        self.times = times
+
+    def __call__(self, a: Any, b: Any, **given: Any) -> Any:
+        exact = super().__call__(a, b, **given)
+        scales = {name: given[name] for name in ("scale_a", "scale_b")}
+        model = bsr_fp8.model_product(self.spec, dense(a), b, scales)
+        assert model is not None
+        return exact.copy_(exact.double() + self.times * (model - exact.double()))
+
+
+def test_what_is_never_promoted_is_held_to_a_model() -> None:
+    case = bsr_spmm.Case("long", block_rows=1, block_columns=300, n=16, row_counts="even")
+    found = bsr_spmm.run_case(NeverPromoted(1.0), case, CPU)  # type: ignore[arg-type]
+    assert found.passed and found.max_error > bsr_fp8.ABSOLUTE["fp32"], found
+    assert found.tolerance == pytest.approx(2 * found.max_error, rel=0.05)
+    assert not bsr_spmm.run_case(NeverPromoted(3.0), case, CPU).passed  # type: ignore[arg-type]
 
 
 def off_by(amount: float) -> Callable[[Any, int], None]:

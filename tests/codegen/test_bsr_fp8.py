@@ -11,7 +11,7 @@ from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.plans.bsr_fp8 import SIZES
-from codegen.plans.bsr_spmm_sm90a_fp8 import COLUMNS
+from codegen.plans.bsr_parts import copies_b
 from codegen.problem import SddmmShape, SpmmShape
 from codegen.render import generate
 from codegen.select import choose
@@ -42,7 +42,6 @@ def plan_of(rows: int = 128, cols: int = 128, **changes: Any) -> Plan:
         ("accumulate_every", {"accumulate_every": 4}),  # no more than are in the ring
         ("accumulate_every", {"accumulate_every": 1, "scales": "block"}),  # their steps are promoted by themselves
         ("accumulate_every", {"accumulate_every": 0, "scales": "block"}),
-        ("block.cols", {"rows": 32, "cols": 32}),
         ("block.rows", {"op": "bsr_sddmm", "rows": 16, "cols": 16}),
         ("scales", {"rows": 128, "cols": 64, "scales": "block"}),
         ("epilogue", {"epilogue": {"bias": True}}),
@@ -55,6 +54,8 @@ def plan_of(rows: int = 128, cols: int = 128, **changes: Any) -> Plan:
         ("block.rows", {"arch": "sm_89", "rows": 16, "cols": 32}),
         ("block.cols", {"arch": "sm_89", "rows": 32, "cols": 16}),
         ("scales", {"arch": "sm_89", "scales": "block"}),
+        ("scales", {"arch": "sm_89", "op": "bsr_sddmm", "scales": "row"}),
+        ("accumulate_every", {"accumulate_every": 2, "op": "bsr_sddmm", "scales": "row"}),
         ("tile.k", {"arch": "sm_89", "tile": {"k": 16}}),
         ("tile.k", {"arch": "sm_89", "op": "bsr_sddmm", "tile": {"k": 32}}),
         ("tile", {"arch": "sm_89", "tile": {"n": 256}}),  # registers
@@ -86,8 +87,6 @@ def test_options_of_fp8_are_refused_for_other_types(field: str, value: Any) -> N
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("cols", SIZES)
 def test_defaults_fit(op: str, rows: int, cols: int) -> None:
-    if op == "bsr_spmm" and cols not in COLUMNS:
-        return
     for output in ("fp16", "bf16", "fp32"):
         for every in (0, 1, 2):
             plan = plan_of(rows, cols, op=op, output=output, accumulate_every=every)
@@ -121,6 +120,14 @@ def test_scales_of_rows_come_with_their_stage(size: int) -> None:
     assert constants["kBlockBytes"] == size * 128 + 4 * maps["b_scale_map"].box[0]
     assert all(region.offset % 128 == 0 for region in plan.shared if region.name.endswith("Scales"))
     assert plan.registers.needed <= plan.registers.limit
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_b_is_read_as_it_is(rows: int) -> None:
+    plan = plan_of(rows, 64)
+    args = plan.problem(SpmmShape(rows=640, depth=512, columns=1000, blocks=17, b_row_stride=1))
+    assert args.copy_stride is None and args.prologue_grid == 0  # kernels of 16 bits have B copied by rows
+    assert not copies_b(plan.spec)  # type: ignore[arg-type]
 
 
 def test_a_launch_covers_the_product() -> None:

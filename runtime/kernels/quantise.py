@@ -91,8 +91,7 @@ class QuantiseKernel:
                 head_dim); with ``mean: subtract`` what to subtract in place of the mean of x's rows.
             scales: float32 (batch, heads, head_dim), contiguous: scales of columns to use, in place of those of x. With
                 ``scales: given`` float32 (batch or 1, heads or 1, 1), with any strides: what codes are multiplied by to
-                give the values, which are rows of length-preserving rotations where they are rotated. Their values are
-                not looked at: positive and finite.
+                give the values, of rotated rows those of a rotation that keeps lengths. Values are not looked at.
             out: FP8 (batch, heads, length, head_dim), or (batch, heads, head_dim, keys) where scales are of columns, to
                 write the codes into: the last dimension contiguous, other strides any multiple of 16 bytes.
             out_scales: float32 (batch, heads, rows or blocks of them), to write scales into, with any strides.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from codegen.dtypes import FP8
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_scales import SCALE_DEPTH, STEP, by_block, by_row
 from runtime.verify import tensor_core_fp8
-from runtime.verify.common import RELATIVE_TO_TORCH, ROUNDOFF, generator
+from runtime.verify.common import RELATIVE_TO_TORCH, ROUNDOFF, generator, max_error
 
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
 CODES = 16.0  # standard deviation of codes: in e4m3 then 1 in 20 is below 1, none is 448
@@ -132,3 +135,31 @@ def model_product(
     left = codes.float() if b.dim() == 2 else codes.float().expand(b.shape[0], *codes.shape)
     product = tensor_core_fp8.products(left, of_columns, flush_every=every).double()
     return product * float(scales["scale_a"]) * float(scales["scale_b"])
+
+
+def limits(
+    spec: Fp8Spec,
+    operands: tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]] | None,
+    error: float,
+    reference: torch.Tensor,
+    part: Callable[[torch.Tensor], torch.Tensor] = lambda product: product,
+) -> tuple[float | None, float]:
+    """Return the error of torch's kernel, if it has one, and what an error is held to.
+
+    Args:
+        spec: of the kernel.
+        operands: codes of a dense A, (M, K), float64, those of B, (..., K, N), and scales; None where A is not a matrix
+            of codes, as with repeated blocks.
+        error: of the kernel.
+        reference: what it should compute.
+        part: takes that of a dense C.
+    """
+    largest = float(reference.abs().max())
+    if operands is None:
+        return None, tolerance(spec.output, None, largest)
+    theirs = torch_product(spec, *operands, TORCH_DTYPES[spec.output])
+    torch_error = None if theirs is None else max_error(part(theirs), reference)
+    allowed = tolerance(spec.output, torch_error, largest)
+    if error > allowed and (model := model_product(spec, *operands)) is not None:
+        allowed = max(allowed, RELATIVE_TO_TORCH * max_error(part(model), reference))
+    return torch_error, allowed

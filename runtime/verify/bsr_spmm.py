@@ -14,7 +14,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.prepare.prepared import PreparedBsr
 from runtime.verify import bsr_fp8
-from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
 
 MANY_COLUMNS = 1 << 24  # of B: more than any kernel has at once
 
@@ -304,17 +304,14 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     if not torch.equal(*results):
         problem = "two runs differ"
     # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
-    torch_error = None
+    torch_error, error = None, max_error(results[0], reference)
     if bsr_fp8.is_fp8(spec):
-        found = None if case.repeated else bsr_fp8.torch_product(spec, inputs.codes, b, inputs.scales, output)
-        torch_error = None if found is None else max_error(found, reference)
-    elif not case.repeated:
-        torch_error = max_error(finish(spec, dense.to(b.dtype) @ b, bias, added), reference)
-    error, largest = max_error(results[0], reference), float(reference.abs().max())
-    allowed = (bsr_fp8.tolerance if bsr_fp8.is_fp8(spec) else tolerance)(plan.output, torch_error, largest)
-    if bsr_fp8.is_fp8(spec) and error > allowed and not case.repeated:
-        model = bsr_fp8.model_product(spec, inputs.codes, b, inputs.scales)
-        allowed = allowed if model is None else max(allowed, RELATIVE_TO_TORCH * max_error(model, reference))
+        operands = None if case.repeated else (inputs.codes, b, inputs.scales)
+        torch_error, allowed = bsr_fp8.limits(spec, operands, error, reference)
+    else:
+        if not case.repeated:
+            torch_error = max_error(finish(spec, dense.to(b.dtype) @ b, bias, added), reference)
+        allowed = tolerance(plan.output, torch_error, float(reference.abs().max()))
     return Outcome(
         name=case.name,
         description=case.describe() + ("" if c is None else f", beta {case.beta}" + ", in place" * case.in_place),

@@ -173,7 +173,10 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
         a, b = torch.zeros((3 * size, 80), dtype=dtype), torch.zeros((4 * size, 96), dtype=dtype)
         kernel: Any = bsr_sddmm.BsrSddmmKernel(compiled, loaded)  # type: ignore[arg-type]
         one = torch.ones(()) if dtype.itemsize == 1 else None
-        kernel._check(a[:, :77], b[:, :77], pattern, None, bsr_scales.Scales(one, one))
+        scales = bsr_scales.Scales(one, one)
+        if bsr_scales.by_row(spec):
+            scales = bsr_scales.Scales(*(torch.ones((matrix.shape[0], 1)) for matrix in (a, b)))
+        kernel._check(a[:, :77], b[:, :77], pattern, None, scales)
         assert seen["grid"] == -(-5 // (tile.n // size)) and seen["steps"] == -(-77 // tile.k)
         assert (seen["block_rows"], seen["blocks"]) == (3, 5)
         if spec.mma != "wgmma":

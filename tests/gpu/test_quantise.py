@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from codegen.combinations import FP8_OPS
-from runtime import block_sparse_attention, load_kernel, quantise_attention, quantise_matrix
+from runtime import block_sparse_attention, load_kernel, quantise_attention, quantise_matrix, scales_of
 from runtime.driver import workspace
 from runtime.kernels.quantise import Quantised, QuantiseKernel
 from runtime.ops.attention_choice import arch_of
@@ -28,9 +28,12 @@ VARIANTS: list[dict[str, Any]] = [
         ("row_block", {"mean": "subtract", "tile": {"m": 64}}),
         ("row_block", {"mean": "product"}),
         ("channel", {}),
+        ("given", {"mean": "subtract", "tile": {"m": 64}}),
+        ("given", {"mean": "product", "codes": "e5m2"}),
     )
 ] + [
-    {"scales": "row_block", "head_dim": head_dim, "hadamard": True, "mean": mean}
+    {"scales": scales, "head_dim": head_dim, "hadamard": True, "mean": mean}
+    for scales in ("row_block", "given")
     for head_dim in (64, 128, 256)
     for mean in ("none", "subtract", "product")
 ]
@@ -108,6 +111,50 @@ def test_attention_of_what_was_quantised(pattern: Any, smooth_k: bool, hadamard:
     error = (found.out.float() - right.out.float()).square().mean().sqrt() / right.out.float().square().mean().sqrt()
     assert float(error) < 0.1
     assert float((found.lse - right.lse).abs().max()) < 0.1 * float(right.lse.abs().max())
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("per", ["tensor", "head"])
+def test_scales_that_are_given_make_the_codes_of_torch(per: Any, hadamard: bool) -> None:
+    source = torch.Generator("cuda").manual_seed(2)
+    q, k, v = (torch.randn(2, heads, 700, 128, generator=source, device="cuda").bfloat16() for heads in (8, 2, 2))
+    options: dict[str, Any] = {"smooth_k": False, "hadamard": hadamard}
+    scales = {name: scales_of(x, per=per) / 2 for name, x in (("q_scale", q), ("k_scale", k), ("v_scale", v))}
+    given = quantise_attention(q, k, v, validate=True, **scales, **options)
+    factor = torch.tensor(128**-0.5, device="cuda")
+    for codes, x, scale in ((given.q, q, given.q_scale), (given.k, k, given.k_scale)):
+        assert scale.stride(2) == 0
+        values, before = (verified.rotated(x.float()), scale / factor) if hadamard else (x.float(), scale)
+        right = verified.coded(values, before[:, :, :1, None], "e4m3")
+        assert torch.equal(codes.view(torch.uint8), right.view(torch.uint8))
+    right = verified.in_key_order(verified.coded(v.float(), given.v_scale[:, :, None], "e4m3"))
+    assert torch.equal(given.v_t.view(torch.uint8), right.view(torch.uint8))
+
+
+def test_given_scales_are_captured_in_a_graph_and_read_at_each_replay() -> None:
+    q, k, v = (torch.randn(1, 4, 512, 128, device="cuda", dtype=torch.float16) for _ in range(3))
+    scale = torch.full((4,), 0.01, device="cuda")
+    quantise_attention(q, k, v, q_scale=scale)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = quantise_attention(q, k, v, q_scale=scale)
+    for value in (0.01, 0.02):
+        scale.fill_(value)
+        graph.replay()
+        right = verified.coded(q.float(), scale[None, :, None, None], "e4m3")
+        assert torch.equal(captured.q.view(torch.uint8), right.view(torch.uint8))
+
+
+@attends
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_attention_with_given_scales_that_hold_everything(hadamard: bool) -> None:
+    q, k, v = (torch.randn(1, heads, 1024, 128, device="cuda").bfloat16() for heads in (8, 2, 2))
+    found = quantise_attention(q, k, v, hadamard=hadamard)
+    scales = {name: getattr(found, name).amax() for name in ("q_scale", "k_scale", "v_scale")}
+    given = quantise_attention(q, k, v, hadamard=hadamard, **scales, validate=True)
+    out, right = (block_sparse_attention(*operands, Dense()) for operands in ((given,), (q, k, v)))
+    error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
+    assert float(error) < 0.1
 
 
 @attends

@@ -425,8 +425,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
         return
     from matplotlib import pyplot
 
-    labels = ("ours", "ours, symmetric", "ours, shared keys", "all-gather", "FA4 all-gather", "torch CP")
     rows = report["rows"][::-1]
+    labels = [label for label in CALLS if label != "alone" and any(label in row["results"] for row in rows)]
     figure, axes = pyplot.subplots(1, 2, figsize=(12, 2 + 0.7 * len(rows)), layout="constrained", sharey=True)
     for axis, key, title in zip(axes, ("share", "back_to_back_share"), ("single calls", "back to back"), strict=True):
         for number, label in enumerate(labels):

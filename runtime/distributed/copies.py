@@ -52,7 +52,8 @@ def _is_wide(tensor: torch.Tensor) -> bool:
     *strides, last = tensor.stride()
     elements = _WIDE.itemsize // tensor.element_size()
     starts = tensor.storage_offset(), tensor.shape[-1], *strides
-    return last == 1 and math.gcd(elements, *starts) == elements and tensor.data_ptr() % _WIDE.itemsize == 0
+    found: bool = last == 1 and math.gcd(elements, *starts) == elements and tensor.data_ptr() % _WIDE.itemsize == 0
+    return found
 
 
 def taken_blocks(tensor: torch.Tensor, blocks: torch.Tensor, block: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ import fnmatch
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,15 +41,21 @@ def row(kernel: QuantiseKernel, batch: int, heads: int, length: int) -> dict[str
     spec = kernel.spec
     x = torch.randn((batch, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
     mean = torch.randn((batch, heads, spec.head_dim), device="cuda") if spec.mean == "product" else None
-    found = kernel(x, mean=mean)
-    moved = x.nbytes + sum(tensor.nbytes for tensor in tensors(found))
+    named: dict[str, Any] = {"mean": mean}
+    if spec.scales == "given":
+        named["scales"] = torch.full((1, heads, 1), 0.01, device="cuda")
+    if spec.rotary != "none":
+        angles = torch.rand((length, spec.head_dim // 2), device="cuda")
+        named["rotary"] = angles.cos(), angles.sin()
+    found = kernel(x, **named)
+    moved = x.nbytes + sum(tensor.nbytes for tensor in (*tensors(found), *named.get("rotary", ())))
     source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     of_torch = found.mean if spec.mean == "subtract" else None
     calls = {
-        "ours": lambda: kernel(x, mean=mean),
+        "ours": lambda: kernel(x, **named),
         "copy": lambda: target.copy_(source),
-        "torch": lambda: expected(x, spec, of_torch, None),
+        "torch": lambda: expected(x, spec, of_torch, named.get("scales"), named.get("rotary")),
     }
     if length > SHAPES[0][2]:
         del calls["torch"]  # its temporaries in fp32 say nothing more

@@ -1138,6 +1138,9 @@ class QuantiseFlags(Flags):
     Attributes:
         codes_name: type of the codes.
         kept_piece: the template of what a thread keeps of a row.
+        chunk_type: type of a chunk of a loaded row, in C++.
+        rows_type: type of a head's rows, in C++.
+        rotary_pairs: the template that rotates the pairs of a row; empty without the rotary embedding.
         column_statistic: the template of what is found of each column first; empty without.
         product: whether rows are multiplied by the mean.
         given_scale: the template of a row's scale where that is given; empty if it is found.
@@ -1148,6 +1151,9 @@ class QuantiseFlags(Flags):
 
     codes_name: str
     kept_piece: str
+    chunk_type: str
+    rows_type: str
+    rotary_pairs: str
     column_statistic: str
     product: bool
     given_scale: str

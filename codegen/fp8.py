@@ -25,6 +25,8 @@ LEAST_SCALE, LARGEST_SCALE = 2.0**-120, 2.0**120
 """Scales that can be given: their inverses, and those of scales before a rotation's factor, are normal numbers too."""
 ROTATED_HEADS = (64, 128, 256)
 """Head sizes with a Hadamard rotation."""
+ROTARY_HEADS = (64, 128, 256)
+"""Head sizes with a rotary embedding: a thread has the pairs of a row, as its chunks are an even number."""
 SIGN_BITS = 32
 _SEED = b"signs of the columns of Q and K before their Hadamard rotation"
 

@@ -476,8 +476,13 @@ class QuantiseSpec(SpecBase):
     hadamard: bool = Field(
         default=False, description="Hadamard rotation of Q and K: outliers of one column are spread over all"
     )
+    rotary: Literal["none", "half", "interleaved"] = Field(
+        default="none",
+        description="rotary embedding of Q and K, before all else: of elements i and i + head_dim / 2 (Llama), or "
+        "2 i and 2 i + 1 (GPT-J)",
+    )
     tile: QuantiseTile = Field(description="rows that a thread block works on at a time")
-    options: ClassVar[tuple[str, ...]] = ("mean", "hadamard")
+    options: ClassVar[tuple[str, ...]] = ("mean", "hadamard", "rotary")
 
 
 MODELS = (

@@ -219,6 +219,9 @@ def _quantise(choose: Choose) -> dict[str, Any]:
     if scales != "channel":
         fields |= {"mean": choose(("none", "subtract", "product")), "hadamard": choose(OFTEN)}
         fields |= {"tile": {"m": choose((64, 128))}} if choose(OFTEN) else {}
+        # Both rotations at once and products: sm_89 spills 40 bytes.
+        both = fields["hadamard"] and fields["mean"] == "product"
+        fields |= {"rotary": choose(("half", "interleaved"))} if choose(RARELY) and not both else {}
     return fields
 
 

@@ -7,7 +7,7 @@ import math
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES, LARGEST
 from codegen.flags import QuantiseFlags
-from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, LEAST_AMAX, ROTATED_HEADS, V_KEYS, sign_words
+from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, LEAST_AMAX, ROTARY_HEADS, ROTATED_HEADS, V_KEYS, sign_words
 from codegen.plan import (
     Constant,
     Param,
@@ -27,7 +27,7 @@ CHUNK = 8  # elements of 16 bytes
 WARP = 32  # threads
 ROW_LANES = {64: 4, 96: 4, 128: 4, 192: 8, 256: 8}  # threads of a row: so that each has 2 to 4 chunks of it
 ROW_THREADS = 256
-ROTATED_ROWS_AT_ONCE = 64  # rotated rows are floats, and want threads with as many registers
+FLOAT_ROWS_AT_ONCE = 64  # rows that are kept as floats want threads with as many registers
 BLOCK_ROWS = (64, 128)  # that attention has one scale for
 CHANNEL_THREADS = 256  # a thread at least for each column
 CHANNEL_LANES = 8  # threads of a row: they load 128 bytes together
@@ -36,6 +36,7 @@ COLUMN_UNROLL = 1  # rows of a thread that are loaded at a time: with two the su
 AHEAD = 96  # chunks of columns that lie between the last one of a head and its rows, so that nobody waits
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
 COLUMN_REGISTERS = 16  # sums of columns, or what is subtracted from them: likewise
+ROTARY_REGISTERS = 16  # cosines and sines: likewise
 FLOAT = 4  # bytes
 
 
@@ -56,8 +57,20 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         "hadamard",
         f"is true; heads of {head_dim} have no rotation, those of {', '.join(map(str, ROTATED_HEADS))} have one",
     )
+    require(
+        spec.rotary == "none" or head_dim in ROTARY_HEADS,
+        "rotary",
+        f"is {spec.rotary}; a row's chunks of heads of {head_dim} are 3 a thread, and pairs want an even number: heads "
+        f"of {', '.join(map(str, ROTARY_HEADS))}",
+    )
+    require(
+        spec.rotary == "none" or spec.scales != "given" or rows == FLOAT_ROWS_AT_ONCE,
+        "tile.m",
+        f"is {rows}; with a given scale and rotary more rows would not fit into registers: {FLOAT_ROWS_AT_ONCE}",
+    )
+    in_floats = spec.hadamard or spec.rotary != "none"
     smooth, is_given = spec.mean == "subtract", spec.scales == "given"
-    threads = ROTATED_ROWS_AT_ONCE * lanes if spec.hadamard else ROW_THREADS
+    threads = FLOAT_ROWS_AT_ONCE * lanes if in_floats else ROW_THREADS
     elements = rows * head_dim // threads  # of a thread
     return _plan(
         spec,
@@ -65,7 +78,7 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         template="quantise/rows.cu.j2",
         threads=threads,
         lanes=lanes,
-        kept=elements if spec.hadamard else elements // 2,
+        kept=elements if in_floats else elements // 2,
         statistic="mean" if smooth else "",
         params=(
             pointer("codes", "Code", "codes, as x", writes=True),
@@ -90,6 +103,7 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
                 if spec.mean == "product"
                 else ()
             ),
+            *(_rotary_params() if spec.rotary != "none" else ()),
         ),
         constants=(
             Constant("kRows", rows, "rows of a thread block"),
@@ -104,6 +118,7 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         flags=QuantiseFlags(
             codes_name=spec.codes,
             kept_piece=f"quantise/kept/{'rotated' if spec.hadamard else 'words'}.cuh.j2",
+            **_rotary_flags(spec),
             column_statistic="quantise/statistic/mean.cuh.j2" if smooth else "",
             product=spec.mean == "product",
             given_scale="quantise/given_scale.cuh.j2" if is_given else "",
@@ -122,6 +137,11 @@ def _channels(spec: QuantiseSpec, stem: str) -> Plan:
     )
     require(
         not spec.hadamard, "hadamard", "is true; columns with scales of their own (V) are not rotated: leave it out"
+    )
+    require(
+        spec.rotary == "none",
+        "rotary",
+        f"is {spec.rotary}; columns with scales of their own (V) are not rotated: leave it out",
     )
     assert tuple(KEY_ORDER[:4]) == (0, 1, 8, 9)  # what the template takes together
     return _plan(
@@ -148,6 +168,9 @@ def _channels(spec: QuantiseSpec, stem: str) -> Plan:
         flags=QuantiseFlags(
             codes_name=spec.codes,
             kept_piece="",
+            chunk_type="",
+            rows_type="const Element*",
+            rotary_pairs="",
             column_statistic="quantise/statistic/channel_scale.cuh.j2",
             product=False,
             given_scale="",
@@ -184,6 +207,7 @@ def _plan(
         shared.add("Warps", FLOAT * WARP, "largest magnitude of each warp", align=16)
     asks_columns = statistic or flags.product or flags.signs
     overhead = OVERHEAD_REGISTERS + (COLUMN_REGISTERS if statistic or flags.product else 0)
+    overhead += ROTARY_REGISTERS if flags.rotary_pairs else 0
     joined = min(4 * threads // head_dim, threads // WARP)  # a thread has four columns
     registers = Registers(kept, overhead, arch.registers_for(threads, 1))
     ctas_per_sm = max(
@@ -252,6 +276,32 @@ def _plan(
         flops=0,
         bytes=spec.tile.m * head_dim * dtype.bytes,
         arguments=_arguments,
+    )
+
+
+def _rotary_flags(spec: QuantiseSpec) -> dict[str, str]:
+    """Return what the templates ask about the rotary embedding."""
+    if spec.rotary == "none":
+        return {
+            "chunk_type": "uint4",
+            "rows_type": "const Element*",
+            "rotary_pairs": "",
+        }
+    return {
+        "chunk_type": "Chunk",
+        "rows_type": "const Rows&",
+        "rotary_pairs": f"quantise/rotary/{spec.rotary}.cuh.j2",
+    }
+
+
+def _rotary_params() -> tuple[Param, ...]:
+    """Return the parameters of the rotary embedding."""
+    axes = ("batch", "row")
+    return (
+        pointer("cosines", "float", "cosines (batch or none, length, head_dim / 2)"),
+        *(i64(f"cosines_{axis}_stride", f"cosines from one {axis} to the next, 0 for one of all") for axis in axes),
+        pointer("sines", "float", "sines, as cosines"),
+        *(i64(f"sines_{axis}_stride", f"sines from one {axis} to the next") for axis in axes),
     )
 
 

@@ -149,7 +149,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row({}, ("rows", "rows", 32), (2,)),
     ),
     "block_mask": (Row({}, (256,), (1,)),),
-    "quantise": (Row({"scales": "row"}, (64,), (1,)), Row({}, (128,), (1,))),
+    "quantise": (
+        Row({"scales": "row"}, (64,), (1,)),
+        Row({"scales": "given", "rotary": ("half", "interleaved")}, (64,), (1,)),
+        Row({}, (128,), (1,)),
+    ),
     "select_topk": (Row({}, (32, 64), (1,)),),
     "tile_copy": (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,))),
 }

@@ -421,13 +421,18 @@ def quantise_workload(kernel: QuantiseKernel, length: int = 16384, heads: int = 
     x = torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
     mean = torch.randn((1, heads, spec.head_dim), device="cuda") if spec.mean == "product" else None
     scales = torch.full((1, heads, 1), 0.01, device="cuda") if spec.scales == "given" else None
-    moved = x.nbytes + sum(tensor.nbytes for tensor in kernel(x, mean=mean, scales=scales) if tensor is not None)
+    named: dict[str, Any] = {"mean": mean, "scales": scales}
+    if spec.rotary != "none":
+        angles = torch.rand((length, spec.head_dim // 2), device="cuda")
+        named["rotary"] = angles.cos(), angles.sin()
+    moved = x.nbytes + sum(tensor.nbytes for tensor in kernel(x, **named) if tensor is not None)
+    moved += sum(tensor.nbytes for tensor in named.get("rotary", ()))
     source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return Workload(
         shape=f"H{heads} S{length} d{spec.head_dim}, {moved / 1e6:.0f} MB read and written",
         flops=0.0,
-        call=lambda: kernel(x, mean=mean, scales=scales),
+        call=lambda: kernel(x, **named),
         peers={"torch: a copy of as many bytes": lambda: target.copy_(source)},
         peer_flops={},
     )

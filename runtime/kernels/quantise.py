@@ -29,6 +29,10 @@ from runtime.kernels.arguments import (
 )
 
 MOST_THREAD_BLOCKS = 2**31 - 1
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of the rotary embedding."""
+ROTARY_NAMES = ("rotary[0]", "rotary[1]")
+_ROTARY_RANK = 3  # with batches
 
 
 class Quantised(NamedTuple):
@@ -75,6 +79,7 @@ class QuantiseKernel:
         *,
         mean: torch.Tensor | None = None,
         scales: torch.Tensor | None = None,
+        rotary: Rotary | None = None,
         out: torch.Tensor | None = None,
         out_scales: torch.Tensor | None = None,
     ) -> Quantised:
@@ -92,6 +97,9 @@ class QuantiseKernel:
             scales: float32 (batch, heads, head_dim), contiguous: scales of columns to use, in place of those of x. With
                 ``scales: given`` float32 (batch or 1, heads or 1, 1), with any strides: what codes are multiplied by to
                 give the values, of rotated rows those of a rotation that keeps lengths. Values are not looked at.
+            rotary: cosines and sines of the rotary embedding, which is applied before all else: float32 (length,
+                head_dim / 2) or (batch or 1, length, head_dim / 2); the last dimension contiguous, other strides any
+                multiple of 16 bytes, or 0.
             out: FP8 (batch, heads, length, head_dim), or (batch, heads, head_dim, keys) where scales are of columns, to
                 write the codes into: the last dimension contiguous, other strides any multiple of 16 bytes.
             out_scales: float32 (batch, heads, rows or blocks of them), to write scales into, with any strides.
@@ -104,13 +112,14 @@ class QuantiseKernel:
         """
         if is_elsewhere(x):
             with entered(x.device.index):
-                return self(x, mean=mean, scales=scales, out=out, out_scales=out_scales)
-        key = call_key(x, mean, scales, out, out_scales)
+                return self(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
+        cosines, sines = (None, None) if rotary is None else pair_of(rotary)
+        key = call_key(x, mean, scales, cosines, sines, out, out_scales)
         last, signature = self._signatures.last
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(x, mean, scales, out, out_scales))
+            signature = self._signatures.keep(key, self._check(x, mean, scales, out, out_scales, rotary=rotary))
         shapes, memory = signature.extra
         make = allocator(x.device)
         if out is None:
@@ -132,10 +141,14 @@ class QuantiseKernel:
         addresses["product"] = 0 if found.product is None else found.product.data_ptr()
         for name, address in (("x", addresses["x"]), ("out", addresses["codes"])):
             check_address(name, address)
+        if cosines is not None and sines is not None:
+            addresses["cosines"], addresses["sines"] = cosines.data_ptr(), sines.data_ptr()
+            for name, address in zip(ROTARY_NAMES, (addresses["cosines"], addresses["sines"]), strict=True):
+                check_address(name, address)
         enqueue(self._loaded, signature, addresses, x.device, memory)
         return found
 
-    def _check(self, x: Any, mean: Any, scales: Any, out: Any, out_scales: Any) -> Signature:
+    def _check(self, x: Any, mean: Any, scales: Any, out: Any, out_scales: Any, *, rotary: Any) -> Signature:
         """Check a call of a new signature and prepare it."""
         spec = self.spec
         check_tensor("x", x, self._dtype, 4)
@@ -145,6 +158,7 @@ class QuantiseKernel:
         check_strides("x", x)
         kv_heads = self._check_mean(x, mean)
         self._check_scales(x, scales)
+        self._check_rotary(x, rotary)
         shapes = self._shapes(batch, heads, length)
         if out is not None:
             check_tensor("out", out, self._codes, 4, x.device)
@@ -168,6 +182,7 @@ class QuantiseKernel:
         if args.tiles > MOST_THREAD_BLOCKS:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {args.tiles} thread blocks, at most 2^31 - 1")
         strides = self._strides(x, out, scales if self._is_given else out_scales, shapes)
+        strides |= {} if rotary is None else _rotary_strides(rotary)
         return self._loaded.signature(
             x.device.index, args.tiles, {**args.numbers, **strides}, {}, extra=(shapes, Memory.of(args))
         )
@@ -184,6 +199,24 @@ class QuantiseKernel:
             if not self._by_columns:
                 raise ArgumentError("scales", "is given, but this kernel finds the scales of rows: leave it out")
             _check_statistic("scales", scales, (batch, heads, head_dim), x.device)
+
+    def _check_rotary(self, x: torch.Tensor, rotary: Any) -> None:
+        """Check cosines and sines."""
+        batch, _, length, head_dim = x.shape
+        half = head_dim // 2
+        if self.spec.rotary == "none":
+            if rotary is not None:
+                raise ArgumentError("rotary", "is given, but the spec says rotary: none: leave it out")
+            return
+        if rotary is None:
+            expected = f"float32 (length {length}, {half}) or (batch {batch} or 1, length {length}, {half})"
+            raise ArgumentError("rotary", f"is missing: cosines and sines, {expected}")
+        for name, tensor in zip(ROTARY_NAMES, rotary, strict=True):
+            whole = isinstance(tensor, torch.Tensor) and tensor.dim() == _ROTARY_RANK
+            check_tensor(name, tensor, torch.float32, _ROTARY_RANK if whole else _ROTARY_RANK - 1, x.device)
+            sizes = [("batch", (batch, 1)), ("length", (length,)), ("head_dim / 2", (half,))]
+            check_shape(name, tensor.shape, sizes if whole else sizes[1:])
+            check_strides(name, tensor)
 
     def _check_mean(self, x: torch.Tensor, mean: Any) -> int:
         """Check the mean; return its heads where rows are multiplied by it, otherwise 0."""
@@ -226,6 +259,35 @@ class QuantiseKernel:
             of_axes = axes[:-1] if self._is_given else axes
             found |= {f"scales_{axis}_stride": stride for axis, stride in zip(of_axes, of_scales, strict=False)}
         return found | {f"codes_{axis}_stride": stride for axis, stride in zip(axes, codes[:3], strict=True)}
+
+
+def pair_of(rotary: Any) -> Rotary:
+    """Return cosines and sines.
+
+    Raises:
+        ArgumentError: for anything but a pair of tensors.
+    """
+    is_pair = isinstance(rotary, tuple | list) and len(rotary) == len(ROTARY_NAMES)
+    if not is_pair or not all(isinstance(each, torch.Tensor) for each in rotary):
+        raise ArgumentError("rotary", f"is {_shown_pair(rotary)}, expected a pair of tensors (cos, sin)")
+    return rotary[0], rotary[1]
+
+
+def _shown_pair(rotary: Any) -> str:
+    """Return what was given in place of a pair, in words."""
+    name = type(rotary).__name__
+    if not isinstance(rotary, tuple | list):
+        return name
+    return f"a {name} of ({', '.join(type(each).__name__ for each in rotary)})"
+
+
+def _rotary_strides(rotary: Rotary) -> dict[str, int]:
+    """Return the strides of cosines and sines; 0 from one batch to the next where these share them."""
+    found: dict[str, int] = {}
+    for name, tensor in zip(("cosines", "sines"), rotary, strict=True):
+        batch, row = (0, *used_strides(tensor)[:-1])[-2:]
+        found |= {f"{name}_batch_stride": batch, f"{name}_row_stride": row}
+    return found
 
 
 def _check_statistic(name: str, tensor: Any, shape: tuple[int | None, ...], device: torch.device) -> None:

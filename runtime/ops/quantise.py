@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from codegen.dtypes import FP8
-from codegen.fp8 import ROTATED_HEADS, V_KEYS
+from codegen.fp8 import ROTARY_HEADS, ROTATED_HEADS, V_KEYS
 from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.kernels.quantise import Quantised, QuantiseKernel
+from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.operators import NAMESPACE
 
@@ -24,7 +24,7 @@ DEVICES = ("cuda", "meta")
 COLUMNS = 128  # of a matrix that share a scale
 BLOCKS = ((1, COLUMNS), (64, COLUMNS), (128, COLUMNS))
 _RANKS = (2, 3)
-_ROWS_AT_ONCE = 64  # of a thread block whose rows have a scale each
+_ROWS_AT_ONCE = 64  # of a thread block whose rows have a scale each, or are rotated and have a given one
 Dtype = Literal["e4m3", "e5m2"]
 
 
@@ -87,6 +87,8 @@ def quantise_rows(
     mean: torch.Tensor | None = None,
     hadamard: bool = False,
     scales: torch.Tensor | None = None,
+    rotary: Rotary | None = None,
+    pairs: str = "none",
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
 ) -> Quantised:
@@ -100,17 +102,21 @@ def quantise_rows(
         mean: what is subtracted, or multiplied by.
         hadamard: rotate rows.
         scales: float32 (batch or 1, heads or 1, 1), given scales.
+        rotary: cosines and sines.
+        pairs: which elements of a row are rotated with each other: the spec's field ``rotary``.
         out: where to write codes.
         out_scales: where to write scales.
     """
+    at_once = rows == 1 or (scales is not None and rotary is not None)  # rows of a thread block are its own matter
     fields = {
         "scales": "given" if scales is not None else "row" if rows == 1 else "row_block",
         "codes": dtype,
-        "tile": {"m": _ROWS_AT_ONCE if rows == 1 else rows},
+        "tile": {"m": _ROWS_AT_ONCE if at_once else rows},
         "mean": mode,
         "hadamard": hadamard,
+        "rotary": pairs,
     }
-    return _quantised(x, fields, mean=mean, scales=scales, out=out, out_scales=out_scales)
+    return _quantised(x, fields, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
 
 
 def quantise_columns(
@@ -161,20 +167,37 @@ def check_head_dim(name: str, tensor: torch.Tensor, hadamard: bool) -> None:
         raise ArgumentError(name, f"has shape {tuple(tensor.shape)}, expected {expected}")
 
 
+def check_rotary(rotary: Any, x: torch.Tensor) -> Rotary:
+    """Check that rows of such heads can be rotated by a pair of tensors; the kernel checks their shapes.
+
+    Raises:
+        ArgumentError: with what is expected.
+    """
+    cosines, sines = pair_of(rotary)
+    if x.shape[3] not in ROTARY_HEADS:
+        sizes = ", ".join(map(str, ROTARY_HEADS))
+        raise ArgumentError("rotary", f"is given for heads of {x.shape[3]}, expected heads of {sizes}, or None")
+    if torch.is_grad_enabled() and (cosines.requires_grad or sines.requires_grad):
+        raise ArgumentError("rotary", "requires a gradient, and FP8 has no backward: detach it")
+    return cosines, sines
+
+
 def _quantised(
     x: torch.Tensor,
     fields: dict[str, Any],
     *,
     mean: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    rotary: Rotary | None = None,
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
 ) -> Quantised:
     """Call the operator, or, to write into tensors of the caller, the kernel."""
     spec = json.dumps({**fields, "dtype": DTYPES[x.dtype], "head_dim": x.shape[3]}, sort_keys=True)
     if out is not None or out_scales is not None:
-        return _kernel(x.device.index, spec)(x, mean=mean, scales=scales, out=out, out_scales=out_scales)
-    codes, found, more = torch.ops.sparse_kernel_codegen.quantise(x, mean, scales, spec=spec)
+        return _kernel(x.device.index, spec)(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
+    cosines, sines = (None, None) if rotary is None else rotary
+    codes, found, more = torch.ops.sparse_kernel_codegen.quantise(x, mean, scales, cosines, sines, spec=spec)
     mode = fields.get("mean", "none")
     return Quantised(
         codes,
@@ -193,18 +216,32 @@ def _kernel(index: int, spec: str) -> QuantiseKernel:
 
 
 def _run(
-    x: torch.Tensor, mean: torch.Tensor | None, scales: torch.Tensor | None, *, spec: str
+    x: torch.Tensor,
+    mean: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    cosines: torch.Tensor | None = None,
+    sines: torch.Tensor | None = None,
+    *,
+    spec: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the operator: codes, scales, and the mean, or products with it; what the caller has given is empty."""
     with torch.no_grad():
-        found = _kernel(x.device.index, spec)(x, mean=mean, scales=scales)
+        found = _kernel(x.device.index, spec)(
+            x, mean=mean, scales=scales, rotary=None if cosines is None or sines is None else (cosines, sines)
+        )
     nothing = x.new_empty(0, dtype=torch.float32)
     more = found.product if found.product is not None else found.mean if mean is None else None
     return found.codes, nothing if scales is not None else found.scales, nothing if more is None else more
 
 
 def _fake(
-    x: torch.Tensor, mean: torch.Tensor | None, scales: torch.Tensor | None, *, spec: str
+    x: torch.Tensor,
+    mean: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    cosines: torch.Tensor | None = None,
+    sines: torch.Tensor | None = None,
+    *,
+    spec: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return tensors like the result, without values."""
     fields = json.loads(spec)
@@ -224,7 +261,8 @@ def _fake(
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(
-    "quantise(Tensor x, Tensor? mean, Tensor? scales, *, str spec) -> (Tensor, Tensor, Tensor)",
+    "quantise(Tensor x, Tensor? mean, Tensor? scales, Tensor? cosines=None, Tensor? sines=None, *, str spec) "
+    "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("quantise", _run, "CompositeExplicitAutograd")

@@ -12,12 +12,14 @@ from codegen.fp8 import V_KEYS
 from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TORCH_DTYPES, check_shape
+from runtime.kernels.quantise import Rotary
 from runtime.ops.quantise import (
     BLOCK_ROWS,
     Dtype,
     check_dtype,
     check_floats,
     check_head_dim,
+    check_rotary,
     quantise_columns,
     quantise_rows,
 )
@@ -46,6 +48,8 @@ class QuantisedAttention:
         q_rows: queries that share a scale.
         k_rows: keys that share a scale.
         hadamard: whether q and k are rotated.
+        rotary: ``half`` or ``interleaved`` if the rotary embedding was applied to q and k, of pairs like those of the
+            spec's field; ``none``.
         output: type of the result.
         cache: memory of k, v_t and k_scale that ``append`` writes on in; None without ``kv_capacity``.
         static_q_scale: whether q_scale was given, a scale of each head: later queries have it too.
@@ -63,6 +67,7 @@ class QuantisedAttention:
     q_rows: int = 128
     k_rows: int = 128
     hadamard: bool = False
+    rotary: str = "none"
     output: torch.dtype = torch.bfloat16
     cache: Cache | None = None
     static_q_scale: bool = False
@@ -84,13 +89,15 @@ class QuantisedAttention:
         tensors = (getattr(self, field.name) for field in fields(self) if field.name != "cache")
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
-    def with_queries(self, q: torch.Tensor) -> QuantisedAttention:
+    def with_queries(self, q: torch.Tensor, *, rotary: Rotary | None = None) -> QuantisedAttention:
         """Return the same keys and values with other queries, which are quantised: those of the next step.
 
         A q_scale that was given is theirs too.
 
         Args:
             q: (batch, heads, q_len, head_dim), fp16 or bf16; heads is a multiple of kv_heads.
+            rotary: (cos, sin) of these queries' positions, if the operands have a rotary embedding: float32 (q_len,
+                head_dim / 2) or (batch or 1, q_len, head_dim / 2).
 
         Returns:
             Operands that share K and V with these.
@@ -102,6 +109,7 @@ class QuantisedAttention:
         check_head_dim("q", q, self.hadamard)
         batch, kv_heads, _, head_dim = self.k.shape
         check_queries(q, batch, kv_heads, head_dim)
+        self._check_rotary(rotary, q)
         given = self.q_scale[:, :, :1] if self.static_q_scale else None
         if given is not None and given.stride(1) == 0:
             given = given[:, :1]  # of all heads, however many
@@ -115,11 +123,13 @@ class QuantisedAttention:
             mean=self.k_mean,
             hadamard=self.hadamard,
             scales=given,
+            rotary=rotary,
+            pairs=self.rotary,
         )
         q_scale = made.scales if given is None else given.expand(*q.shape[:2], -(-q.shape[2] // self.q_rows))
         return replace(self, q=made.codes, q_scale=q_scale, mean_logits=made.product, output=q.dtype)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> QuantisedAttention:
+    def append(self, k: torch.Tensor, v: torch.Tensor, *, rotary: Rotary | None = None) -> QuantisedAttention:
         """Return the same queries with keys and values behind those that there are, in the memory of ``kv_capacity``.
 
         The first ones decide the mean of K and the scales of V's channels: later values that exceed them saturate, as
@@ -129,6 +139,8 @@ class QuantisedAttention:
         Args:
             k: (batch, kv_heads, any length, head_dim), fp16 or bf16, what comes behind.
             v: as k.
+            rotary: (cos, sin) of these keys' positions, if the operands have a rotary embedding: float32 (length,
+                head_dim / 2) or (batch or 1, length, head_dim / 2).
 
         Returns:
             Operands whose K and V are longer, in the same memory.
@@ -140,6 +152,7 @@ class QuantisedAttention:
         batch, kv_heads, length, head_dim = self.k.shape
         sizes = (("batch", (batch,)), ("kv_heads", (kv_heads,)), ("length", None), ("head_dim", (head_dim,)))
         check_shape("k", k.shape, sizes)
+        self._check_rotary(rotary, k)
         if self.cache is None:
             raise ArgumentError("k", "cannot be appended: quantise_attention was called without kv_capacity")
         if length % V_KEYS:
@@ -157,11 +170,24 @@ class QuantisedAttention:
             mean=self.k_mean,
             hadamard=self.hadamard,
             scales=whole_scale[:, :, :1] if self.static_k_scale else None,
+            rotary=rotary,
+            pairs=self.rotary,
             out=whole_k[:, :, length:end],
             out_scales=None if self.static_k_scale else whole_scale[:, :, blocks],
         )
         quantise_columns(v, dtype=self.dtype, scales=self.v_scale.contiguous(), out=whole_v[..., length:keys])
         return replace(self, k=whole_k[:, :, :end], v_t=whole_v[..., :keys], k_scale=whole_scale[:, :, : blocks.stop])
+
+    def _check_rotary(self, rotary: Any, x: torch.Tensor) -> None:
+        """Check that rows are rotated exactly if those that there are have been."""
+        if rotary is not None and self.rotary == "none":
+            raise ArgumentError("rotary", "is given, but the operands were quantised without: leave it out")
+        if rotary is None and self.rotary != "none":
+            raise ArgumentError(
+                "rotary", f"is missing: the operands were rotated ({self.rotary}): (cos, sin) of {x.shape[2]} rows"
+            )
+        if rotary is not None:
+            check_rotary(rotary, x)
 
 
 def quantise_attention(
@@ -174,6 +200,8 @@ def quantise_attention(
     k_rows: int = 128,
     smooth_k: bool = True,
     hadamard: bool = False,
+    rotary: Rotary | None = None,
+    rotary_interleaved: bool = False,
     kv_capacity: int | None = None,
     q_scale: float | torch.Tensor | None = None,
     k_scale: float | torch.Tensor | None = None,
@@ -199,6 +227,12 @@ def quantise_attention(
             and, corrected, its log-sum-exp stay what they are; softcaps, scores and sinks ask for the logits as they
             are: False.
         hadamard: rotate q and k, so that outliers of a few columns are spread over all; head_dim 64, 128 or 256.
+        rotary: (cos, sin) of the rotary embedding, applied to q and k before all else, in float32: float32 (length,
+            head_dim / 2) or (batch or 1, length, head_dim / 2), where q and k have the same length; head_dim 64, 128 or
+            256. The last dimension is contiguous, other strides are multiples of 4 elements. None: q and k are as they
+            are to be.
+        rotary_interleaved: rotate elements 2 i and 2 i + 1 with each other (GPT-J), not i and i + head_dim / 2
+            (GPT-NeoX, Llama).
         kv_capacity: keys to reserve memory for, so that ``append`` can add some; None: as many as there are.
         q_scale: scale of q, from 2^-120 to 2^120: a number, or float32 (), (heads,) or (batch, heads), as
             ``scales_of`` returns it. None: found, of each block.
@@ -217,7 +251,12 @@ def quantise_attention(
     for name, rows in (("q_rows", q_rows), ("k_rows", k_rows)):
         if rows not in BLOCK_ROWS:
             raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
-    for name, flag in (("smooth_k", smooth_k), ("hadamard", hadamard), ("validate", validate)):
+    for name, flag in (
+        ("smooth_k", smooth_k),
+        ("hadamard", hadamard),
+        ("rotary_interleaved", rotary_interleaved),
+        ("validate", validate),
+    ):
         if not isinstance(flag, bool):
             raise ArgumentError(name, f"is {shown(flag)}, expected True or False")
     check_floats("q", q)
@@ -228,6 +267,17 @@ def quantise_attention(
     for name, tensor in (("k", k), ("v", v)):
         if (tensor.dtype, tensor.device) != (q.dtype, q.device):
             raise ArgumentError(name, f"is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}")
+    if rotary is None and rotary_interleaved:
+        raise ArgumentError("rotary_interleaved", "is True without rotary: pass (cos, sin), or leave it out")
+    if rotary is not None:
+        rotary = check_rotary(rotary, q)
+        if q.shape[2] != length:
+            raise ArgumentError(
+                "rotary",
+                f"is given for {q.shape[2]} queries and {length} keys, expected as many: quantise as many, and other "
+                "queries by with_queries",
+            )
+    pairs = "none" if rotary is None else "interleaved" if rotary_interleaved else "half"
     blocks, keys = -(-length // k_rows), -(-length // V_KEYS) * V_KEYS
     shapes = {
         "q_scale": (batch, q.shape[1], -(-q.shape[2] // q_rows)),
@@ -250,7 +300,15 @@ def quantise_attention(
         into = {"out": cache[0][:, :, :length], "out_scales": cache[2][:, :, :blocks] if k_scale is None else None}
     mode = "subtract" if smooth_k else "none"
     of_k = quantise_rows(
-        k, dtype=dtype, rows=k_rows, mode=mode, hadamard=hadamard, scales=of_heads.get("k_scale"), **into
+        k,
+        dtype=dtype,
+        rows=k_rows,
+        mode=mode,
+        hadamard=hadamard,
+        scales=of_heads.get("k_scale"),
+        rotary=rotary,
+        pairs=pairs,
+        **into,
     )
     of_v = quantise_columns(
         v,
@@ -267,6 +325,8 @@ def quantise_attention(
         mean=of_k.mean,
         hadamard=hadamard,
         scales=of_heads.get("q_scale"),
+        rotary=rotary,
+        pairs=pairs,
     )
     return QuantisedAttention(
         q=of_q.codes,
@@ -280,6 +340,7 @@ def quantise_attention(
         q_rows=q_rows,
         k_rows=k_rows,
         hadamard=hadamard,
+        rotary=pairs,
         output=q.dtype,
         cache=cache,
         static_q_scale=q_scale is not None,

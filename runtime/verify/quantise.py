@@ -16,7 +16,7 @@ from codegen.dtypes import LARGEST
 from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, LEAST_AMAX, SIGN_BITS, V_KEYS, sign_words
 from codegen.spec import QuantiseSpec
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.kernels.quantise import Quantised, QuantiseKernel
+from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary
 from runtime.verify.common import Outcome, generator, poisoned_memory
 
 CLOSE = 2.0**-20  # of the largest magnitude, of means and products in fp32
@@ -34,9 +34,9 @@ class Case:
         batch: batches.
         data: "normal"; "outliers" with 0.1% of std 10 in place of 1; "offset" with columns whose mean is far from 0;
             "small", "zeros" in whole blocks, "strange" with infinities and NaN.
-        strided: x is a view of (batch, length, heads, head_dim).
+        strided: x is a view of (batch, length, heads, head_dim), cosines and sines are of wider rows.
         given: the mean to subtract, or the scales of columns, come from the caller; of scales of heads, which always
-            do, one for all.
+            do, one for all; of cosines and sines likewise, those of all batches.
         into: results are written into a larger tensor of the caller.
     """
 
@@ -115,6 +115,17 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def embedded(x: torch.Tensor, rotary: Rotary, pairs: str) -> torch.Tensor:
+    """Return rows with the rotary embedding, float32: each product is rounded, then their sum, as in the kernel."""
+    cosines, sines = (each if each.dim() == 2 else each[:, None] for each in rotary)
+    x = x.float()
+    if pairs == "half":
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cosines - b * sines, b * cosines + a * sines), -1)
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * cosines - b * sines, b * cosines + a * sines), -1).flatten(-2)
+
+
 def scales_of(amax: torch.Tensor, codes: str) -> torch.Tensor:
     """Return the scales of groups, float32."""
     largest = torch.full_like(amax, LARGEST[codes])  # torch divides by a number by multiplying by its inverse
@@ -144,9 +155,15 @@ def _amax(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     return found
 
 
-def expected(x: torch.Tensor, spec: QuantiseSpec, mean: torch.Tensor | None, scales: torch.Tensor | None) -> Quantised:
+def expected(
+    x: torch.Tensor,
+    spec: QuantiseSpec,
+    mean: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    rotary: Rotary | None = None,
+) -> Quantised:
     """Return what a kernel must make of x: ``mean`` is what is subtracted, ``scales`` those that are given."""
-    values = x.float()
+    values = x.float() if rotary is None else embedded(x, rotary, spec.rotary)
     if spec.scales == "channel":
         scales = scales_of(_amax(values, (2,)), spec.codes) if scales is None else scales
         return Quantised(in_key_order(coded(values, scales[:, :, None], spec.codes)), scales)
@@ -176,7 +193,7 @@ def run_case(kernel: QuantiseKernel, case: Case, device: torch.device) -> Outcom
     with poisoned_memory():
         (found, at), (again, _) = (_call(kernel, case, x, named) for _ in range(2))
     problems = [] if all(_same(one, other) for one, other in zip(found, again, strict=True)) else ["two runs differ"]
-    right = expected(x, spec, found.mean, named.get("scales"))
+    right = expected(x, spec, found.mean, named.get("scales"), named.get("rotary"))
     wrong = float("nan")
     if found.codes.shape == right.codes.shape and found.scales.shape == right.scales.shape:
         wrong = float((found.codes.view(torch.uint8) != right.codes.view(torch.uint8)).sum())
@@ -186,10 +203,10 @@ def run_case(kernel: QuantiseKernel, case: Case, device: torch.device) -> Outcom
     return Outcome(case.name, case.describe(), wrong, None, 0.0, "; ".join(problems))
 
 
-def _arguments(spec: QuantiseSpec, case: Case, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _arguments(spec: QuantiseSpec, case: Case, x: torch.Tensor) -> dict[str, Any]:
     """Return what a call takes beside x."""
     draw = generator(f"{case.name} given", x.device)
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Any] = {}
     if spec.mean == "product":
         found["mean"] = torch.randn((case.batch, case.kv_heads, spec.head_dim), generator=draw, device=x.device)
     if case.given and spec.mean == "subtract":
@@ -199,12 +216,26 @@ def _arguments(spec: QuantiseSpec, case: Case, x: torch.Tensor) -> dict[str, tor
     if spec.scales in of:  # which some elements exceed
         drawn = torch.rand(of[spec.scales], generator=draw, device=x.device)
         found["scales"] = (0.5 + drawn) * 4 / LARGEST[spec.codes]
+    if spec.rotary != "none":
+        found["rotary"] = angles(case, spec.head_dim, x.device)
     return found
 
 
-def _call(
-    kernel: QuantiseKernel, case: Case, x: torch.Tensor, named: dict[str, torch.Tensor]
-) -> tuple[Quantised, str | None]:
+def angles(case: Case, head_dim: int, device: torch.device) -> Rotary:
+    """Return cosines and sines of positions, in each batch from another one on.
+
+    They are parts of wider rows where x is a view, and those of all batches where what else is given is.
+    """
+    half = head_dim // 2
+    positions = torch.arange(case.length, device=device) + 1000.0 * torch.arange(case.batch, device=device)[:, None]
+    frequencies = 10000.0 ** (-torch.arange(half, device=device) / half)
+    of_rows = positions[..., None] * frequencies
+    wide = of_rows.repeat(1, 1, 2) if case.strided else of_rows
+    found = wide.cos()[..., :half], wide.sin()[..., :half]
+    return (found[0][0], found[1][0]) if case.given else found
+
+
+def _call(kernel: QuantiseKernel, case: Case, x: torch.Tensor, named: dict[str, Any]) -> tuple[Quantised, str | None]:
     """Call, into a part of a larger tensor if the case says so: also return what was written beside that part."""
     if not case.into:
         return kernel(x, **named), None
@@ -229,7 +260,7 @@ def _call(
 
 def _columns(spec: QuantiseSpec, case: Case, x: torch.Tensor, found: Quantised, named: Any) -> list[str]:
     """Return what is wrong with the mean, or with products of it."""
-    values = x.double()
+    values = embedded(x, named["rotary"], spec.rotary).double() if "rotary" in named else x.double()
     finite = torch.where(values.isfinite(), values, torch.zeros_like(values))
     if spec.mean == "subtract" and not case.given:
         error = float((found.mean.double() - finite.mean(2)).abs().max()) if found.mean is not None else math.nan

@@ -43,6 +43,13 @@ VARIANTS: list[dict[str, Any]] = [
     {"scales": "given", "tile": {"m": 64}, "head_dim": 192, "codes": "e5m2"},
     {"scales": "given", "mean": "product", "dtype": "fp16"},
     {"scales": "given", "mean": "subtract", "hadamard": True},
+    {"rotary": "half", "mean": "product", "dtype": "fp16"},
+    {"rotary": "half", "scales": "row", "head_dim": 64, "codes": "e5m2"},
+    {"rotary": "half", "mean": "subtract", "hadamard": True},
+    {"rotary": "half", "mean": "product", "hadamard": True, "head_dim": 256},
+    {"rotary": "interleaved", "mean": "subtract", "tile": {"m": 64}, "head_dim": 256},
+    {"rotary": "interleaved", "scales": "given", "mean": "product", "head_dim": 64},
+    {"rotary": "interleaved", "hadamard": True, "dtype": "fp16"},
     {"scales": "channel", "dtype": "fp16"},
     {"scales": "channel", "head_dim": 192, "codes": "e5m2"},
 ]
@@ -73,6 +80,17 @@ def kernel_of(folder: Path, source: str | None = None, **changes: Any) -> host_q
         ({"stages": 2}, "stages: is 2"),
         ({"mma": "mma"}, "mma: mma is not possible here"),
         ({"head_dim": 96, "hadamard": True}, "hadamard: is true; heads of 96 have no rotation, those of 64, 128, 256"),
+        (
+            {"head_dim": 96, "rotary": "half"},
+            "rotary: is half; .* heads of 96 are 3 a thread, .*: heads of 64, 128, 256",
+        ),
+        ({"head_dim": 192, "rotary": "interleaved"}, "rotary: is interleaved; .* heads of 192 are 3 a thread"),
+        ({"scales": "channel", "rotary": "half"}, "rotary: is half; columns with scales"),
+        ({"rotary": "neox"}, "rotary: "),
+        (
+            {"scales": "given", "rotary": "half", "tile": {"m": 128}},
+            "tile.m: is 128; with a given scale and rotary .*: 64",
+        ),
         ({"scales": "channel", "tile": {"m": 64}}, "tile.m: is 64; V\\^T has keys by 128: 128"),
         ({"scales": "channel", "mean": "subtract"}, "mean: is subtract; columns with scales"),
         ({"scales": "channel", "hadamard": True}, "hadamard: is true; columns with scales"),
@@ -105,6 +123,30 @@ def test_a_rotation_keeps_lengths_and_products() -> None:
     spike = torch.zeros(128)
     spike[17] = 10.0
     assert (verified.rotated(spike).abs() == 10.0).all()
+
+
+@pytest.mark.parametrize("pairs", ["half", "interleaved"])
+def test_the_rotary_embedding_is_that_of_complex_numbers(pairs: str) -> None:
+    x, angle = torch.randn(2, 3, 5, 64).bfloat16(), torch.rand(2, 5, 32) * 6
+    found = verified.embedded(x, (angle.cos(), angle.sin()), pairs)
+    parts = [x[..., :32], x[..., 32:]] if pairs == "half" else [x[..., ::2], x[..., 1::2]]
+    turned = (
+        torch.complex(*(part.double() for part in parts))
+        * torch.polar(torch.ones(()).double(), angle.double())[:, None]
+    )
+    right = torch.cat((turned.real, turned.imag), -1)
+    right = right if pairs == "half" else right.unflatten(-1, (2, 32)).mT.flatten(-2)
+    assert (found - right).abs().max() < 1e-5
+    one = verified.embedded(x[1:], (angle[1].cos(), angle[1].sin()), pairs)  # of all batches
+    assert torch.equal(one, found[1:])
+
+
+def test_halves_are_rotated_to_the_bits_of_transformers() -> None:
+    x, angle = torch.randn(2, 3, 5, 64), torch.rand(5, 32) * 6
+    cos, sin = angle.repeat(1, 2).cos(), angle.repeat(1, 2).sin()
+    rotated_half = torch.cat((-x[..., 32:], x[..., :32]), -1)
+    right = x * cos + rotated_half * sin
+    assert torch.equal(verified.embedded(x, (cos[:, :32], sin[:, :32]), "half"), right)
 
 
 def work(numbers: Any, ticket: int, rows: int) -> tuple[int, int, bool]:
@@ -187,6 +229,17 @@ def test_codes_and_scales_are_those_of_torch(changes: dict[str, Any], tmp_path: 
         ({"mean": "product"}, "sum += x[e]", "sum -= x[e]"),
         ({"mean": "subtract"}, "*counter = 0;", ";"),
         ({"mean": "subtract"}, "if (!finite)", "if (false)"),
+        ({"rotary": "half"}, "__fsub_rn(__fmul_rn(a, cosine)", "__fadd_rn(__fmul_rn(a, cosine)"),
+        (
+            {"rotary": "half"},
+            "__fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine))",
+            "fmaf(b, cosine, __fmul_rn(a, sine))",
+        ),
+        ({"rotary": "half"}, "* (kChunk / 4) + j;", "* (kChunk / 4);"),
+        ({"rotary": "interleaved"}, "load_quad(sine, sines,", "load_quad(sine, cosines,"),
+        ({"rotary": "half"}, "p.cosines + batch * p.cosines_batch_stride", "p.cosines"),
+        ({"rotary": "half"}, "sines + row * p.sines_row_stride", "sines + (row + 1) * p.sines_row_stride"),
+        ({"rotary": "half", "mean": "subtract"}, "load_rotated(chunks, p, x, row);", "load_rotated(chunks, p, x, 0);"),
         ({"scales": "given"}, "p.scales[batch * p.scales_batch_stride", "p.scales[0 * p.scales_batch_stride"),
         ({"scales": "given"}, "+ head * p.scales_head_stride] /", "] /"),
         ({"scales": "given", "hadamard": True}, "p.scales_head_stride] / kScaleFactor", "p.scales_head_stride]"),
@@ -213,6 +266,8 @@ def call(x: Any, fields: dict[str, Any], **named: Any) -> Any:
 
 HALF = torch.zeros(2, 4, 300, 128, dtype=torch.bfloat16)
 MEAN = torch.zeros(2, 4, 128)
+ANGLES = torch.zeros(2, 300, 64)
+HALVES = {"rotary": "half"}
 
 
 @pytest.mark.parametrize(
@@ -242,6 +297,26 @@ MEAN = torch.zeros(2, 4, 128)
             HALF,
             {"scales": torch.ones(1, 1, 1), "out_scales": torch.zeros(2, 4, 3)},
             "out_scales: is given, but this kernel has scales that are given",
+        ),
+        ({}, HALF, {"rotary": (ANGLES, ANGLES)}, "rotary: is given, but the spec says rotary: none"),
+        (HALVES, HALF, {}, r"rotary: is missing: .* float32 \(length 300, 64\) or \(batch 2 or 1, length 300, 64\)"),
+        (HALVES, HALF, {"rotary": ANGLES}, r"rotary: is Tensor, expected a pair of tensors \(cos, sin\)"),
+        (HALVES, HALF, {"rotary": (ANGLES, 1)}, r"rotary: is a tuple of \(Tensor, int\), expected a pair"),
+        (HALVES, HALF, {"rotary": (ANGLES,) * 3}, r"rotary: is a tuple of \(Tensor, Tensor, Tensor\), expected a pair"),
+        (HALVES, HALF, {"rotary": (ANGLES[0, 1:], ANGLES[0])}, r"rotary\[0\]: has shape \(299, 64\), expected"),
+        (HALVES, HALF, {"rotary": (ANGLES, ANGLES[..., 1:])}, r"rotary\[1\]: has shape \(2, 300, 63\), expected"),
+        (
+            HALVES,
+            HALF,
+            {"rotary": (ANGLES, ANGLES.repeat(2, 1, 1))},
+            r"rotary\[1\]: has shape \(4, 300, 64\), expected",
+        ),
+        (HALVES, HALF, {"rotary": (ANGLES.mT.contiguous().mT, ANGLES)}, r"rotary\[0\]: has stride 300 in its last dim"),
+        (
+            HALVES,
+            HALF,
+            {"rotary": (ANGLES, torch.zeros(300, 65)[:, :64])},
+            r"rotary\[1\]: has stride 65 in dimension 0; strides must be multiples of 4 elements",
         ),
         ({"scales": "channel"}, HALF, {"out": HALF}, r"out: has shape \(2, 4, 300, 128\), expected"),
         ({}, HALF, {"out": HALF[:, :1].expand(-1, 4, -1, -1)}, "out: is expanded in dimension 1"),

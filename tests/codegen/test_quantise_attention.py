@@ -29,7 +29,7 @@ from runtime.ops.quantise_attention import (  # noqa: E402
 )
 from runtime.ops.quantised_operands import quantised_operands, transposed_values  # noqa: E402
 from runtime.ops.static_scales import scales_of  # noqa: E402
-from runtime.verify.quantise import coded, in_key_order, rotated  # noqa: E402
+from runtime.verify.quantise import coded, embedded, in_key_order, rotated  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
@@ -250,6 +250,72 @@ def test_later_queries_and_keys_have_the_scales_that_were_given() -> None:
     assert of_all.q_scale.shape == (2, 2, 1) and bool((of_all.q_scale == 0.01).all())
 
 
+def angles(length: int, first: int = 0, batch: int = 2, head_dim: int = 64) -> Any:
+    positions = first + torch.arange(length) + 50.0 * torch.arange(batch)[:, None]
+    of_rows = positions[..., None] * 100.0 ** (-torch.arange(head_dim // 2) / (head_dim // 2))
+    return of_rows.cos(), of_rows.sin()
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("smooth_k", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_rotary_embedding_comes_before_all_else(interleaved: bool, smooth_k: bool, hadamard: bool) -> None:
+    q, k, v = drawn(q_len=300)
+    rotary = angles(300)
+    pairs = "interleaved" if interleaved else "half"
+    given = quantise_attention(
+        q, k, v, smooth_k=smooth_k, hadamard=hadamard, rotary=rotary, rotary_interleaved=interleaved
+    )
+    assert given.rotary == pairs
+    turned_q, turned_k = (embedded(x, rotary, pairs) for x in (q, k))
+    centred = turned_k - (0 if given.k_mean is None else given.k_mean[:, :, None])
+    factor = torch.tensor(64**-0.5)
+    for codes, x, of in ((given.q, turned_q, given.q_scale), (given.k, centred, given.k_scale)):
+        values = rotated(x) if hadamard else x
+        before = (
+            (of.repeat_interleave(128, 2)[:, :, :300] / factor)
+            if hadamard
+            else of.repeat_interleave(128, 2)[:, :, :300]
+        )
+        assert torch.equal(codes.view(torch.uint8), coded(values, before[..., None], "e4m3").view(torch.uint8))
+    of_q, of_k, _ = dequantised(given)
+    logits = of_q @ of_k.repeat_interleave(2, 1).mT
+    if given.mean_logits is not None:
+        assert given.k_mean is not None
+        assert torch.allclose(given.k_mean, turned_k.mean(2), atol=1e-4)
+        products = (turned_q @ given.k_mean.repeat_interleave(2, 1)[..., None])[..., 0]
+        assert torch.allclose(given.mean_logits, products, atol=1e-3)
+        logits = logits + given.mean_logits[..., None]
+    exact = turned_q @ turned_k.repeat_interleave(2, 1).mT
+    assert (logits - exact).square().mean().sqrt() < 0.06 * exact.square().mean().sqrt()
+
+
+def test_later_queries_and_keys_are_rotated_too() -> None:
+    q, k, v = drawn(q_len=256, kv_len=256)
+    more_q, more_k, more_v = drawn(q_len=70, kv_len=100)
+    options: dict[str, Any] = {"q_scale": 0.01, "k_scale": 0.01, "rotary": angles(256)}
+    first = quantise_attention(q, k, v, kv_capacity=512, **options)
+    both = first.append(more_k, more_v, rotary=angles(100, 256)).with_queries(more_q, rotary=angles(70, 286))
+    assert both.rotary == "half" and both.kv_len == 356 and both.k_mean is not None
+    keys = embedded(torch.cat((k, more_k), 2), angles(356), "half") - both.k_mean[:, :, None]
+    for codes, values in ((both.q, embedded(more_q, angles(70, 286), "half")), (both.k, keys)):
+        assert torch.equal(codes.view(torch.uint8), coded(values, torch.full((1,), 0.01), "e4m3").view(torch.uint8))
+    plain = quantise_attention(q, k, v, kv_capacity=512)
+    for later, message in (
+        (lambda: first.with_queries(more_q), r"rotary: is missing: .* rotated \(half\): \(cos, sin\) of 70 rows"),
+        (lambda: first.append(more_k, more_v), r"rotary: is missing: .* \(cos, sin\) of 100 rows"),
+        (
+            lambda: plain.with_queries(more_q, rotary=angles(70)),
+            "rotary: is given, but the operands were quantised with",
+        ),
+        (lambda: plain.append(more_k, more_v, rotary=angles(100)), "rotary: is given, but the operands were quantised"),
+        (lambda: first.with_queries(more_q, rotary=angles(71)), r"rotary\[0\]: has shape \(2, 71, 32\), expected"),
+        (lambda: first.with_queries(more_q, rotary=(1, 2)), r"rotary: is a tuple of \(int, int\), expected a pair"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^{message}"):
+            later()
+
+
 @pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
 def test_the_scale_of_a_tensor_is_that_of_a_kernel(dtype: Any) -> None:
     q, k, v = drawn(q_len=64, kv_len=64)
@@ -336,6 +402,25 @@ Q, K, V = drawn()
             for value in (0.0, -2.0, float("nan"), float("inf"))
         ),
         ((Q, K, V), {"validate": 1}, "validate: is 1, expected True or False"),
+        ((Q, K, V), {"rotary_interleaved": 1}, "rotary_interleaved: is 1, expected True or False"),
+        ((Q, K, V), {"rotary_interleaved": True}, "rotary_interleaved: is True without rotary"),
+        ((Q, K, V), {"rotary": angles(200)}, "rotary: is given for 200 queries and 300 keys, expected as many"),
+        (
+            (Q, K[:, :, :200], V[:, :, :200]),
+            {"rotary": angles(300)},
+            r"rotary\[0\]: has shape \(2, 300, 32\), expected",
+        ),
+        ((Q, K, V), {"rotary": "half"}, r"rotary: is str, expected a pair of tensors \(cos, sin\)"),
+        (
+            (*(x.repeat(1, 1, 1, 2)[:, :, :200, :96] for x in (Q, K, V)),),
+            {"rotary": angles(200, head_dim=96)},
+            "rotary: is given for heads of 96, expected heads of 64, 128, 256, or None",
+        ),
+        (
+            (Q, K[:, :, :200], V[:, :, :200]),
+            {"rotary": tuple(x.requires_grad_() for x in angles(200))},
+            "rotary: requires a gradient, and FP8 has no backward",
+        ),
     ],
 )
 def test_what_is_refused(tensors: Any, options: dict[str, Any], message: str) -> None:
@@ -379,6 +464,7 @@ def test_matrices_that_are_refused(x: Any, block: tuple[int, int], message: str)
         {"scales": "row_block", "tile": {"m": 128}, "mean": "product"},
         {"scales": "channel"},
         {"scales": "given", "tile": {"m": 64}, "mean": "subtract"},
+        {"scales": "row_block", "tile": {"m": 128}, "mean": "product", "rotary": "half"},
     ],
     ids=str,
 )
@@ -386,9 +472,10 @@ def test_a_fake_result_is_like_the_real_one(fields: dict[str, Any]) -> None:
     spec = json.dumps({**fields, "codes": "e4m3", "dtype": "bf16", "head_dim": 64}, sort_keys=True)
     mean = torch.randn(2, 4, 64) if fields.get("mean") == "product" else None
     scales = torch.ones(1, 1, 1) if fields["scales"] == "given" else None
-    real = torch.ops.sparse_kernel_codegen.quantise(Q, mean, scales, spec=spec)
+    rotary = angles(200) if "rotary" in fields else (None, None)
+    real = torch.ops.sparse_kernel_codegen.quantise(Q, mean, scales, *rotary, spec=spec)
     with FakeTensorMode() as mode:
-        fakes = [None if each is None else mode.from_tensor(each) for each in (Q, mean, scales)]
+        fakes = [None if each is None else mode.from_tensor(each) for each in (Q, mean, scales, *rotary)]
         fake = torch.ops.sparse_kernel_codegen.quantise(*fakes, spec=spec)
     for one, other in zip(real, fake, strict=True):
         assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())

@@ -108,6 +108,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         x = draw(2, 3 * HEADS, LENGTH - 7, spec.head_dim)
         scales = draw(1, 3 * HEADS, 1, dtype=torch.float32).abs() + 0.1
         named = {"mean": mean} if spec.mean == "product" else {}
+        angles = draw(2, LENGTH - 7, spec.head_dim // 2, dtype=torch.float32)
+        named |= {"rotary": (angles.cos(), angles.sin())} if spec.rotary != "none" else {}
         return [x], {**named, "scales": scales} if spec.scales == "given" else named
     if isinstance(spec, SelectTopkSpec):
         # Rows of fewer chunks than a warp has lanes, and blocks that do not divide the lengths.

@@ -37,6 +37,18 @@ VARIANTS: list[dict[str, Any]] = [
     for head_dim in (64, 128, 256)
     for mean in ("none", "subtract", "product")
 ]
+ROTARY: list[dict[str, Any]] = [
+    {"scales": scales, "head_dim": head_dim, "rotary": pairs, **more}
+    for pairs in ("half", "interleaved")
+    for head_dim in (64, 128, 256)
+    for scales, more in (
+        ("row", {"codes": "e5m2", "dtype": "bf16"}),
+        ("row_block", {"mean": "subtract"}),
+        ("row_block", {"mean": "subtract", "hadamard": True, "tile": {"m": 64}}),
+        ("row_block", {"mean": "product", "dtype": "bf16"}),
+        ("given", {"mean": "product", "hadamard": True}),
+    )
+]
 
 
 def kernel_of(**fields: Any) -> QuantiseKernel:
@@ -51,7 +63,7 @@ def same(one: Quantised, other: Quantised) -> bool:
     return all(a is b or torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.parametrize("fields", VARIANTS + ROTARY, ids=str)
 def test_variants_that_are_not_shipped(fields: dict[str, Any]) -> None:
     kernel = kernel_of(**fields)
     for case in verified.CASES:
@@ -153,6 +165,76 @@ def test_attention_with_given_scales_that_hold_everything(hadamard: bool) -> Non
     scales = {name: getattr(found, name).amax() for name in ("q_scale", "k_scale", "v_scale")}
     given = quantise_attention(q, k, v, hadamard=hadamard, **scales, validate=True)
     out, right = (block_sparse_attention(*operands, Dense()) for operands in ((given,), (q, k, v)))
+    error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
+    assert float(error) < 0.1
+
+
+def angles(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    positions = torch.arange(length, device="cuda")
+    found = torch.outer(positions, 10000.0 ** (-torch.arange(64, device="cuda") / 64))
+    return found.cos(), found.sin()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_the_rotary_embedding_makes_the_codes_of_torch(hadamard: bool, interleaved: bool) -> None:
+    q, k, v = (torch.randn(2, heads, 700, 128, device="cuda").bfloat16() for heads in (8, 2, 2))
+    rotary, pairs = angles(700), "interleaved" if interleaved else "half"
+    given = quantise_attention(q, k, v, hadamard=hadamard, rotary=rotary, rotary_interleaved=interleaved)
+    factor = torch.tensor(128**-0.5, device="cuda")
+    assert given.k_mean is not None
+    centred = verified.embedded(k, rotary, pairs) - given.k_mean[:, :, None]
+    for codes, x, of in (
+        (given.q, verified.embedded(q, rotary, pairs), given.q_scale),
+        (given.k, centred, given.k_scale),
+    ):
+        values = verified.rotated(x) if hadamard else x
+        scales = (of / factor if hadamard else of).repeat_interleave(128, 2)[:, :, :700, None]
+        right = verified.coded(values, scales, "e4m3")
+        assert torch.equal(codes.view(torch.uint8), right.view(torch.uint8))
+
+
+def test_cosines_are_captured_in_a_graph_and_read_at_each_replay() -> None:
+    x = torch.randn(1, 4, 512, 128, device="cuda", dtype=torch.float16)
+    kernel = kernel_of(scales="row_block", head_dim=128, rotary="half")
+    rotary = angles(512)
+    kernel(x, rotary=rotary)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = kernel(x, rotary=rotary)
+    for shift in (0, 1):
+        for tensor, later in zip(rotary, angles(513), strict=True):
+            tensor.copy_(later[shift : shift + 512])
+        graph.replay()
+        assert same(captured, verified.expected(x, kernel.spec, None, None, rotary))
+
+
+@attends
+@pytest.mark.parametrize("smooth_k", [False, True])
+def test_attention_of_what_was_rotated(smooth_k: bool) -> None:
+    q, k, v = (torch.randn(1, heads, 1024, 128, device="cuda").bfloat16() for heads in (8, 2, 2))
+    k = k + 2 * torch.randn(128, device="cuda").bfloat16()
+    rotary = angles(1024)
+    given = quantise_attention(q, k, v, smooth_k=smooth_k, rotary=rotary)
+    turned = [verified.embedded(x, rotary, "half").bfloat16() for x in (q, k)]
+    found = block_sparse_attention(given, Causal(), return_lse=True)
+    right = block_sparse_attention(*turned, v, Causal(), return_lse=True)
+    error = (found.out.float() - right.out.float()).square().mean().sqrt() / right.out.float().square().mean().sqrt()
+    assert float(error) < 0.1
+    assert float((found.lse - right.lse).abs().max()) < 0.1 * float(right.lse.abs().max())
+
+
+@attends
+def test_a_cache_of_rotated_keys_gives_what_all_keys_at_once_give() -> None:
+    q, k, v = (torch.randn(1, 4, 1024, 128, device="cuda", dtype=torch.float16).clamp(-2, 2) for _ in range(3))
+    cos, sin = angles(1024)
+    before, behind, last = ((cos[part], sin[part]) for part in (slice(640), slice(640, None), slice(-64, None)))
+    parts = [x[:, :, :640] for x in (q, k, v)]
+    first = quantise_attention(*parts, smooth_k=False, rotary=before, kv_capacity=2048)
+    grown = first.append(k[:, :, 640:], v[:, :, 640:], rotary=behind).with_queries(q[:, :, -64:], rotary=last)
+    turned = [verified.embedded(x, (cos, sin), "half").half() for x in (q, k)]
+    out = block_sparse_attention(grown, Causal())
+    right = block_sparse_attention(turned[0][:, :, -64:], turned[1], v, Causal())
     error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
     assert float(error) < 0.1
 

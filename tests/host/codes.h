@@ -15,6 +15,10 @@ inline unsigned __float_as_uint(float x) {
   std::memcpy(&bits, &x, 4);
   return bits;
 }
+// Each is rounded: the host's compiler is told not to contract.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float rcp(float x) { return 1.0f / x; }
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) { fail("waits for a thread block that comes later"); }

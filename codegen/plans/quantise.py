@@ -51,23 +51,7 @@ def plan(spec: QuantiseSpec, stem: str) -> Plan:
 def _rows(spec: QuantiseSpec, stem: str) -> Plan:
     """Work out a kernel whose scales are of rows."""
     rows, lanes, head_dim = spec.tile.m, ROW_LANES[spec.head_dim], spec.head_dim
-    require(rows in BLOCK_ROWS, "tile.m", f"is {rows}; allowed: {', '.join(map(str, BLOCK_ROWS))}")
-    require(
-        not spec.hadamard or head_dim in ROTATED_HEADS,
-        "hadamard",
-        f"is true; heads of {head_dim} have no rotation, those of {', '.join(map(str, ROTATED_HEADS))} have one",
-    )
-    require(
-        spec.rotary == "none" or head_dim in ROTARY_HEADS,
-        "rotary",
-        f"is {spec.rotary}; a row's chunks of heads of {head_dim} are 3 a thread, and pairs want an even number: heads "
-        f"of {', '.join(map(str, ROTARY_HEADS))}",
-    )
-    require(
-        spec.rotary == "none" or spec.scales != "given" or rows == FLOAT_ROWS_AT_ONCE,
-        "tile.m",
-        f"is {rows}; with a given scale and rotary more rows would not fit into registers: {FLOAT_ROWS_AT_ONCE}",
-    )
+    _check_rows(spec)
     in_floats = spec.hadamard or spec.rotary != "none"
     smooth, is_given = spec.mean == "subtract", spec.scales == "given"
     threads = FLOAT_ROWS_AT_ONCE * lanes if in_floats else ROW_THREADS
@@ -80,31 +64,7 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
         lanes=lanes,
         kept=elements if in_floats else elements // 2,
         statistic="mean" if smooth else "",
-        params=(
-            pointer("codes", "Code", "codes, as x", writes=True),
-            *(i64(f"codes_{axis}_stride", f"codes from one {axis} to the next") for axis in ("batch", "head", "row")),
-            pointer(
-                "scales",
-                "float",
-                f"scales (batch, heads{'' if is_given else ', rows or blocks of them'})",
-                writes=not is_given,
-            ),
-            *(
-                i64(f"scales_{axis}_stride", f"scales from one {axis} to the next")
-                for axis in (("batch", "head") if is_given else ("batch", "head", "row"))
-            ),
-            *(
-                (
-                    pointer("mean", "float", "means of K's columns (batch, kv_heads, head_dim)"),
-                    pointer("product", "float", "products of rows and means (batch, heads, length)", writes=True),
-                    i32("kv_heads", "heads of the means"),
-                    i32("heads_per_kv_head", "heads that share one of them"),
-                )
-                if spec.mean == "product"
-                else ()
-            ),
-            *(_rotary_params() if spec.rotary != "none" else ()),
-        ),
+        params=_row_params(spec),
         constants=(
             Constant("kRows", rows, "rows of a thread block"),
             Constant("kThreadRows", rows * lanes // threads, "rows of a thread"),
@@ -126,6 +86,62 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
             joins_warps=smooth or spec.scales == "row_block",
             signs=tuple(f"0x{word:08X}" for word in sign_words(head_dim)) if spec.hadamard else (),
         ),
+    )
+
+
+def _check_rows(spec: QuantiseSpec) -> None:
+    """Refuse what kernels whose scales are of rows are not written for.
+
+    Raises:
+        SpecError: names the field.
+    """
+    rows, head_dim = spec.tile.m, spec.head_dim
+    require(rows in BLOCK_ROWS, "tile.m", f"is {rows}; allowed: {', '.join(map(str, BLOCK_ROWS))}")
+    require(
+        not spec.hadamard or head_dim in ROTATED_HEADS,
+        "hadamard",
+        f"is true; heads of {head_dim} have no rotation, those of {', '.join(map(str, ROTATED_HEADS))} have one",
+    )
+    require(
+        spec.rotary == "none" or head_dim in ROTARY_HEADS,
+        "rotary",
+        f"is {spec.rotary}; a row's chunks of heads of {head_dim} are 3 a thread, and pairs want an even number: heads "
+        f"of {', '.join(map(str, ROTARY_HEADS))}",
+    )
+    require(
+        spec.rotary == "none" or spec.scales != "given" or rows == FLOAT_ROWS_AT_ONCE,
+        "tile.m",
+        f"is {rows}; with a given scale and rotary more rows would not fit into registers: {FLOAT_ROWS_AT_ONCE}",
+    )
+
+
+def _row_params(spec: QuantiseSpec) -> tuple[Param, ...]:
+    """Return the parameters of kernels whose scales are of rows."""
+    is_given = spec.scales == "given"
+    return (
+        pointer("codes", "Code", "codes, as x", writes=True),
+        *(i64(f"codes_{axis}_stride", f"codes from one {axis} to the next") for axis in ("batch", "head", "row")),
+        pointer(
+            "scales",
+            "float",
+            f"scales (batch, heads{'' if is_given else ', rows or blocks of them'})",
+            writes=not is_given,
+        ),
+        *(
+            i64(f"scales_{axis}_stride", f"scales from one {axis} to the next")
+            for axis in (("batch", "head") if is_given else ("batch", "head", "row"))
+        ),
+        *(
+            (
+                pointer("mean", "float", "means of K's columns (batch, kv_heads, head_dim)"),
+                pointer("product", "float", "products of rows and means (batch, heads, length)", writes=True),
+                i32("kv_heads", "heads of the means"),
+                i32("heads_per_kv_head", "heads that share one of them"),
+            )
+            if spec.mean == "product"
+            else ()
+        ),
+        *(_rotary_params() if spec.rotary != "none" else ()),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -267,17 +267,7 @@ def quantise_attention(
     for name, tensor in (("k", k), ("v", v)):
         if (tensor.dtype, tensor.device) != (q.dtype, q.device):
             raise ArgumentError(name, f"is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}")
-    if rotary is None and rotary_interleaved:
-        raise ArgumentError("rotary_interleaved", "is True without rotary: pass (cos, sin), or leave it out")
-    if rotary is not None:
-        rotary = check_rotary(rotary, q)
-        if q.shape[2] != length:
-            raise ArgumentError(
-                "rotary",
-                f"is given for {q.shape[2]} queries and {length} keys, expected as many: quantise as many, and other "
-                "queries by with_queries",
-            )
-    pairs = "none" if rotary is None else "interleaved" if rotary_interleaved else "half"
+    rotary, pairs = _rotary_of(rotary, q, length, interleaved=rotary_interleaved)
     blocks, keys = -(-length // k_rows), -(-length // V_KEYS) * V_KEYS
     shapes = {
         "q_scale": (batch, q.shape[1], -(-q.shape[2] // q_rows)),
@@ -285,14 +275,7 @@ def quantise_attention(
         "v_scale": (batch, kv_heads, head_dim),
     }
     scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-    given = {
-        name: spread(name, scale, shapes[name], q.device, last=name == "v_scale")
-        for name, scale in scales.items()
-        if scale is not None
-    }
-    if validate:
-        for name, scale in given.items():
-            check_values(name, scale)
+    given = _given_scales(scales, shapes, q.device, validate=validate)
     of_heads = {name: scale[:, :, :1] for name, scale in given.items()}
     cache = None if kv_capacity is None else _reserved(k, dtype, k_rows, kv_capacity, of_heads.get("k_scale"))
     into = {}
@@ -346,6 +329,42 @@ def quantise_attention(
         static_q_scale=q_scale is not None,
         static_k_scale=k_scale is not None,
     )
+
+
+def _rotary_of(
+    rotary: Any, q: torch.Tensor, kv_len: int, *, interleaved: bool
+) -> tuple[Rotary | None, Literal["none", "half", "interleaved"]]:
+    """Return cosines and sines, checked against q and k, and which pairs of elements they rotate."""
+    if rotary is None:
+        if interleaved:
+            raise ArgumentError("rotary_interleaved", "is True without rotary: pass (cos, sin), or leave it out")
+        return None, "none"
+    found = check_rotary(rotary, q)
+    if q.shape[2] != kv_len:
+        raise ArgumentError(
+            "rotary",
+            f"is given for {q.shape[2]} queries and {kv_len} keys, expected as many: quantise as many, and other "
+            "queries by with_queries",
+        )
+    return found, "interleaved" if interleaved else "half"
+
+
+def _given_scales(
+    scales: dict[str, float | torch.Tensor | None],
+    shapes: dict[str, tuple[int, int, int]],
+    device: torch.device,
+    *,
+    validate: bool,
+) -> dict[str, torch.Tensor]:
+    """Return the scales that are given, as views of one for each head and block, or column."""
+    given = {
+        name: spread(name, scale, shapes[name], device, last=name == "v_scale")
+        for name, scale in scales.items()
+        if scale is not None
+    }
+    for name, scale in given.items() if validate else ():
+        check_values(name, scale)
+    return given
 
 
 def check_queries(q: torch.Tensor, batch: int, kv_heads: int, head_dim: int) -> None:

@@ -396,7 +396,7 @@ def measured(row: Row, dtype: str, group: Any, link: float, labels: Sequence[str
             result["share"] = round(base["milliseconds"] / result["milliseconds"], 3)
             long = base["back_to_back_milliseconds"] / result["back_to_back_milliseconds"]
             result["back_to_back_share"] = round(long, 3)
-        runs = [run.stop - run.start for run in plan.runs(shape, heads, gives_back=row.backward)]
+        runs = [run.stop - run.start for run in plan.runs(shape, heads, gives_back=row.backward, by_heads=row.heads)]
         edge = WINDOW * problem.ranks / row.length if row.kind == "window" else 1.0
         parts = runs_of(work * edge, received, runs, received if row.backward else 0)
         machine = Machine(work / (base["milliseconds"] / 1e3), link)

@@ -20,7 +20,6 @@ from runtime.ops.attention_gradients import attend_backward
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
 
-_MOST_RUNS = 2  # unless told: each moves four tensors, which takes the host longer than an attention call of few heads
 Saved = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """q, k, v, result and log-sum-exp of this rank's heads over the whole sequence."""
 
@@ -43,10 +42,7 @@ class HeadRun:
         self.shuffle = kind(group, plan.layout, self.kv_heads, inputs.q.device)
         batch, heads, q_len, head_dim = inputs.q.shape
         shape = batch, heads // self.ranks, q_len * self.ranks, head_dim
-        self.runs = plan.runs(shape, self.kv_heads)
-        if not plan.heads and len(self.runs) > _MOST_RUNS:
-            half = -(-self.kv_heads // 2)
-            self.runs = slice(0, half), slice(half, self.kv_heads)
+        self.runs = plan.runs(shape, self.kv_heads, by_heads=True)
 
     def whole(self, local: torch.Tensor, *, result: bool = False) -> torch.Tensor:
         """Return a tensor for this rank's heads over the whole sequence; a result is sent back."""

@@ -21,6 +21,7 @@ _GROWTH = 1.4  # of runs of lists, whose work is little more than what arrives f
 _PAIRS_A_KEY = 3000  # pairs that an H100 computes while a key and its value arrive: at 600 TFLOPS, 200 GB/s
 _SHARE = {"dense": 1.0, "causal": 0.5, "prefix_lm": 0.5}  # of all pairs, at least
 _LEAST_SLOWER = 4  # times longer that a run takes than it needs to arrive: waiting for the first of two is 3% then
+_MOST_RUNS_BY_HEADS = 2
 _MOST_PIECES = 2  # of a rank, as zigzag has: each is a message for each head
 Caps = tuple[tuple[int, ...], ...]
 
@@ -76,13 +77,16 @@ class Plan:
         ranks, blocks = range(self.layout.ranks), kv_len // key_block(self.spec_json)
         return tuple(tuple(0 if source == rank else blocks for rank in ranks) for source in ranks)
 
-    def runs(self, q_shape: tuple[int, ...], kv_heads: int, *, gives_back: bool = False) -> tuple[slice, ...]:
+    def runs(
+        self, q_shape: tuple[int, ...], kv_heads: int, *, gives_back: bool = False, by_heads: bool = False
+    ) -> tuple[slice, ...]:
         """Return which heads of k are sent together. It is the same on all ranks.
 
         Nothing is computed until the first run has arrived, so it is as short as fills the chip; each one after it
         has half as many heads more, and arrives while the one before it is computed. Where that takes long, there are
         two runs alone, as the last tiles of each call leave SMs without work. ``gives_back``: gradients of the last
-        run go back while nothing is computed any more: of lists it is short too.
+        run go back while nothing is computed any more: of lists it is short too. ``by_heads``: ranks have heads of
+        their own; a run moves four tensors, which takes the host longer than attention of few heads: two at most.
         """
         batch, heads, q_len, _ = q_shape
         size = float(self.heads or max(1, _TILES * _TILE * kv_heads // max(1, batch * heads * q_len)))
@@ -96,6 +100,8 @@ class Plan:
             sizes = _short_at_both_ends(kv_heads, max(1, round(size)))
         else:
             sizes = _growing(kv_heads, size, 1.0 if self.heads else growth)
+        if by_heads and not self.heads and len(sizes) > _MOST_RUNS_BY_HEADS:
+            sizes = [kv_heads - kv_heads // 2, kv_heads // 2]
         ends = [*itertools.accumulate(sizes)]
         return tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
 

@@ -250,6 +250,16 @@ def test_runs_of_heads_grow() -> None:
     assert sizes(SlidingWindow(5), (1, 16, 32768, 128)) == [16]
 
 
+def test_ranks_with_heads_of_their_own_have_two_runs() -> None:
+    def sizes(heads: int, at_once: int = 0) -> list[int]:
+        lists = TopK(torch.zeros(1, heads, 512, 32, dtype=torch.int32), block=(128, 128))
+        plan = Plan("g", Layout.contiguous(2), lists.spec_json, None, at_once, True, 1.0)
+        return [run.stop - run.start for run in plan.runs((1, heads, 65536, 128), heads, by_heads=True)]
+
+    assert [sizes(heads) for heads in (1, 2, 3, 8)] == [[1], [1, 1], [2, 1], [4, 4]]
+    assert sizes(8, at_once=2) == [2, 2, 2, 2]
+
+
 @pytest.mark.parametrize("heads", range(1, 40))
 def test_runs_of_gradients_are_short_at_both_ends(heads: int) -> None:
     lists = TopK(torch.zeros(1, heads, 256, 32, dtype=torch.int32), block=(128, 128))

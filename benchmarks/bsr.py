@@ -52,7 +52,7 @@ from runtime import load_kernel
 from runtime.bench import bsr_fp8
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.kernels.bsr_scales import SCALE_DEPTH
+from runtime.verify.bsr_fp8 import scaled_b, scaled_rows
 from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")
@@ -440,12 +440,13 @@ def exact(problem: Problem, label: str, i: int) -> torch.Tensor:
     if label.startswith((DENSE, FP8_DENSE)):
         return left[rows].double() @ right.double()
     if isinstance(problem.spec, BsrSddmmSpec):
-        factor = float(scales["scale_a"] * scales["scale_b"]) if scales and label == OURS else 1.0
-        return left[rows].double() @ right.double() * factor
+        if not scales or label != OURS:
+            return left[rows].double() @ right.double()
+        of_a = scales["scale_a"][rows] if scales["scale_a"].dim() else scales["scale_a"]
+        return scaled_rows(problem.spec, left[rows], {"scale_a": of_a}) @ scaled_b(problem.spec, right, scales)
     left = block_row(problem.a, i, scales.get("scale_a"))
-    if problem.b.layout != torch.sparse_bsr:
-        of_b = scales.get("scale_b", torch.ones((), device=left.device)).double()
-        return left @ (problem.b.double() * (of_b.repeat_interleave(SCALE_DEPTH, 1).mT if of_b.dim() else of_b))
+    if isinstance(problem.spec, BsrSpmmSpec):
+        return left @ (scaled_b(problem.spec, problem.b, scales) if scales else problem.b.double())
     first, end = problem.a.crow_indices()[i : i + 2].tolist()
     met = problem.a.col_indices()[first:end].tolist()
     out = torch.zeros((block.rows, problem.b.shape[1]), dtype=torch.float64, device=left.device)

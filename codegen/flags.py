@@ -811,18 +811,30 @@ class MmaSyncFp8Flags:
         multiply: the template of products and sums of a slice.
         strip: the template of C on its way out, by its type.
         element: C++ type of the elements of C.
+        scaling: what the scales are, in words.
+        one_scale: whether the scales of A and B are one each, by which C is multiplied on its way out.
     """
 
     multiply: str
     strip: str
     element: str
+    scaling: str
+    one_scale: bool
 
 
 @dataclass(frozen=True)
 class SddmmMmaFlags(Flags):
-    """What bsr_sddmm/mma_fp8.cu.j2 asks: ``fp8``, products and strips."""
+    """What bsr_sddmm/mma_fp8.cu.j2 asks.
+
+    Attributes:
+        fp8: products and strips.
+        mainloop: the template of the steps of a unit.
+        row_scales: whether rows of A and of B have scales of their own.
+    """
 
     fp8: MmaSyncFp8Flags
+    mainloop: str
+    row_scales: bool
 
 
 @dataclass(frozen=True)
@@ -835,6 +847,7 @@ class SpmmMmaParts(Flags):
         b_and_c: how B and C are stored, in words.
         mainloop: the template of the main loop.
         some_copy_a: whether an A tile has fewer chunks than there are threads.
+        block_scales: whether blocks of A and of columns of B have scales of their own, in FP8.
     """
 
     b_tile: str
@@ -842,6 +855,7 @@ class SpmmMmaParts(Flags):
     b_and_c: str
     mainloop: str
     some_copy_a: bool
+    block_scales: bool
 
 
 @dataclass(frozen=True)

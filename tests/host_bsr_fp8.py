@@ -27,7 +27,7 @@ class HostSpmm(BsrSpmmKernel):
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
 
     def __call__(self, a: Any, b: Any, **named: Any) -> Any:
-        self.host.tensors = (a.values(), b)
+        self.host.tensors = (a.values(), b, named["scale_b"])
         return super().__call__(a, b, **named)
 
 
@@ -44,5 +44,5 @@ class HostSddmm(BsrSddmmKernel):
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
 
     def __call__(self, a: Any, b: Any, pattern: Any, **named: Any) -> Any:
-        self.host.tensors = (a, b)
+        self.host.tensors = (a, b, named["scale_a"], named["scale_b"])
         return super().__call__(a, b, pattern, **named)

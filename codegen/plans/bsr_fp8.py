@@ -7,7 +7,7 @@ K-major, as those of 8 bits always are.
 from __future__ import annotations
 
 from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags
-from codegen.plan import Constant, Registers, SharedLayout, TensorMap, pointer, require
+from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i64, pointer, require, require_left_out
 from codegen.plans.bsr_parts import (
     CONSUMER_REGISTERS,
     CONSUMERS,
@@ -27,6 +27,8 @@ MOST_ACCUMULATORS = 128  # of a thread for all groups: more would not fit beside
 COPY_COLUMNS = 256  # columns of B that one copy brings, at most
 SCALE_COLUMNS = 128  # of A, and rows of a column of B, that share a scale of their own
 OUTPUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+SCALED = {"block": "scaled", "row": "scaled_rows"}
+"""Names of templates, by the scales of a spec that are not of tensors."""
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
 
 TENSOR_SCALES = (
@@ -47,13 +49,34 @@ def check_mma_sync(spec: Fp8Spec) -> None:
     if isinstance(spec, BsrSpmmSpec):
         reason = f"a mma.sync of {spec.dtype} takes its operands K-major alone, so B is stored by columns: column_major"
         require(spec.b_layout == "column_major", "b_layout", f"is {spec.b_layout}; {reason}")
-    require(spec.scales == "tensor", "scales", f"is {spec.scales}; allowed with mma: tensor")
+    check_scales(spec)
+    if spec.scales != "tensor":
+        least = 2 * MMA_SYNC_DEPTH
+        reason = f"a step of scales of {spec.scales}s has slices of {MMA_SYNC_DEPTH}: {least} or more"
+        require(spec.tile.k >= least, "tile.k", f"is {spec.tile.k}; {reason}")
+
+
+def check_scales(spec: Fp8Spec) -> None:
+    """Refuse scales of blocks or rows beside what does not go with them.
+
+    Raises:
+        SpecError: names the field.
+    """
+    if spec.scales == "tensor":
+        return
+    cols = spec.block.cols
+    if spec.scales == "block":
+        require(cols == SCALE_COLUMNS, "scales", f"is block; each is of {SCALE_COLUMNS} of K, and block.cols is {cols}")
+    require_left_out(spec, ("accumulate_every",), f"scales of {spec.scales}s: each step joins the sums by itself")
 
 
 def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
     """Return what templates of kernels by mma.sync ask."""
+    kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
     return MmaSyncFp8Flags(
-        multiply=f"bsr_fp8/multiply_{'promoted' if spec.accumulate_every else 'fast'}.cuh.j2",
+        multiply=f"bsr_fp8/multiply_{kind}.cuh.j2",
+        scaling=scaling(spec) if spec.scales in SCALED else "A number is its code times the scale of its operand",
+        one_scale=spec.scales not in SCALED,
         strip=f"bsr_fp8/strip_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
         element="float" if spec.output == "fp32" else "unsigned short",
     )
@@ -61,8 +84,51 @@ def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
 
 def mma_sync_summary(spec: Fp8Spec) -> tuple[tuple[str, str], ...]:
     """Return how sums are made, for ``explain``."""
-    sums = "taken in by fp32 after each product of 32" if spec.accumulate_every else "of a whole row in the tensor core"
-    return (("scales", "A and B have one scale each"), ("sums", sums))
+    promoted = spec.accumulate_every or spec.scales != "tensor"
+    sums = "taken in by fp32 after each product of 32" if promoted else "of a whole row in the tensor core"
+    return (("scales", scaling(spec)), ("sums", sums))
+
+
+def scaling(spec: Fp8Spec) -> str:
+    """Return what the scales are, in words."""
+    if spec.scales == "block":
+        return f"A has a scale for each stored block, B one for each {SCALE_COLUMNS} rows of a column"
+    if spec.scales == "row":
+        return f"Rows of A and of B have a scale for each {SCALE_COLUMNS} columns"
+    return "A and B have one scale each"
+
+
+def mma_sync_scale_params(spec: Fp8Spec) -> tuple[Param, ...]:
+    """Return the parameters of the scales of a kernel by mma.sync."""
+    if spec.scales == "block":
+        return (
+            pointer("a_scale", "float", "scales of the stored blocks of A (nnz,)"),
+            pointer("b_scale", "float", "scales of B, of 128 rows of a column each (K / 128, N)"),
+            i64("b_scale_stride", "elements from the scales of 128 rows of B to the next"),
+        )
+    if spec.scales == "row":
+        return (
+            pointer("a_scale", "float", "scales of A, of 128 columns of a row each (K / 128, M)"),
+            pointer("b_scale", "float", "scales of B, likewise (K / 128, N)"),
+            i64("a_scale_stride", "elements from the scales of 128 columns of A to the next"),
+            i64("b_scale_stride", "those of B"),
+        )
+    return TENSOR_SCALES
+
+
+def add_mma_sync_scales(spec: Fp8Spec, ring: SharedLayout) -> tuple[Constant, ...]:
+    """Lay out the scales of the stages of a kernel by mma.sync; return their constants."""
+    m, n = spec.tile.m, spec.tile.n
+    of_a = Constant("kAScaleBytes", 4 * m, "bytes of the scales of an A tile")
+    of_b = Constant("kBScaleBytes", 4 * n, "bytes of the scales of a B tile")
+    if spec.scales == "block":
+        ring.add("BScales", spec.stages * 4 * n, f"scales of the {n} columns of each stage", align=16)
+        return (of_b,)
+    if spec.scales == "row":
+        ring.add("AScales", spec.stages * 4 * m, f"scales of the {m} rows of A of each stage", align=16)
+        ring.add("BScales", spec.stages * 4 * n, f"scales of the {n} rows of B of each stage", align=16)
+        return (of_a, of_b)
+    return ()
 
 
 def check_blocks(spec: Fp8Spec) -> None:
@@ -179,7 +245,7 @@ def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
 
 def fp8_flags(spec: Fp8Spec) -> BsrFp8Flags:
     """Return what templates of both kernels ask."""
-    kind = {"block": "scaled", "row": "scaled_rows"}.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
+    kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
     return BsrFp8Flags(
         mma_n=spec.block.rows,
         products=f"bsr_fp8/products_{kind}.cuh.j2",

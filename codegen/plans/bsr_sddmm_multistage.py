@@ -6,7 +6,14 @@ from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES, FP8
 from codegen.flags import Flags, SddmmMmaFlags
 from codegen.plan import Constant, Plan, check_budget, i32, i64, pointer, require
-from codegen.plans.bsr_fp8 import TENSOR_SCALES, check_mma_sync, mma_sync_flags, mma_sync_summary
+from codegen.plans.bsr_fp8 import (
+    SCALE_COLUMNS,
+    add_mma_sync_scales,
+    check_mma_sync,
+    mma_sync_flags,
+    mma_sync_scale_params,
+    mma_sync_summary,
+)
 from codegen.plans.bsr_parts import INDEX_PARAMS
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.plans.multistage import MMA, Tiles
@@ -31,6 +38,8 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     warps = FP8_WARPS if in_fp8 else WARPS
     tiles = Tiles(spec, warps, warp_rows, n * (m // warp_rows) // warps, (n, k), sets)
     ring, staging = tiles.shared()
+    by_row = in_fp8 and spec.scales == "row"
+    scale_constants = add_mma_sync_scales(spec, ring) if in_fp8 else ()
     ring.add("BRows", 4 * n, "rows of B that a unit needs", align=16)
     ctas_per_sm, registers = tiles.occupancy(ring.size)
     check_budget(spec, ring.size, registers)
@@ -50,6 +59,8 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             "kPassRows", tiles.threads // row_chunks, "rows of a tile that all threads copy at a time, a chunk each"
         ),
         *tiles.constants(),
+        *scale_constants,
+        *((Constant("kScaleDepth", SCALE_COLUMNS, "columns of A and B that share scales"),) if by_row else ()),
     )
     params = (
         pointer("a", element, "A (M, K)"),
@@ -63,7 +74,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         i32("blocks", "stored blocks of C"),
         i32("k", "columns of A and B"),
         i32("steps", "K / kTileK, rounded up"),
-        *(TENSOR_SCALES if in_fp8 else ()),
+        *(mma_sync_scale_params(spec) if in_fp8 else ()),
     )
     return Plan(
         spec=spec,
@@ -78,7 +89,9 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         params=params,
         tensor_maps={},
         constants=constants,
-        flags=SddmmMmaFlags(fp8) if fp8 else Flags(),
+        flags=SddmmMmaFlags(fp8, f"bsr_sddmm/mma_fp8_mainloop{'_scaled' if by_row else ''}.cuh.j2", by_row)
+        if fp8
+        else Flags(),
         grid_summary=f"one thread block per tile, {ctas_per_sm} at a time on an SM, in the order of storage",
         summary=(
             ("blocks of C", f"{size} x {size}"),

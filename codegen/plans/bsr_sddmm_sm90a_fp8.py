@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from codegen.flags import SddmmFp8Flags
-from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require, require_left_out, tensor_map
+from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require, tensor_map
 from codegen.plans.bsr_fp8 import (
-    SCALE_COLUMNS,
     TENSOR_SCALES,
     c_map,
     check_blocks,
+    check_scales,
     constants,
     fp8_flags,
     groups,
     registers,
+    scaling,
     shared_layout,
     staging_pieces,
 )
@@ -36,8 +37,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         n // cols <= 32, "tile.n", f"is {n}; a tile has at most 32 blocks, each found by a lane: block.cols is {cols}"
     )
     by_row = spec.scales == "row"
-    if by_row:
-        require_left_out(spec, ("accumulate_every",), "scales of rows, each of which is one step's")
+    check_scales(spec)
     pieces = staging_pieces(spec)
     shared = shared_layout(spec, pieces)
     if by_row:
@@ -80,7 +80,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             Constant("kStageBytes", m * (k + 4 * by_row), "bytes of a stage without those of stored blocks"),
             Constant("kBlockBytes", cols * (k + 4 * by_row), "bytes of a stage for each stored block"),
         ),
-        flags=SddmmFp8Flags(fp8=fp8_flags(spec), row_scales=by_row, scaling=_scaling(spec), work="unit"),
+        flags=SddmmFp8Flags(fp8=fp8_flags(spec), row_scales=by_row, scaling=scaling(spec), work="unit"),
         grid_summary="one thread block per SM, looping over tiles (persistent), in the order of storage",
         summary=(
             ("blocks of C", f"{spec.block.rows} x {cols}"),
@@ -90,7 +90,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
                 f"each warpgroup has {groups(spec)} groups of 64 columns",
             ),
             ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
-            ("scales", _scaling(spec)),
+            ("scales", scaling(spec)),
             ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
         ),
         flops=2 * m * n * k,
@@ -111,10 +111,3 @@ def _scale_constants(spec: BsrSddmmSpec) -> tuple[Constant, ...]:
         Constant("kAScaleBytes", 4 * spec.tile.m, "bytes of the scales of an A tile"),
         Constant("kBScaleBytes", 4 * spec.tile.n, "bytes of the scales of a B tile"),
     )
-
-
-def _scaling(spec: BsrSddmmSpec) -> str:
-    """Return what the scales are, in words."""
-    if spec.scales == "row":
-        return f"Rows of A and of B have a scale for each {SCALE_COLUMNS} columns"
-    return "A and B have one scale each"

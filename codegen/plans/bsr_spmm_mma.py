@@ -22,9 +22,10 @@ from codegen.plan import (
 from codegen.plans.bsr_fp8 import (
     MMA_SYNC_DEPTH,
     OUTPUT_BYTES,
-    TENSOR_SCALES,
+    add_mma_sync_scales,
     check_mma_sync,
     mma_sync_flags,
+    mma_sync_scale_params,
     mma_sync_summary,
 )
 from codegen.plans.bsr_parts import b_and_c
@@ -70,6 +71,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {k} elements, swizzled")
     b_doc = f"{n} columns of {k} elements" if by_columns else f"{k} rows of {n} elements"
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled")
+    scale_constants = add_mma_sync_scales(spec, ring) if in_fp8 else ()
     # C is staged in the memory of the tiles, which are read no more by then.
     staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles", "A")
     shared_bytes = max(ring.size, staging_bytes)
@@ -101,17 +103,21 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *(_common_rows(k, copy, threads) if by_columns else _own_rows(k, n, copy, threads, some_copy_a)),
         Constant("kATile", a_bytes, "bytes of an A tile"),
         Constant("kBTile", b_bytes, "bytes of a B tile"),
+        *scale_constants,
         Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
         Constant("kWarpRows", warp_rows, "rows of C of one warp"),
         Constant("kWarpColumns", columns, "columns of C of one warp"),
         Constant("kStripChunks", columns * output_bytes // COPY_BYTES, "chunks of a row of a strip of C"),
     )
+    by_block = in_fp8 and spec.scales == "block"
+    slices = "one_slice" if k == depth else "slices_scaled" if by_block else "slices"
     asked: dict[str, Any] = {
         "b_tile": f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
         "lanes": f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
         "b_and_c": b_and_c(spec),
-        "mainloop": f"bsr_spmm/mma_{'one_slice' if k == depth else 'slices'}.cuh.j2",
+        "mainloop": f"bsr_spmm/mma_{slices}.cuh.j2",
         "some_copy_a": some_copy_a,
+        "block_scales": by_block,
     }
     return Plan(
         spec=spec,
@@ -152,7 +158,7 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
         return warp_level_params("unsigned short", spec.b_layout == "column_major")
     written = pointer("c", mma_sync_flags(spec).element, "C (M, N)", writes=True)
     params = warp_level_params("unsigned char", by_columns=True)
-    return (*(written if param.name == "c" else param for param in params), *TENSOR_SCALES)
+    return (*(written if param.name == "c" else param for param in params), *mma_sync_scale_params(spec))
 
 
 def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tuple[Constant, ...]:

@@ -7,14 +7,15 @@ from codegen.plan import Constant, Param, Plan, TensorMap, check_budget, pointer
 from codegen.plans.balance import order_params, order_summary, producers, schedule_flags, tile_place
 from codegen.plans.bsr_fp8 import (
     COPY_COLUMNS,
-    SCALE_COLUMNS,
     TENSOR_SCALES,
     c_map,
     check_blocks,
+    check_scales,
     constants,
     fp8_flags,
     groups,
     registers,
+    scaling,
     shared_layout,
     staging_pieces,
 )
@@ -75,7 +76,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         flags=SpmmFp8Flags(
             fp8=flags,
             block_scales=by_block,
-            scaling=_scaling(spec),
+            scaling=scaling(spec),
             tile_place=tile_place(spec),
             tile_rows="block_rows",
             schedule=schedule_flags(spec),
@@ -88,7 +89,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
                 f"{m} x {n} of C, computed transposed, in steps of {k}; each warpgroup has {groups(spec)} groups of 64",
             ),
             ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
-            ("scales", _scaling(spec)),
+            ("scales", scaling(spec)),
             ("pipeline", f"ring of {spec.stages} pairs of A blocks and B tiles"),
         ),
         flops=2 * m * n * k,
@@ -109,17 +110,8 @@ def _check(spec: BsrSpmmSpec) -> None:
     check_blocks(spec)
     cols = spec.block.cols
     require(spec.tile.k == cols, "tile.k", f"is {spec.tile.k}; a step is one block of A: block.cols is {cols}")
-    if spec.scales == "block":
-        require(cols == SCALE_COLUMNS, "scales", f"is block; each is of {SCALE_COLUMNS} of K, and block.cols is {cols}")
-        require_left_out(spec, ("accumulate_every",), "scales of blocks, each of which is one step's")
+    check_scales(spec)
 
 
 def _scales(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     return BLOCK_SCALES if spec.scales == "block" else TENSOR_SCALES
-
-
-def _scaling(spec: BsrSpmmSpec) -> str:
-    """Return what the scales are, in words."""
-    if spec.scales == "block":
-        return "A has a scale for each stored block, B one for each 128 rows of a column"
-    return "A and B have one scale each"

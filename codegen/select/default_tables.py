@@ -91,6 +91,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row({"copy": "ld_global"}, ("rows", 128, "depth"), (1,)),
         Row(WMMA, ("rows", 128, "depth"), (3,)),
+        Row(MMA | FP8 | {"scales": "block", "rows": 128}, ("rows", 128, 64), (3,)),
+        Row(MMA | FP8 | {"scales": "block"}, ("rows", 256, 64), (3,)),
         Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 32), (4,)),
         Row(MMA | FP8, ("rows", 256, 32), (3,)),
         # As many stages as leave room for two thread blocks on an SM.

@@ -118,6 +118,12 @@ def scale_tensors(
     return {names[name]: (tuple(scale.mT.shape), scale.mT.stride()) for name, scale in _mapped(spec, scales).items()}
 
 
+def scale_strides(scales: Scales) -> dict[str, int]:
+    """Return the elements from the scales of 128 elements of K to those of the next, for kernels that are told them."""
+    found = {"a_scale_stride": scales.a, "b_scale_stride": scales.b}
+    return {name: scale.stride(1) for name, scale in found.items() if scale is not None and scale.dim() == 2}
+
+
 def check_scale_address(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> None:
     """Check where the scales are that are read through tensor maps.
 

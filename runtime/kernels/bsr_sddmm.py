@@ -35,6 +35,7 @@ from runtime.kernels.bsr_scales import (
     check_scale_address,
     check_scale_values,
     check_scales,
+    scale_strides,
     scale_tensors,
 )
 from runtime.prepare.matrix import check_layout
@@ -142,6 +143,7 @@ class BsrSddmmKernel:
             "index_words": INDEX_WORDS[pattern.crow_indices().dtype],
             "a_row_stride": a.stride(0),
             "b_row_stride": b.stride(0),
+            **scale_strides(scales),
         }
         numbers = {**args.numbers, **plan.own(known)}
         tensors = {

@@ -46,6 +46,7 @@ from runtime.kernels.bsr_scales import (
     check_scale_address,
     check_scale_values,
     check_scales,
+    scale_strides,
     scale_tensors,
 )
 from runtime.prepare.prepared import Effort, PreparedBsr
@@ -451,6 +452,7 @@ class BsrSpmmKernel:
             "b_column_stride": used_strides(b)[1],
             "c_row_stride": stride,
             "beta": beta,
+            **scale_strides(scales),
         }
         numbers = {**args.numbers, **self._plan.own(known)}
         tensors = {

@@ -124,17 +124,28 @@ def model_product(
     """Return the product as a model of the tensor core adds it up, from a dense A (M, K) and B (..., K, N).
 
     An error beyond ``tolerance`` is held to twice that of the model. Torch's kernel divides K between thread blocks, or
-    promotes more often than a spec says, so what the tensor core drops can be more than there. None where the kernel's
-    steps are not those of a dense A: where sums of stored blocks are promoted, and with scales of their own.
+    promotes more often than a spec says, so what the tensor core drops can be more than there. Of a sparse A that is
+    promoted each block row is added up by itself, as only its stored blocks are steps. None for scales of their own.
     """
-    is_dense = isinstance(spec, BsrSddmmSpec) or spec.accumulate_every == 0
-    if by_block(spec) or by_row(spec) or not is_dense:
+    if by_block(spec) or by_row(spec):
         return None
     every = spec.accumulate_every * spec.tile.k or None
-    of_columns = b.mT.float()
+    if isinstance(spec, BsrSddmmSpec) or every is None:
+        product = _modelled(codes, b, every)
+    else:
+        parts = []
+        for rows in codes.split(spec.block.rows):
+            stored = rows.reshape(rows.shape[0], -1, spec.block.cols).ne(0).any(0).any(-1)
+            elements = stored.repeat_interleave(spec.block.cols)
+            parts.append(_modelled(rows[:, elements], b[..., elements, :], every))
+        product = torch.cat(parts, -2)
+    return product.double() * float(scales["scale_a"]) * float(scales["scale_b"])
+
+
+def _modelled(codes: torch.Tensor, b: torch.Tensor, every: int | None) -> torch.Tensor:
+    """Return A B by the model, float32 (..., M, N), promoted after ``every`` elements of K."""
     left = codes.float() if b.dim() == 2 else codes.float().expand(b.shape[0], *codes.shape)
-    product = tensor_core_fp8.products(left, of_columns, flush_every=every).double()
-    return product * float(scales["scale_a"]) * float(scales["scale_b"])
+    return tensor_core_fp8.products(left, b.mT.float(), flush_every=every)
 
 
 def limits(

@@ -53,8 +53,10 @@ def plan_of(rows: int = 128, cols: int = 128, **changes: Any) -> Plan:
         ("dtype", {"arch": "sm_89", "mma": "wmma"}),
         ("block.rows", {"arch": "sm_89", "rows": 16, "cols": 32}),
         ("block.cols", {"arch": "sm_89", "rows": 32, "cols": 16}),
-        ("scales", {"arch": "sm_89", "scales": "block"}),
-        ("scales", {"arch": "sm_89", "op": "bsr_sddmm", "scales": "row"}),
+        ("scales", {"arch": "sm_89", "cols": 64, "scales": "block"}),
+        ("tile.k", {"arch": "sm_89", "scales": "block", "tile": {"k": 32}}),  # of one slice
+        ("accumulate_every", {"arch": "sm_89", "scales": "block", "accumulate_every": 0}),
+        ("accumulate_every", {"arch": "sm_89", "op": "bsr_sddmm", "scales": "row", "accumulate_every": 2}),
         ("accumulate_every", {"accumulate_every": 2, "op": "bsr_sddmm", "scales": "row"}),
         ("tile.k", {"arch": "sm_89", "tile": {"k": 16}}),
         ("tile.k", {"arch": "sm_89", "op": "bsr_sddmm", "tile": {"k": 32}}),

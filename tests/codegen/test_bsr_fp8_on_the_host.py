@@ -74,6 +74,18 @@ def test_sampled_products_are_those_of_the_definition(name: str, tmp_path: Path)
         ("l4_e4m3_bsr_sddmm_b64", "cp_async_wait<kStages - 2>()", "cp_async_wait<kStages>()"),
         ("l4_e4m3_bsr_sddmm_b64", "lane / 8 % 2);", "lane / 16);"),
         ("l4_e4m3_bsr_sddmm_b64", "b_row < 0 ? 0 : bytes", "bytes"),
+        ("l4_e4m3_bsr_spmm_b128_block_scales", "first_block + (step + 1) / kBlockSteps", "first_block"),
+        ("l4_e4m3_bsr_spmm_b128_block_scales", "is_there ? scale_bytes : 0", "is_there ? max(scale_bytes - 4, 0) : 0"),
+        ("l4_e4m3_bsr_spmm_b128_block_scales", "element % 2 == 0 ? scale.x : scale.y", "scale.x"),
+        (
+            "l4_e4m3_bsr_spmm_b128_block_scales",
+            "const Scales scales(b_scales + stage * kTileN,",
+            "const Scales scales(b_scales,",
+        ),
+        ("l4_e4m3_bsr_sddmm_b128_row_scales", "scales.of_a[i][element / 2]", "scales.of_a[i][0]"),
+        ("l4_e4m3_bsr_sddmm_b128_row_scales", "scales + k / kScaleDepth * scale_stride", "scales"),
+        ("l4_e4m3_bsr_sddmm_b128_row_scales", "p.b_scale + max(b_row, 0)", "p.b_scale + of_b"),
+        ("l4_e4m3_bsr_sddmm_b128_row_scales", "stage * stage_scales", "stage * kAScaleBytes / 2"),
     ],
 )
 def test_what_is_wrong_shows(stem: str, was: str, instead: str, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ OPS = (
 )
 ARCHS = (*["sm_90a"] * 6, "sm_89", "sm_89", "sm_80", "sm_86", "sm_120")
 SIDES = (16, 32, 64, 128)
+FP8 = ("e4m3", "e5m2")
 RARELY = (True, False, False, False, False)
 OFTEN = (True, False)
 
@@ -73,7 +74,7 @@ def accepted_specs(count: int, seed: int, archs: Sequence[str] = ARCHS) -> list[
 
 def _attention(choose: Choose) -> dict[str, Any]:
     if choose(RARELY):
-        return _sharing_attention(choose)
+        return choose((_sharing_attention, _fp8_attention, _fp8_attention))(choose)
     fields: dict[str, Any] = {"head_dim": choose((64, 96, 128, 192, 256)), "pattern": _pattern(choose)}
     if choose(OFTEN):
         tile = {"m": choose((16, 32, 64, 64, 128, 128, 192, 192, 256)), "n": choose((*range(32, 257, 16), 64, 80, 128))}
@@ -91,6 +92,34 @@ def _attention(choose: Choose) -> dict[str, Any]:
         "warp_rows": (16, 32),
     }
     return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
+
+
+def _fp8_attention(choose: Choose) -> dict[str, Any]:
+    block = {"q": choose((64, 128)), "kv": choose((64, 128))}
+    pattern = choose((_pattern(choose), {"kind": "topk", "k": choose((1, 9, 64)), "block": block}))
+    options: dict[str, Sequence[Any]] = {
+        "lse": (False,),
+        "softcap": (20.0,),
+        "sink": (True,),
+        "kv_lengths": (True,),
+        "pack_gqa": (2, 8, 64),
+        "stages": (2, 3, 4),
+        "scale_rows": ({"q": 64, "k": 64}, {"q": 128, "k": 64}),
+        "accumulate_every": (0, 1, 2, 4),
+    }
+    fields = _fp8(choose, ("fp16", "bf16"))
+    # Heads of 256 by mma.sync spill some bytes (docs/guarantees.md, "Not promised").
+    widest = 256 if fields["arch"] == "sm_90a" else 192
+    return {
+        **fields,
+        "head_dim": choose((64, 96, 128, 128, widest)),
+        "pattern": pattern,
+        **{name: choose(values) for name, values in options.items() if choose(RARELY)},
+    }
+
+
+def _fp8(choose: Choose, outputs: Sequence[str]) -> dict[str, Any]:
+    return {"arch": choose(("sm_90a", "sm_90a", "sm_89", "sm_120")), "dtype": choose(FP8), "output": choose(outputs)}
 
 
 def _sharing_attention(choose: Choose) -> dict[str, Any]:
@@ -176,7 +205,7 @@ EPILOGUES = (
 
 def _bsr_spmm(choose: Choose) -> dict[str, Any]:
     if choose(RARELY):
-        return _small_blocks(choose)
+        return choose((_small_blocks, _fp8_spmm))(choose)
     options: dict[str, Sequence[Any]] = {
         "accumulate": (True,),
         "scheduler": ("dynamic",),
@@ -202,7 +231,22 @@ def _small_blocks(choose: Choose) -> dict[str, Any]:
     }
 
 
+def _fp8_product(choose: Choose) -> dict[str, Any]:
+    rows = choose(SIDES[1:])
+    fields = {**_fp8(choose, ("fp16", "bf16", "fp32")), "block": {"rows": rows, "cols": choose((rows, *SIDES[1:]))}}
+    options: dict[str, Sequence[Any]] = {"accumulate_every": (0, 1, 2, 4), "stages": (2, 3, 4, 5)}
+    if choose(RARELY):
+        fields["tile"] = {"m": rows, "n": choose((128, 256, 512)), "k": choose((32, 64, 128))}
+    return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
+
+
+def _fp8_spmm(choose: Choose) -> dict[str, Any]:
+    return {**_fp8_product(choose), "b_layout": "column_major", **choose(({}, {"scales": "block"}))}
+
+
 def _bsr_sddmm(choose: Choose) -> dict[str, Any]:
+    if choose(RARELY):
+        return {**_fp8_product(choose), **choose(({}, {"scales": "row"}))}
     return {**_product(choose), **({"ctas_per_sm": choose((2, 3))} if choose(RARELY) else {})}
 
 

@@ -41,6 +41,8 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
     """
     n = spec.tile.n
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
+    if spec.head_dim > 128:  # a partial O beside that of a tile spills
+        require_left_out(spec, ("stream_k_tail",), f"dtype {spec.dtype} and head_dim {spec.head_dim}")
     require(n in STEPS, "tile.n", f"is {n}; allowed with dtype {spec.dtype}: {', '.join(map(str, STEPS))}")
     every = spec.accumulate_every
     few = f"is {every}; with more than 1 registers suffice for steps of 128 keys and heads of 128 elements at most"
@@ -125,6 +127,13 @@ def registers(spec: AttentionSpec) -> int:
     if spec.accumulate_every != 1:
         return output * (2 if spec.accumulate_every else 1) + max(scores, weights)
     return output + max(scores, weights + output // pieces(spec))
+
+
+def producer_has_more(sizes: Sizes) -> bool:
+    """Return whether a producer thread spills in 40 registers: of lists with many scales, or two for each sub-tile."""
+    lists = sizes.spec.pattern.lists
+    of_64_keys = lists > 0 and scale_keys(sizes) < SWIZZLE
+    return sizes.spec.head_dim > 128 or of_64_keys or (lists > 1 and sizes.sub_tiles > 1)
 
 
 def fp8_constants(sizes: Sizes) -> list[Constant]:

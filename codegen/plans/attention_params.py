@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from codegen.dtypes import FP8
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.plans.attention_expressions import aux_params, expressions_summary
@@ -28,8 +29,9 @@ def sub_tile_doc(listed: bool) -> str:
 
 
 def asks_heads(spec: AttentionSpec) -> bool:
-    """Return whether a kernel for sm_90a needs the head of a row; others always do."""
-    return spec.arch != "sm_90a" or spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None
+    """Return whether a kernel for sm_90a needs the head, or the query, of a row; others always do."""
+    asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.dtype in FP8
+    return spec.arch != "sm_90a" or asks
 
 
 def lse_params(spec: AttentionSpec) -> list[Param]:

@@ -57,6 +57,7 @@ SHARED_ARRANGEMENTS = (  # with share_kv_loads
     Arrangement(False, TILE_STAGES, True),
     Arrangement(False, 1, True),
 )
+FP8_ARRANGEMENTS = (*(at for at in ARRANGEMENTS if not at.o_aliases_q), Arrangement(False, 1, False))
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 
 
@@ -67,7 +68,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     check_lockstep(spec, sizes.sub_tiles)
     at, shared, accumulators = _arrange(sizes)
     arch, consumers = ARCHS[spec.arch], sizes.consumers
-    splits = _splits(spec, consumers, sizes.step_blocks)
+    splits = _splits(sizes)
     most = max(consumer for _, consumer in splits)
     # Two thread blocks of one warpgroup share an SM where shared memory and registers suffice for both.
     overhead = _overhead(sizes)
@@ -107,7 +108,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
     """Return the first arrangement that fits, its shared memory, and the accumulators and fragments of a thread."""
-    spec, consumers = sizes.spec, sizes.consumers
+    spec = sizes.spec
     scores, output, queries = (
         WARPGROUP_ROWS * size // WARPGROUP for size in (spec.tile.n, spec.head_dim, spec.head_dim)
     )
@@ -116,7 +117,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
         accumulators, queries = fp8.registers(spec), queries // 2
     # Q in registers saves a fifth of the reads of shared memory, and with them power, which limits the chip.
     kept = accumulators + queries // 2 + _overhead(sizes)
-    splits = _splits(spec, consumers, sizes.step_blocks)
+    splits = _splits(sizes)
     has_room = kept <= max(consumer for _, consumer in splits)
     for at in _arrangements(spec):
         shared = _shared(sizes, at)
@@ -136,7 +137,7 @@ def _arrangements(spec: AttentionSpec) -> tuple[Arrangement, ...]:
     """Return where Q and O may be, best first. O of FP8 inputs is wider than Q: it has a region of its own."""
     if spec.share_kv_loads:
         return SHARED_ARRANGEMENTS
-    return tuple(at for at in ARRANGEMENTS if not at.o_aliases_q) if fp8.is_fp8(spec) else ARRANGEMENTS
+    return FP8_ARRANGEMENTS if fp8.is_fp8(spec) else ARRANGEMENTS
 
 
 def _check_tile(spec: AttentionSpec) -> None:
@@ -166,12 +167,13 @@ def _check_tile(spec: AttentionSpec) -> None:
         fp8.check_fp8_tile(spec)
 
 
-def _splits(spec: AttentionSpec, consumers: int, step_blocks: int) -> Splits:
-    """Return the register splits with enough for the producer; of FP8, which spills early, the consumers' largest."""
+def _splits(sizes: Sizes) -> Splits:
+    """Return the register splits with enough for the producer; of FP8 the one by which neither spills."""
+    spec, every = sizes.spec, REGISTER_SPLITS[sizes.consumers]
     if fp8.is_fp8(spec):
-        return (max(REGISTER_SPLITS[consumers], key=lambda split: split[1]),)
-    least = LIST_PRODUCER if spec.pattern.lists > 1 or step_blocks > 1 else 0
-    return tuple(split for split in REGISTER_SPLITS[consumers] if split[0] >= least)
+        return (max(every) if fp8.producer_has_more(sizes) else min(every),)
+    least = LIST_PRODUCER if spec.pattern.lists > 1 or sizes.step_blocks > 1 else 0
+    return tuple(split for split in every if split[0] >= least)
 
 
 def _overhead(sizes: Sizes) -> int:

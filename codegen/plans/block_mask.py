@@ -32,7 +32,7 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     arch, block, mask = ARCHS[spec.arch], spec.pattern.fixed_block, spec.pattern.expression
     kind = spec.pattern.kind
-    require(kind == "block_lists", "pattern.kind", f"is {kind}; lists are made for block_lists")
+    require(kind == "block_lists", "pattern.kind", f"is {kind}; allowed: block_lists")
     require(mask is not None, "pattern.mask", "is no expression; block lists are made of one (docs/expressions.md)")
     width = spec.tile.n
     require(width in WIDTHS, "tile.n", f"is {width}; allowed: {', '.join(map(str, WIDTHS))}")

@@ -56,6 +56,11 @@ def check_mma_sync(spec: Fp8Spec) -> None:
         require(spec.tile.k >= least, "tile.k", f"is {spec.tile.k}; {reason}")
 
 
+def mma_sync_depths(spec: Fp8Spec) -> tuple[int, ...]:
+    """Return the depths of a step by mma.sync: four slices of a warp's 64 rows, unrolled, spill."""
+    return (32, 64, 128) if spec.block.rows < 64 else (32, 64)
+
+
 def check_scales(spec: Fp8Spec) -> None:
     """Refuse scales of blocks or rows beside what does not go with them.
 

@@ -10,6 +10,7 @@ from codegen.plans.bsr_fp8 import (
     SCALE_COLUMNS,
     add_mma_sync_scales,
     check_mma_sync,
+    mma_sync_depths,
     mma_sync_flags,
     mma_sync_scale_params,
     mma_sync_summary,
@@ -120,7 +121,7 @@ def _check(spec: BsrSddmmSpec) -> None:
     allowed = ", ".join(map(str, widths))
     require(n in widths, "tile.n", f"is {n}; allowed with {mma} and blocks of {size}: {allowed}")
     # All threads copy whole rows together, and no more than a tile has.
-    depths = (64,) if m == MMA else (64, 128) if spec.dtype in FP8 else (32, 64)
+    depths = (64,) if m == MMA else mma_sync_depths(spec)[1:] if spec.dtype in FP8 else (32, 64)
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with {mma} and blocks of {size}: {allowed}")
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -24,6 +24,7 @@ from codegen.plans.bsr_fp8 import (
     OUTPUT_BYTES,
     add_mma_sync_scales,
     check_mma_sync,
+    mma_sync_depths,
     mma_sync_flags,
     mma_sync_scale_params,
     mma_sync_summary,
@@ -43,6 +44,7 @@ WARP_ROWS = 64  # or all rows of a tile that has fewer
 WARP_COLUMNS = 64
 FP8_WARP_COLUMNS = 32  # products beside their sums take registers
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
+FP8_OVERHEAD_REGISTERS = 68  # products beside their sums too: with 60 a tile of 32 x 128 spilled where there are 128
 GROUP_PARAMS = (
     i32("group_rows", "block rows whose blocks are meant to be in the L2 at once"),
     i32("column_tiles", "tiles of a block row"),
@@ -77,18 +79,18 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     shared_bytes = max(ring.size, staging_bytes)
 
     fragments = 2 * (warp_rows + columns) * depth * dtype.bytes // 4 // 32  # of two slices
-    held = warp_rows * columns // 32 + fragments
+    held, overhead = warp_rows * columns // 32 + fragments, FP8_OVERHEAD_REGISTERS if in_fp8 else OVERHEAD_REGISTERS
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
     ctas_per_sm = max(
         1,
         min(
             arch.shared_memory_per_sm // (shared_bytes + KIB),
-            arch.blocks_for(threads, held + OVERHEAD_REGISTERS),
+            arch.blocks_for(threads, held + overhead),
             arch.warps_per_sm // warps,
         ),
     )
     limit = arch.registers_for(threads, ctas_per_sm)
-    registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
+    registers = Registers(accumulators=held, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
     b_lines = "columns" if by_columns else "rows"
@@ -202,7 +204,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     widths = (128, 256, 512) if block.rows <= LOW_ROWS else (128, 256)
     allowed = ", ".join(map(str, widths))
     require(n in widths, "tile.n", f"is {n}; allowed with mma and block.rows {block.rows}: {allowed}")
-    known = (32, 64, 128) if spec.dtype in FP8 else (16, 32, 64)
+    known = mma_sync_depths(spec) if spec.dtype in FP8 else (16, 32, 64)
     depths = [depth for depth in known if block.cols % depth == 0]
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with mma and block.cols {block.cols}: {allowed}")

@@ -19,6 +19,7 @@ STAGING_PADDING = 8
 PADDED = "8 rows lie in distinct banks"
 FRAGMENT_REGISTERS = {"mma": 4, "wmma": 8}  # of 16 x 16 elements of A or B
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
+FP8_OVERHEAD_REGISTERS = 48  # products beside their sums too: with 40 a tile of 32 x 128 spilled where there are 80
 MOST_BLOCKS = 16  # thread blocks that an SM of any of these architectures can hold
 
 
@@ -101,6 +102,7 @@ class Tiles:
     def occupancy(self, shared_bytes: int) -> tuple[int, Registers]:
         """Return the thread blocks that share an SM, and the registers of a thread then."""
         arch = ARCHS[self.spec.arch]
+        overhead = FP8_OVERHEAD_REGISTERS if self.spec.dtype in FP8 else OVERHEAD_REGISTERS
         fragments = (self.warp_rows + self.warp_columns) // MMA * FRAGMENT_REGISTERS[self.spec.mma]
         held = self.warp_rows * self.warp_columns // 32 + self.sets * fragments
         # As many as shared memory (1 KB a block is the system's), registers and warps allow.
@@ -109,12 +111,12 @@ class Tiles:
             min(
                 MOST_BLOCKS,
                 arch.shared_memory_per_sm // (shared_bytes + KIB),
-                arch.blocks_for(self.threads, held + OVERHEAD_REGISTERS),
+                arch.blocks_for(self.threads, held + overhead),
                 arch.warps_per_sm // self.warps,
             ),
         )
         limit = arch.registers_for(self.threads, blocks)
-        return blocks, Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
+        return blocks, Registers(accumulators=held, overhead=overhead, limit=limit)
 
     def constants(self) -> tuple[Constant, ...]:
         """Return the constants that every such kernel has."""

@@ -75,7 +75,10 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
         keys = min(keys, 64)
     step = _size(given, "n", keys) * -(-given.head_dim // 64) * 64  # elements of K in shared memory
     if given.dtype in FP8 and given.kv_splits == 1:  # two blocks, where registers suffice
-        keys = 64 if given.head_dim > 128 else 2 * keys
+        # A producer with two kinds of lists for each half of a tile, or more scales, takes registers from consumers.
+        halves = given.pattern.lists > 1 and _block(given, "q", 128) * given.pack_gqa < 128
+        scales = given.pattern.lists > 0 and keys == 128 and given.scale_rows.k == 64
+        keys = 64 if given.head_dim > 128 else keys if halves or scales else 2 * keys
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     wide = given.head_dim in (192, 256) and given.kv_splits == 1
     features: Fields = {
@@ -83,7 +86,7 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
         "keys": 64 if wide else keys,
         "step": next((most for most in (64 * 64, 64 * 128) if step <= most), None),  # there are rings for each part
         "kind": given.pattern.kind,
-        "can_split": given.can_split,
+        "can_split": given.can_split and not (given.dtype in FP8 and given.head_dim > 128),
     }
     if given.arch == "sm_90a":
         alone = given.share_kv_loads or given.kv_splits > 1 or given.tile.m == 64  # without ping_pong

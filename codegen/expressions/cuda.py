@@ -118,11 +118,13 @@ class _Printer:
         return is_operation and not term.text.isidentifier() and len(term.text) >= _SHORTEST_NAMED
 
     def _name(self, part: int, place: Place) -> None:
-        """Make a statement of a term, which is its name from then on."""
+        """Make a statement of a term, which is its name from then on; what is printed alike, as x and x // 1, has one."""
         node = self._parts[part].node
         term = narrowed(node, self._terms[part, place])
-        name = self._new_name(node, place)
-        self._statements[place].append(Statement(term.ctype, name, term.text))
+        name = next((each.name for each in self._statements[place] if each.value == term.text), None)
+        if name is None:
+            name = self._new_name(node, place)
+            self._statements[place].append(Statement(term.ctype, name, term.text))
         self._terms[part, place] = Term(name, term.ctype)
 
     def _new_name(self, node: Node, place: Place) -> str:

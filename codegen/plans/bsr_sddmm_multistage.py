@@ -17,7 +17,7 @@ from codegen.plans.bsr_fp8 import (
 )
 from codegen.plans.bsr_parts import INDEX_PARAMS
 from codegen.plans.bsr_sddmm_launch import arguments
-from codegen.plans.multistage import MMA, Tiles
+from codegen.plans.multistage import COPY_BYTES, MMA, Tiles
 from codegen.spec import BsrSddmmSpec
 
 WARPS = 4
@@ -121,7 +121,13 @@ def _check(spec: BsrSddmmSpec) -> None:
     allowed = ", ".join(map(str, widths))
     require(n in widths, "tile.n", f"is {n}; allowed with {mma} and blocks of {size}: {allowed}")
     # All threads copy whole rows together, and no more than a tile has.
-    depths = (64,) if m == MMA else mma_sync_depths(spec)[1:] if spec.dtype in FP8 else (32, 64)
+    depths = (64,) if m == MMA else _fp8_depths(spec) if spec.dtype in FP8 else (32, 64)
     allowed = ", ".join(map(str, depths))
     require(k in depths, "tile.k", f"is {k}; allowed with {mma} and blocks of {size}: {allowed}")
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
+
+
+def _fp8_depths(spec: BsrSddmmSpec) -> tuple[int, ...]:
+    """Return the depths of a step: of two slices and more, and of rows that all threads copy within a tile of A."""
+    rows_of_pass = {k: 32 * FP8_WARPS // (k // COPY_BYTES) for k in mma_sync_depths(spec)[1:]}
+    return tuple(k for k, rows in rows_of_pass.items() if rows <= spec.tile.m)

@@ -122,6 +122,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(WGMMA | FP8, ("rows", 256, 128), (5, 4)),
         # As many bytes as steps of 16 bits have.
         Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 64), (3,)),
+        Row(MMA | FP8 | {"rows": 32}, ("rows", 256, 128), (2,)),
         Row(MMA | FP8, ("rows", 256, 64), (2,)),
         # Bound by loads: thread blocks that wait at different times, or wide tiles of larger copies.
         Row(WGMMA | {"rows": 32, "ctas_per_sm": 3}, ("rows", 128, 64), (3, 2)),

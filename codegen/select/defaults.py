@@ -74,11 +74,8 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     if _has_heavy_score(given) and not given.share_kv_loads:
         keys = min(keys, 64)
     step = _size(given, "n", keys) * -(-given.head_dim // 64) * 64  # elements of K in shared memory
-    if given.dtype in FP8 and given.kv_splits == 1:  # two blocks, where registers suffice
-        # A producer with two kinds of lists for each half of a tile, or more scales, takes registers from consumers.
-        halves = given.pattern.lists > 1 and _block(given, "q", 128) * given.pack_gqa < 128
-        scales = given.pattern.lists > 0 and keys == 128 and given.scale_rows.k == 64
-        keys = 64 if given.head_dim > 128 else keys if halves or scales else 2 * keys
+    if given.dtype in FP8 and given.kv_splits == 1:
+        keys = _fp8_keys(given, keys)
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     wide = given.head_dim in (192, 256) and given.kv_splits == 1
     features: Fields = {
@@ -96,6 +93,16 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     high = (64, 128, 256) if _copies_few_rows(given) else (128, 256)
     tall = _size(given, "m", m) in high and given.head_dim in (64, 96, 128)
     return None, {**features, "m": m, "n": n, "tall": tall}
+
+
+def _fp8_keys(given: AttentionSpec, keys: int) -> int:
+    """Return the keys of a step with FP8 inputs on sm_90a: two blocks, where registers suffice."""
+    if given.head_dim > 128:
+        return 64
+    # A producer with two kinds of lists for each half of a tile, or more scales, takes registers from consumers.
+    halves = given.pattern.lists > 1 and _block(given, "q", 128) * given.pack_gqa < 128
+    scales = given.pattern.lists > 0 and keys == 128 and given.scale_rows.k == 64
+    return keys if halves or scales else 2 * keys
 
 
 def _load_part(given: AttentionSpec) -> int:

@@ -75,7 +75,7 @@ def check(pattern: BlockLists, batch: int, heads: int, q_len: int, kv_len: int) 
         ({"tile": {"n": 64}}, "tile.n: is 64; allowed: 128, 256"),
         ({"stages": 2}, "stages: is 2"),
         ({"mma": "wmma"}, "mma: wmma is not possible here"),
-        ({"pattern": {"kind": "causal"}}, "pattern.kind: is causal; lists are made for block_lists"),
+        ({"pattern": {"kind": "causal"}}, "pattern.kind: is causal; allowed: block_lists"),
         ({"pattern": {**LISTS, "mask": "causal"}}, "pattern.mask: is no expression"),
         ({"pattern": {**LISTS, "mask": "q_idx < 0"}}, "pattern.mask: .*it hides every pair"),
     ],

@@ -60,6 +60,8 @@ def plan_of(rows: int = 128, cols: int = 128, **changes: Any) -> Plan:
         ("accumulate_every", {"accumulate_every": 2, "op": "bsr_sddmm", "scales": "row"}),
         ("tile.k", {"arch": "sm_89", "tile": {"k": 16}}),
         ("tile.k", {"arch": "sm_89", "op": "bsr_sddmm", "tile": {"k": 32}}),
+        ("tile.k", {"arch": "sm_89", "op": "bsr_sddmm", "rows": 32, "cols": 32, "tile": {"k": 64}}),  # copies beside A
+        ("tile.k", {"arch": "sm_89", "op": "bsr_sddmm", "tile": {"k": 128}}),  # registers
         ("tile", {"arch": "sm_89", "tile": {"n": 256}}),  # registers
         ("output", {"output": "e4m3"}),
     ],
@@ -70,6 +72,14 @@ def test_what_the_kernel_is_not_written_for_is_refused(field: str, changes: dict
     with pytest.raises(SpecError) as caught:
         plan_of(**changes)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("scales", ["tensor", "row"])
+def test_a_pass_of_copies_stays_in_a_tile_of_a(size: int, scales: str) -> None:
+    plan = plan_of(size, size, op="bsr_sddmm", arch="sm_89", scales=scales)
+    sizes = {constant.name: constant.value for constant in plan.constants}
+    assert sizes["kTileM"] % sizes["kPassRows"] == 0 and sizes["kTileN"] % sizes["kPassRows"] == 0
 
 
 def test_b_by_rows_is_refused_with_the_reason() -> None:

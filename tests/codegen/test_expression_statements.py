@@ -7,7 +7,7 @@ import re
 import pytest
 from drawn_expressions import trees
 from expression_program import helpers
-from hypothesis import given
+from hypothesis import example, given
 
 from codegen.expressions.cuda import HELPERS, MOST_COLUMNS, printed
 from codegen.expressions.nodes import Aux, ExpressionError, Literal, Node, Variable, item
@@ -15,6 +15,7 @@ from codegen.expressions.nodes import operation as op
 from codegen.prune import prune
 
 Q, K, BATCH, HEAD = (Variable(name) for name in ("q_idx", "kv_idx", "batch", "head"))
+HIDDEN = Aux("hidden", "int32", ("q_len", "kv_len"))
 KV_LEN, SCORE = Variable("kv_len"), Variable("score")
 
 
@@ -38,6 +39,7 @@ def test_statements_name_only_what_is_known_where_they_stand(node: Node) -> None
 
 
 @given(trees())
+@example(op("+", item(HIDDEN, Q, K), item(HIDDEN, Q, op("//", K, Literal(1)))))
 def test_each_element_is_looked_up_once_for_what_it_depends_on(node: Node) -> None:
     result = printed(node)
     loads = [name for each in (*result.row, *result.column, *result.pair) for name in words(each.value)]

@@ -89,13 +89,13 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         more = {"c": draw(rows, COLUMNS)} if spec.accumulate else {}
         biased = spec.epilogue is not None and spec.epilogue.bias
         b = draw(COLUMNS, depth).mT if spec.b_layout == "column_major" else draw(depth, COLUMNS)
-        more |= _scales(spec, a.values().shape[0], depth, device)
+        more |= _block_scales(spec, a.values().shape[0], depth, device)
         return [a, b], more | ({"bias": draw(rows)} if biased else {})
     if isinstance(spec, BsrSddmmSpec):
         pattern = _bsr(spec.block.rows, spec.block.cols, 6, 8, draw, device)
         width = COLUMNS + 8  # rows of whole 16 bytes, in FP8 too
         a, b = (draw(size, width)[:, :COLUMNS] for size in pattern.shape)
-        return [a, b, pattern], _scales(spec, 0, COLUMNS, device)
+        return [a, b, pattern], _row_scales(spec, *pattern.shape, device)
     if isinstance(spec, BsrSpgemmSpec):
         size = spec.block.rows
         factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
@@ -131,14 +131,24 @@ def _aux(spec: AttentionSpec | BlockMaskSpec, sizes: dict[str, int], device: str
     return {name: tensor.to(device) for name, tensor in drawn.items()}
 
 
-def _scales(spec: BsrSpmmSpec | BsrSddmmSpec, blocks: int, depth: int, device: str) -> dict[str, Any]:
-    """Return the scales of a call in FP8; of others none."""
-    if spec.dtype not in FP8:
-        return {}
-    if isinstance(spec, BsrSpmmSpec) and spec.scales == "block":
-        scales = torch.rand(blocks) + 0.5, torch.rand(depth // 128, COLUMNS) + 0.5
-        return {"scale_a": scales[0].to(device), "scale_b": scales[1].to(device).mT}
-    return {name: torch.full((), 0.5).to(device) for name in ("scale_a", "scale_b")}
+def _block_scales(spec: BsrSpmmSpec, blocks: int, depth: int, device: str) -> dict[str, Any]:
+    """Return the scales of a product of a sparse matrix in FP8; of others none."""
+    if spec.scales == "tensor":
+        return _one_scale(spec, device)
+    scales = torch.rand(blocks) + 0.5, torch.rand(depth // 128, COLUMNS) + 0.5
+    return {"scale_a": scales[0].to(device), "scale_b": scales[1].to(device).mT}
+
+
+def _row_scales(spec: BsrSddmmSpec, rows: int, columns: int, device: str) -> dict[str, Any]:
+    """Return the scales of a sampled product in FP8; of others none."""
+    if spec.scales == "tensor":
+        return _one_scale(spec, device)
+    scales = (torch.rand(-(-COLUMNS // 128), lines) + 0.5 for lines in (rows, columns))
+    return {name: scale.to(device).mT for name, scale in zip(("scale_a", "scale_b"), scales, strict=True)}
+
+
+def _one_scale(spec: BsrSpmmSpec | BsrSddmmSpec, device: str) -> dict[str, Any]:
+    return {name: torch.full((), 0.5).to(device) for name in ("scale_a", "scale_b")} if spec.dtype in FP8 else {}
 
 
 def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED) -> Arguments:

@@ -118,7 +118,7 @@ class _Printer:
         return is_operation and not term.text.isidentifier() and len(term.text) >= _SHORTEST_NAMED
 
     def _name(self, part: int, place: Place) -> None:
-        """Make a statement of a term, which is its name from then on; what is printed alike, as x and x // 1, has one."""
+        """Make a statement of a term, which is its name from then on; what prints alike (x, x // 1) has one."""
         node = self._parts[part].node
         term = narrowed(node, self._terms[part, place])
         name = next((each.name for each in self._statements[place] if each.value == term.text), None)

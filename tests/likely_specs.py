@@ -49,19 +49,28 @@ def likely_fields(choose: Choose) -> dict[str, Any]:
     return {**fields, **{name: choose(values) for name, values in options.items() if choose(RARELY)}}
 
 
-def accepted_specs(count: int, seed: int, archs: Sequence[str] = ARCHS) -> list[NamedSpec]:
+def fp8_fields(choose: Choose) -> dict[str, Any]:
+    """Draw the fields of a spec of attention or of a product in FP8."""
+    op = choose(("attention", "attention", "bsr_spmm", "bsr_sddmm"))
+    return {"op": op, **{"attention": _fp8_attention, "bsr_spmm": _fp8_spmm, "bsr_sddmm": _fp8_sddmm}[op](choose)}
+
+
+def accepted_specs(
+    count: int, seed: int, archs: Sequence[str] = ARCHS, draw: Callable[[Choose], dict[str, Any]] = likely_fields
+) -> list[NamedSpec]:
     """Draw so many different specs of some architectures that give a plan: the same as long as plans accept the same.
 
     Args:
         count: of specs.
         seed: of the draws.
         archs: whose specs are taken; the others are drawn, and passed over.
+        draw: their fields.
     """
     generator = random.Random(seed)
     found: dict[str, NamedSpec] = {}
     while len(found) < count:
         try:
-            spec = parse_spec(likely_fields(generator.choice))
+            spec = parse_spec(draw(generator.choice))
             named = NamedSpec(unnamed_stem(spec), spec)
             if spec.arch not in archs:
                 continue
@@ -244,9 +253,13 @@ def _fp8_spmm(choose: Choose) -> dict[str, Any]:
     return {**_fp8_product(choose), "b_layout": "column_major", **choose(({}, {"scales": "block"}))}
 
 
+def _fp8_sddmm(choose: Choose) -> dict[str, Any]:
+    return {**_fp8_product(choose), **choose(({}, {"scales": "row"}))}
+
+
 def _bsr_sddmm(choose: Choose) -> dict[str, Any]:
     if choose(RARELY):
-        return {**_fp8_product(choose), **choose(({}, {"scales": "row"}))}
+        return _fp8_sddmm(choose)
     return {**_product(choose), **({"ctas_per_sm": choose((2, 3))} if choose(RARELY) else {})}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from likely_specs import accepted_specs
+from likely_specs import accepted_specs, fp8_fields
 
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import source_sha256
@@ -74,6 +74,25 @@ def test_drawn_specs_are_of_every_operator_and_have_what_is_unusual() -> None:
     assert options >= {"epilogue", "accumulate", "scheduler", "transpose_a", "b_layout", "output"}
 
 
+def test_drawn_specs_of_fp8_have_its_options() -> None:
+    specs = [named.spec for named in accepted_specs(200, 1, HOPPER, fp8_fields)]
+    assert {(spec.op, spec.arch) for spec in specs} == {
+        (op, arch) for op in ("attention", "bsr_spmm", "bsr_sddmm") for arch in ("sm_89", "sm_90a")
+    }
+    assert {spec.dtype for spec in specs} == {"e4m3", "e5m2"}
+    options = {name for spec in specs for name in fresh_specs.options_of(spec)}
+    assert options >= {
+        "output",
+        "accumulate_every",
+        "scales",
+        "scale_rows",
+        "kv_lengths",
+        "pack_gqa",
+        "sink",
+        "softcap",
+    }
+
+
 def test_a_spec_is_printed_as_yaml_that_gives_it_again(tmp_path: Path) -> None:
     for named in accepted_specs(40, 2, HOPPER):
         path = tmp_path / f"{named.stem}.yaml"
@@ -102,7 +121,7 @@ def run(
     monkeypatch.setattr(fresh_specs, "answers", pretend)
     monkeypatch.setattr(fresh_specs, "compile_spec", lambda *_: None)
     options = argparse.Namespace(
-        json=path, count=len(specs), seed=3, jobs=1, gpu_jobs=1, patience=1.0, compile_only=False
+        json=path, count=len(specs), seed=3, jobs=1, gpu_jobs=1, patience=1.0, compile_only=False, fp8=False
     )
     fresh_specs.run(specs, options)
     return json.loads(path.read_text()), ran

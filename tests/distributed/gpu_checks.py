@@ -273,7 +273,7 @@ def dtensors(group: Any) -> None:
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     mesh = DeviceMesh.from_group(group, "cuda")
-    tensors = whole()
+    tensors = whole(heads=2 * dist.get_world_size(group), kv_heads=dist.get_world_size(group))
     expected = block_sparse_attention(*tensors, Causal())
     for dim in (1, 2):
         parts = [distribute_tensor(tensor, mesh, [Shard(dim)]) for tensor in tensors]

@@ -2,10 +2,10 @@
 
     python tests/stress/fresh_specs.py --count 300 --seed 1 --jobs 12 --json fresh_1.json
 
-The specs are of all operators; those of sm_90a run as cubin, those of older architectures as PTX that the driver
-compiles. They are compiled first, --jobs at a time, into the kernel cache, and then run by --gpu-jobs processes: each
-may take some 8 GB of the GPU's memory for the oracle. A kernel that hangs, or ends its process, is a failure, and the
-others go on. The same seed gives the same specs as long as plans accept the same.
+The specs are of all operators, with --fp8 of attention and products in FP8 alone; those of sm_90a run as cubin, those of
+older architectures as PTX that the driver compiles. They are compiled first, --jobs at a time, into the kernel cache, and
+then run by --gpu-jobs processes: each may take some 8 GB of the GPU's memory for the oracle. A kernel that hangs, or ends
+its process, is a failure, and the others go on. The same seed gives the same specs as long as plans accept the same.
 
 Prints each failure with its spec as YAML and the command that repeats it; exit code 1 if there is one. What --json
 names is written after every kernel: the same command again runs only what has not passed, of the same source.
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores
 
-from likely_specs import accepted_specs  # noqa: E402 - not installed
+from likely_specs import accepted_specs, fp8_fields, likely_fields  # noqa: E402 - not installed
 from stress.workers import Answer, answers  # noqa: E402
 
 from codegen.arch import ARCHS  # noqa: E402
@@ -168,7 +168,7 @@ def run(specs: list[NamedSpec], options: argparse.Namespace) -> dict[str, Row]:
     def keep(named: NamedSpec, answer: Answer) -> None:
         row = rows[named.stem] = row_of(named, answer)
         if row["outcome"] != "passed":
-            again = f"--count {options.count} --seed {options.seed} --only {named.stem}"
+            again = f"--count {options.count} --seed {options.seed}{' --fp8' * options.fp8} --only {named.stem}"
             print(f"{row['outcome'].upper()} {named.stem}\n{row['told']}\n\n{yaml(row['spec'])}", flush=True)
             print(f"repeat: python tests/stress/fresh_specs.py {again}\n", flush=True)
         if options.json:
@@ -200,6 +200,7 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=PATIENCE, help=f"seconds for a kernel ({PATIENCE:g})")
     parser.add_argument("--json", type=Path, help="where outcomes are kept; what passed is not run again")
     parser.add_argument("--only", help="the name of the one spec to run")
+    parser.add_argument("--fp8", action="store_true", help="attention and products in FP8 alone")
     parser.add_argument("--compile-only", action="store_true", help="fill the cache; needs no GPU")
     options = parser.parse_args()
     import torch
@@ -207,7 +208,8 @@ def main() -> int:
     if not options.compile_only and not torch.cuda.is_available():
         sys.exit("error: torch sees no GPU; --compile-only needs none; nothing was run")
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
-    specs = accepted_specs(options.count, options.seed, archs_of(capability))
+    draw = fp8_fields if options.fp8 else likely_fields
+    specs = accepted_specs(options.count, options.seed, archs_of(capability), draw)
     if options.only:
         specs = [named for named in specs if named.stem == options.only]
         if not specs:

@@ -2,10 +2,11 @@
 
     python tests/stress/fresh_specs.py --count 300 --seed 1 --jobs 12 --json fresh_1.json
 
-The specs are of all operators, with --fp8 of attention and products in FP8 alone; those of sm_90a run as cubin, those of
-older architectures as PTX that the driver compiles. They are compiled first, --jobs at a time, into the kernel cache, and
-then run by --gpu-jobs processes: each may take some 8 GB of the GPU's memory for the oracle. A kernel that hangs, or ends
-its process, is a failure, and the others go on. The same seed gives the same specs as long as plans accept the same.
+The specs are of all operators, with --fp8 of attention and products in FP8 alone; those of sm_90a run as cubin, those
+of older architectures as PTX that the driver compiles. They are compiled first, --jobs at a time, into the kernel
+cache, and then run by --gpu-jobs processes: each may take some 8 GB of the GPU's memory for the oracle. A kernel that
+hangs, or ends its process, is a failure, and the others go on. The same seed gives the same specs as long as plans
+accept the same.
 
 Prints each failure with its spec as YAML and the command that repeats it; exit code 1 if there is one. What --json
 names is written after every kernel: the same command again runs only what has not passed, of the same source.

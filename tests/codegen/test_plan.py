@@ -92,7 +92,8 @@ def test_a_plan_can_be_sent_to_another_process(named: NamedSpec) -> None:
 def test_templates_ask_every_flag() -> None:
     asked: dict[type[Flags], set[str]] = {}
     given: dict[type[Flags], set[str]] = {}
-    unshipped = json.loads((Path(__file__).parents[1] / "unshipped_attention.json").read_text(encoding="utf-8"))
+    files = (Path(__file__).parents[1] / f"unshipped_{name}.json" for name in ("attention", "bsr"))
+    unshipped = (fields for file in files for fields in json.loads(file.read_text(encoding="utf-8")))
     for named in (*shipped_specs(), *map(find_spec, unshipped)):
         generated = generate(named)
         kind = type(generated.plan.flags)

@@ -381,7 +381,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
         ("docs/measuring.md", ["few-columns", "host"], True),
         ("docs/expressions.md", ["speed"], True),
         ("docs/fp8.md", ["fp8-speed"], True),
-        ("docs/scale-out.md", ["measured", "measured-before"], True),
+        ("docs/scale-out.md", ["measured", "measured-before", "measured-four"], True),
         ("docs/select.md", ["selection", "tuning"], True),
     ]
 

@@ -4,7 +4,7 @@
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_spmm","scales":"block","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 13056eed7b9f75d3fa64c32ed3be0c1b17445a9863c21a676c2153a99a996e15
 // templates: bsr_fp8/multiply_scaled.cuh.j2, bsr_fp8/strip_half.cuh.j2, bsr_spmm/mma_b_columns.cuh.j2, bsr_spmm/mma_fp8.cu.j2, bsr_spmm/mma_lanes_columns.cuh.j2, bsr_spmm/mma_slices_scaled.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e3ae64bcbd83e97d41d4e126ac970babc43d6402b6b301d7e22868192130c50f
+// seal: sha256 d19422134d6d868e923a6782813b8984dd6d49be22159cf77e8daff3bd39131d
 
 // BSR x dense in FP8 by mma.sync: C = A B, A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column.
@@ -243,7 +243,7 @@ __device__ __forceinline__ void mma_e4m3_e4m3(float (&d)[4], const uint32 (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// What products of a step are times: the scale of A's block by those of this lane's columns of B, two of each product's.
+// What products of a step are times: the scale of A's block by those of this lane's columns of B, two of each product.
 struct Scales {
   float2 of_columns[2 * kPairsN];
 

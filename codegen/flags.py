@@ -813,7 +813,6 @@ class MmaSyncFp8Flags:
         element: C++ type of the elements of C.
         scaling: what the scales are, in words.
         one_scale: whether the scales of A and B are one each, by which C is multiplied on its way out.
-        times: that product in C++, behind a number of C.
     """
 
     multiply: str
@@ -821,7 +820,6 @@ class MmaSyncFp8Flags:
     element: str
     scaling: str
     one_scale: bool
-    times: str
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,6 @@ def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
         multiply=f"bsr_fp8/multiply_{kind}.cuh.j2",
         scaling=scaling(spec) if spec.scales in SCALED else "A number is its code times the scale of its operand",
         one_scale=spec.scales not in SCALED,
-        times="" if spec.scales in SCALED else " * scale",
         strip=f"bsr_fp8/strip_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
         element="float" if spec.output == "fp32" else "unsigned short",
     )

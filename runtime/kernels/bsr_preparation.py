@@ -12,7 +12,7 @@ from codegen.plan import Plan
 from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_groups
 from codegen.select.problem import said_by
 from codegen.spec import BsrSpmmSpec
-from runtime.driver.enqueue import current_stream
+from runtime.driver.enqueue import enqueue_prologue
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, check_tensor, remember
@@ -246,8 +246,7 @@ class BsrPreparation:
         if packets.shape[0]:
             tensors = {"a": values, "entries": clusters.entries, "packets": packets}
             addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-            stream = current_stream(values.device)
-            self._loaded.launch_prologue(values.device.index, clusters.rounds.shape[0], addresses, stream)
+            enqueue_prologue(self._loaded, values.device, clusters.rounds.shape[0], addresses)
         return packets
 
     def _check(self, a: PreparedBsr, validate: bool) -> PreparedBsr:

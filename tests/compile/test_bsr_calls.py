@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from host_streams import pretend_stream  # noqa: E402
+
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SpgemmShape  # noqa: E402
@@ -103,9 +105,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
-    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(workspace, "scratch", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    pretend_stream(monkeypatch)
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
         block = {"rows": size, "cols": size}
@@ -501,7 +502,7 @@ def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
 
 def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: asked.append(size) or torch.zeros(1))
+    monkeypatch.setattr(workspace, "scratch", lambda device, size: asked.append(size) or torch.zeros(1))
     monkeypatch.setattr(
         workspace, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
     )

@@ -13,6 +13,7 @@ from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.encode_tiled import STRIDE_BYTES
 from codegen.library import NamedSpec
+from codegen.wording import shown
 from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {
@@ -311,7 +312,7 @@ def check_scale(scale: Any) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise ArgumentError("scale", f"is {type(scale).__name__}, expected a number")
     if not 1e-37 <= scale <= 1e38:
-        raise ArgumentError("scale", f"is {scale}, expected a number from 1e-37 to 1e38")
+        raise ArgumentError("scale", f"is {shown(scale)}, expected a number from 1e-37 to 1e38")
     return float(scale)
 
 
@@ -324,7 +325,7 @@ def check_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(name, f"is {type(value).__name__}, expected a number")
     if not abs(value) <= _MAX_FLOAT:
-        raise ArgumentError(name, f"is {value}, expected a finite float32")
+        raise ArgumentError(name, f"is {shown(value)}, expected a finite float32")
     return float(value)
 
 

@@ -11,7 +11,7 @@ import torch
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.attention_checks import check_flag, check_numbers, refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
@@ -165,6 +165,9 @@ def block_sparse_attention(
         SpecError: for an option that no kernel has, and where a gradient is required that none computes.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
+    check_flag("return_lse", return_lse)
+    check_flag("validate", validate)
+    check_flag("deterministic", deterministic)
     if isinstance(q, QuantisedAttention):
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         return _quantised(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
@@ -180,8 +183,8 @@ def block_sparse_attention(
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
     if direct and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
         direct = not any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if deterministic is not True and deterministic is not False:
-        raise ArgumentError("deterministic", f"is {deterministic!r}, expected True or False")
+    if not direct:
+        check_numbers(scale, softcap)  # which torch's operators would refuse in words of their own
     compute: Callable[..., AttentionResult] = attend if direct else partial(operator, deterministic=deterministic)
     result = compute(
         q,

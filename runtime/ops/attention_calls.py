@@ -24,11 +24,14 @@ from runtime.ops.attention_checks import (
     check_options,
     check_out,
     check_overflow,
+    check_softcap,
     check_values,
+    read_tensors,
 )
 from runtime.ops.attention_choice import CLASSES_KEPT, Call, ShapeClass, arch_of, chosen, kernel_head_dim, resolve
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.ops.modes import refuse_capture
 
 KERNELS_KEPT = 256
 
@@ -86,6 +89,8 @@ def attend(
     key: Any = None
     route: Route | None = None
     tensors, aux = apart(spec_json, tensors)
+    if softcap is not None:
+        softcap = check_softcap(softcap)  # before it is a part of a key
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         key = (
@@ -103,15 +108,17 @@ def attend(
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
-    except (AttributeError, TypeError):
-        pass  # an argument is of another type, which the checks name
+    except (AttributeError, TypeError, RuntimeError):
+        key = route = None  # an argument is of another type, which the checks name
     if route is None:
-        _check(q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)
         route = remember(Call(*key))
         _routes.keep(key, route)
     if out is not None:
-        inputs = {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths, **aux}
-        check_no_overlap(out, inputs)
+        check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
     if validate:
         check_overflow(overflow)
     given = tensors
@@ -126,9 +133,8 @@ def attend(
         scale = route.scale if scale is None else scale
         return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
     except ArgumentError:
-        _check(
-            q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out
-        )  # says more of what is wrong
+        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)  # says more of what is wrong
         raise
 
 
@@ -143,6 +149,7 @@ def _check(
     softcap: Any,
     sink: Any,
     kv_lengths: Any,
+    aux: dict[str, torch.Tensor],
     out: Any,
 ) -> None:
     """Check all arguments of a call."""
@@ -150,7 +157,7 @@ def _check(
     check_options(q, softcap, scale, sink, kv_lengths)
     check_lists(spec_json, tensors, q, k)
     if out is not None:
-        check_out(out, q, {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths})
+        check_out(out, q, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
 
 
 def remember(call: Call) -> Route:
@@ -179,9 +186,7 @@ def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel
 @lru_cache(maxsize=KERNELS_KEPT)
 def _loaded(spec: str, device: torch.device) -> AttentionKernel:
     """Compile and load a kernel for a device."""
-    if torch.cuda.is_current_stream_capturing():
-        reason = "the first call of a kind compiles and loads its kernel: make one before the capture"
-        raise ArgumentError("q", f"is in a CUDA graph capture, and {reason}")
+    refuse_capture("q", device, "the first call of a kind compiles and loads its kernel")
     kernel = load_kernel(find_spec(json.loads(spec)), device=device)
     assert isinstance(kernel, AttentionKernel)
     return kernel

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase
+from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     FP8_DTYPES,
@@ -132,15 +133,57 @@ def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengt
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    if scale is not None:
-        check_scale(scale)
-    if softcap is not None and not SOFTCAPS[0] <= check_number("softcap", softcap) <= SOFTCAPS[1]:
-        raise ArgumentError("softcap", f"is {softcap}, expected a number from {SOFTCAPS[0]} to {SOFTCAPS[1]}")
+    check_numbers(scale, softcap)
     if sink is not None:
         check_sink(sink, q.shape[1], q.device)
     if kv_lengths is not None:
         _check_index(KV_LENGTHS.name, kv_lengths, q)
         check_shape(KV_LENGTHS.name, kv_lengths.shape, [("batch", tuple(sorted({1, q.shape[0]})))])
+
+
+def check_softcap(softcap: Any) -> float:
+    """Return the softcap of a call as a float.
+
+    Raises:
+        ArgumentError: unless it is a number that kernels are made for.
+    """
+    number = check_number("softcap", softcap)
+    if not SOFTCAPS[0] <= number <= SOFTCAPS[1]:
+        raise ArgumentError("softcap", f"is {softcap}, expected a number from {SOFTCAPS[0]} to {SOFTCAPS[1]}")
+    return number
+
+
+def check_numbers(scale: Any, softcap: Any) -> None:
+    """Check the softmax scale and the softcap of a call, where they are given.
+
+    Raises:
+        ArgumentError: naming the first that is wrong.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if scale is not None:
+        check_scale(scale)
+    if softcap is not None:
+        check_softcap(softcap)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check an option that is on or off.
+
+    Raises:
+        ArgumentError: for anything but True and False.
+    """
+    if value is not True and value is not False:
+        raise ArgumentError(name, f"is {shown(value)}, expected True or False")
+
+
+def read_tensors(
+    q: Any, k: Any, v: Any, tensors: Tensors, aux: dict[str, torch.Tensor], *, sink: Any, kv_lengths: Any
+) -> dict[str, Any]:
+    """Return all tensors that a call reads, by the names that messages have for them."""
+    listed = {f"the pattern's tensor {place}": tensor for place, tensor in enumerate(tensors)}
+    of_aux = {f"aux[{name!r}]": tensor for name, tensor in aux.items()}
+    return {"q": q, "k": k, "v": v, **listed, **of_aux, "sink": sink, "kv_lengths": kv_lengths}
 
 
 def _model(spec_json: str) -> tuple[dict[str, Any], PatternBase]:
@@ -167,7 +210,9 @@ def check_lists(spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tens
         sizes["query_blocks"] = (-(-q.shape[2] // block["q"]),)
     for spec, tensor in zip(model.index_tensors, tensors, strict=False):
         if tensor is None:
-            continue
+            if spec.optional:
+                continue
+            raise ArgumentError(spec.name, "is missing: it is a tensor of the pattern")
         _check_index(spec.name, tensor, q)
         if isinstance(block, dict) and len(spec.dims) >= LIST_RANK <= tensor.dim():
             _check_query_blocks(spec.name, tensor, q.shape[2], block["q"])
@@ -196,7 +241,7 @@ def _check_index(name: str, tensor: Any, q: torch.Tensor) -> None:
 
 
 def check_out(
-    out: Any, q: torch.Tensor, inputs: dict[str, torch.Tensor | None], dtype: torch.dtype | None = None
+    out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dtype | None = None
 ) -> None:
     """Check a tensor to write into, of ``dtype``, by default that of q.
 
@@ -211,15 +256,18 @@ def check_out(
     check_no_overlap(out, inputs)
 
 
-def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
-    """Check that a tensor to write into shares no memory with what is read.
+def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
+    """Check that a tensor to write into shares no memory with what is read; what is no dense tensor is not looked at.
 
     Raises:
         ArgumentError: naming the input, if their ranges of memory overlap.
     """
+    if not isinstance(out, torch.Tensor) or out.layout != torch.strided:
+        what = f"has layout {out.layout}" if isinstance(out, torch.Tensor) else f"is {type(out).__name__}"
+        raise ArgumentError("out", f"{what}, expected a dense torch.Tensor")
     first, end = _range(out)
     for name, tensor in inputs.items():
-        if tensor is not None:
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device == out.device:
             begins, ends = _range(tensor)
             if begins < end and first < ends:
                 raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")

@@ -91,16 +91,26 @@ class Signatures(dict[Any, Any]):
         return found
 
 
+def check_dense(name: str, tensor: Any) -> None:
+    """Check that an argument is a dense tensor, of one shape.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        what = "is a nested tensor" if tensor.is_nested else f"has layout {tensor.layout}"
+        raise ArgumentError(name, f"{what}, expected a dense tensor")
+
+
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:
     """Check one dense input: type, device, dtype, rank, emptiness, last dimension, strides.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.layout != torch.strided:
-        raise ArgumentError(name, f"has layout {tensor.layout}, expected a dense tensor")
+    check_dense(name, tensor)
     if tensor.device.type != "cuda":
         raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
     if device is not None and tensor.device != device:

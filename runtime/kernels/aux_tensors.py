@@ -14,7 +14,7 @@ from codegen.spec import AttentionSpec, BlockMaskSpec
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError
 from runtime.expressions.dtypes import TORCH_DTYPES
-from runtime.kernels.arguments import NO_TANGENT, check_shape, has_tangent
+from runtime.kernels.arguments import NO_TANGENT, check_dense, check_shape, has_tangent
 
 
 class AuxArguments:
@@ -88,8 +88,7 @@ class AuxArguments:
 
     def _describe(self, aux: Aux, tensor: Any, device: torch.device, sizes: Mapping[str, int]) -> dict[str, int]:
         name = f"aux[{aux.name!r}]"
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        check_dense(name, tensor)
         if tensor.device != device:
             raise ArgumentError(name, f"is on {tensor.device}, expected {device}: call .to({str(device)!r})")
         if tensor.dtype != TORCH_DTYPES[aux.dtype]:

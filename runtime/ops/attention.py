@@ -9,9 +9,10 @@ from typing import Any, Literal, overload
 import torch
 
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_dense
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_flag, check_numbers, refuse_transformed
+from runtime.ops.attention_checks import RANK, check_flag, check_numbers, refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
@@ -182,9 +183,9 @@ def block_sparse_attention(
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
     if direct and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
-        direct = not any(tensor is not None and tensor.requires_grad for tensor in tensors)
+        direct = not any(getattr(tensor, "requires_grad", False) for tensor in tensors)
     if not direct:
-        check_numbers(scale, softcap)  # which torch's operators would refuse in words of their own
+        _check_operator(scale, softcap, q=q, k=k, v=v, sink=sink, kv_lengths=kv_lengths, out=out)
     compute: Callable[..., AttentionResult] = attend if direct else partial(operator, deterministic=deterministic)
     result = compute(
         q,
@@ -223,9 +224,21 @@ def _quantised(
     out, kv_lengths, codes = options["out"], options["kv_lengths"], (given.q, given.k, given.v_t)
     others = (kv_lengths, out, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits, *tensors)
     direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, options["sink"], others)
+    if not direct:
+        _check_operator(options["scale"], options["softcap"])
     compute: Callable[..., AttentionResult] = attend_quantised if direct else operator_fp8
     found = compute(given, tensors, spec_json, **more, **options)
     return found if lse else found[0]
+
+
+def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
+    """Check what torch's operators would refuse in words of their own."""
+    if torch.compiler.is_dynamo_compiling():
+        return
+    check_numbers(scale, softcap)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_dense(name, tensor)
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
@@ -236,10 +249,13 @@ def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bo
     """
     if is_watched() or not PLAIN.issuperset(map(type, (q, k, v, sink, *others))):
         return _is_refused(q, k, v, sink, *others)
-    return not (
-        _grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
-    )
+    try:
+        return not (
+            _grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
+        )
+    except AttributeError:  # None in the place of q, k or v, which the checks of a call name
+        return True
 
 
 def _is_refused(*tensors: Any) -> bool:
@@ -265,6 +281,10 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     if not isinstance(pattern, BlockMask):
         what = "an object of runtime.patterns or a FlexAttention BlockMask"
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected {what}")
+    for name, tensor in (("q", q), ("k", k)):
+        check_dense(name, tensor)
+        if tensor.dim() != RANK:
+            raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {RANK}")
     from runtime.convert import from_block_mask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     q_block, kv_block = pattern.BLOCK_SIZE

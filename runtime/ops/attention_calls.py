@@ -14,7 +14,7 @@ import torch
 from codegen.library import find_spec
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import Signatures
+from runtime.kernels.arguments import Signatures, check_scale
 from runtime.kernels.attention import AttentionKernel, AttentionResult
 from runtime.ops.attention_checks import (
     KV_LENGTHS,
@@ -89,8 +89,11 @@ def attend(
     key: Any = None
     route: Route | None = None
     tensors, aux = apart(spec_json, tensors)
+    if scale is not None:
+        check_scale(scale)
     if softcap is not None:
         softcap = check_softcap(softcap)  # before it is a part of a key
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         key = (
@@ -108,34 +111,33 @@ def attend(
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
-    except (AttributeError, TypeError, RuntimeError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         key = route = None  # an argument is of another type, which the checks name
     if route is None:
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)
         route = remember(Call(*key))
         _routes.keep(key, route)
-    if out is not None:
-        check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
-        if not out.is_inference():
-            torch.autograd.graph.increment_version(out)
-    if validate:
-        check_overflow(overflow)
-    given = tensors
-    if route.arranged is not None:
-        if validate:
-            check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
-            validate = False
-        given = route.arranged(tensors, q.shape[2], k.shape[2])
-    if kv_lengths is not None:
-        given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
     try:
+        if out is not None:
+            check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
+        if validate:
+            check_overflow(overflow)
+        given = tensors
+        if route.arranged is not None:
+            if validate:
+                check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+                validate = False
+            given = route.arranged(tensors, q.shape[2], k.shape[2])
+        if kv_lengths is not None:
+            given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
         scale = route.scale if scale is None else scale
-        return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
-    except ArgumentError:
-        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        found = route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
+    except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)  # says more of what is wrong
         raise
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # autograd does not see what a kernel writes
+    return found
 
 
 def _check(

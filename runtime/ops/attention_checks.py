@@ -15,6 +15,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     FP8_DTYPES,
     NO_TANGENT,
+    check_dense,
     check_number,
     check_output,
     check_scale,
@@ -80,6 +81,8 @@ def check_types(q: Any, k: Any, v: Any, tensors: Tensors, spec_json: str, *, sin
         if tensor is None or tensor.device != q.device:
             has = "is missing" if tensor is None else f"is on {tensor.device}, q is on {q.device}"
             raise ArgumentError(f"aux[{name!r}]", has)
+    if sink is not None:
+        check_dense("sink", sink)
     if sink is not None and sink.dtype != torch.float32:
         raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
     if kv_lengths is not None:
@@ -88,8 +91,7 @@ def check_types(q: Any, k: Any, v: Any, tensors: Tensors, spec_json: str, *, sin
 
 def _check_operand(name: str, tensor: Any, q: Any) -> None:
     """Check the type, rank and device of q, k or v."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    check_dense(name, tensor)
     if tensor.dtype not in DTYPES:
         how = ": FP8 wants its scales (runtime.quantised_operands)" if tensor.dtype in FP8_DTYPES else ""
         raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16{how}")
@@ -159,8 +161,6 @@ def check_numbers(scale: Any, softcap: Any) -> None:
     Raises:
         ArgumentError: naming the first that is wrong.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return
     if scale is not None:
         check_scale(scale)
     if softcap is not None:
@@ -232,17 +232,14 @@ def _check_query_blocks(name: str, tensor: torch.Tensor, q_len: int, queries: in
 
 def _check_index(name: str, tensor: Any, q: torch.Tensor) -> None:
     """Check the type and the device of an index tensor."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    check_dense(name, tensor)
     if tensor.device != q.device:
         raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}: pass {name}.to(q.device)")
     if tensor.dtype != torch.int32:
         raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
 
 
-def check_out(
-    out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dtype | None = None
-) -> None:
+def check_out(out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dtype | None = None) -> None:
     """Check a tensor to write into, of ``dtype``, by default that of q.
 
     Raises:
@@ -262,12 +259,11 @@ def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
     Raises:
         ArgumentError: naming the input, if their ranges of memory overlap.
     """
-    if not isinstance(out, torch.Tensor) or out.layout != torch.strided:
-        what = f"has layout {out.layout}" if isinstance(out, torch.Tensor) else f"is {type(out).__name__}"
-        raise ArgumentError("out", f"{what}, expected a dense torch.Tensor")
+    check_dense("out", out)
     first, end = _range(out)
     for name, tensor in inputs.items():
-        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.device == out.device:
+        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+        if dense and tensor.device == out.device:
             begins, ends = _range(tensor)
             if begins < end and first < ends:
                 raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
@@ -307,5 +303,10 @@ def check_overflow(overflow: torch.Tensor | None) -> None:
     Raises:
         ArgumentError: if it did.
     """
-    if overflow is not None and bool((overflow != 0).any()):
+    if overflow is None:
+        return
+    check_dense("overflow", overflow)
+    if overflow.dtype != torch.int32 or overflow.is_meta:
+        raise ArgumentError("overflow", f"is {overflow.dtype} on {overflow.device}, expected torch.int32 on a GPU")
+    if bool((overflow != 0).any()):
         raise ArgumentError("pattern", "has lists that are cut off: they were made with too few entries (max_blocks)")

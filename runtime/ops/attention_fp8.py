@@ -8,7 +8,7 @@ import torch
 
 from codegen.wording import shown
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_shape, check_tensor
+from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_scale, check_shape, check_tensor
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import Route, remember
 from runtime.ops.attention_checks import (
@@ -69,8 +69,12 @@ def attend_quantised(
         for name, has in (("softcap", softcap is not None), ("score", scored), ("sink", sink is not None)):
             if has:
                 raise ArgumentError(name, _SMOOTHED)
+    if scale is not None:
+        check_scale(scale)
     if softcap is not None:
         softcap = check_softcap(softcap)  # before it is a part of a key
+    options: dict[str, Any] = {"scale": scale, "sink": sink, "kv_lengths": kv_lengths, "lse": lse, "out": out}
+    options |= {"validate": validate, "overflow": overflow}
     key: Any = None
     route: Route | None = None
     try:
@@ -81,25 +85,58 @@ def attend_quantised(
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
-    except (AttributeError, TypeError, RuntimeError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         key = route = None  # something is of another type, which the checks name
     if route is None:
-        check_codes(given)
-        check_options(q, softcap, scale, sink, kv_lengths)
-        check_lists(spec_json, tensors, q, k)
+        _check(given, tensors, spec_json, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
         route = remember(Call(*key))
         _routes.keep(key, route)
+    try:
+        found = _call(given, tensors, aux, spec_json, route, **options)
+    except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
+        _check(given, tensors, spec_json, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
+        raise
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # autograd does not see what a kernel writes
+    if found.lse is None or given.mean_logits is None:
+        return found
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
+
+
+def _check(given: QuantisedAttention, tensors: Tensors, spec_json: str, **options: Any) -> None:
+    """Check all arguments of a call."""
+    check_codes(given)
+    check_options(given.q, **options)
+    check_lists(spec_json, tensors, given.q, given.k)
+
+
+def _call(
+    given: QuantisedAttention,
+    tensors: Tensors,
+    aux: dict[str, torch.Tensor],
+    spec_json: str,
+    route: Route,
+    *,
+    scale: float | None,
+    sink: torch.Tensor | None,
+    kv_lengths: torch.Tensor | None,
+    lse: bool,
+    out: torch.Tensor | None,
+    validate: bool,
+    overflow: torch.Tensor | None,
+) -> AttentionResult:
+    """Call the kernel of a route."""
+    q, k = given.q, given.k
     if given.mean_logits is not None and lse:
         check_tensor("mean_logits", given.mean_logits, torch.float32, RANK - 1, q.device)
-        check_shape("mean_logits", given.mean_logits.shape, [(str(size), (size,)) for size in q.shape[:3]])
+        sizes = [(name, (size,)) for name, size in zip(("batch", "heads", "q_len"), q.shape, strict=False)]
+        check_shape("mean_logits", given.mean_logits.shape, sizes)
+    scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
     if out is not None:
         inputs = read_tensors(q, k, given.v_t, tensors, aux, sink=sink, kv_lengths=kv_lengths)
-        inputs |= {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
-        check_out(out, q, inputs | {"mean_logits": given.mean_logits}, dtype=given.output)
-        if not out.is_inference():
-            torch.autograd.graph.increment_version(out)
+        check_out(out, q, {**inputs, **scales, "mean_logits": given.mean_logits}, dtype=given.output)
     lengths = q.shape[2], k.shape[2]
-    scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
     if validate:
         check_overflow(overflow)
         if route.arranged is not None:
@@ -121,10 +158,7 @@ def attend_quantised(
         validate=validate and route.arranged is None,
         aux=aux,
     )
-    if found.lse is None or given.mean_logits is None:
-        return found
-    factor = q.shape[3] ** -0.5 if scale is None else scale
-    return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
+    return found
 
 
 def check_scales(scales: dict[str, torch.Tensor]) -> None:

@@ -12,8 +12,9 @@ from codegen.select import Choice
 from codegen.select.backward import BackwardKernels
 from codegen.spec import AttentionBackwardSpec
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_dense, check_shape
 from runtime.ops.attention import pattern_of
-from runtime.ops.attention_checks import check_lists, check_operands, check_options
+from runtime.ops.attention_checks import check_flag, check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.aux_tensors import learned_aux
@@ -108,6 +109,11 @@ def explain_attention(
     Raises:
         ArgumentError, SpecError, DeviceError: as the call would.
     """
+    for flag, value in (("return_lse", return_lse), ("gradients", gradients), ("deterministic", deterministic)):
+        check_flag(flag, value)
+    if arch is not None and not isinstance(arch, str):
+        raise ArgumentError("arch", f"is {type(arch).__name__}, expected a name")
+    check_dense("q", q)
     if arch is None and not q.is_cuda:
         raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
     pattern = pattern_of(pattern, q, k)
@@ -118,6 +124,11 @@ def explain_attention(
         check_operands(q, k, v, on_gpu=arch is None)
     check_lists(spec_json, tensors, q, k)
     check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
+    if sink is not None and not q.is_cuda:
+        check_dense("sink", sink)
+        check_shape("sink", sink.shape, [("heads", (q.shape[1],))])
+        if sink.dtype != torch.float32:
+            raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
     call = Call(
         spec_json,
         tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
@@ -140,10 +151,10 @@ def explain_attention(
             "deterministic": deterministic,
             "aux_gradients": learned,
         }
-        kind = spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
+        kind = spec_json, arch_of(q.device) if arch is None else arch, q.dtype, q.shape[3]
         backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
-    found = resolve(call, arch or arch_of(q.device), name)
+    found = resolve(call, arch_of(q.device) if arch is None else arch, name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]
     steps += [] if found.fit is None else [str(found.fit)]
     return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps), backward)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_dense
 from runtime.kernels.attention import AttentionResult
 
 
 def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, lse2: torch.Tensor) -> AttentionResult:
     """Return the attention over two disjoint sets of keys, of which one has the results: ring attention, split keys.
 
-    A result's weight is exp(lse); a side without keys (lse -inf) has none, whatever its ``out`` holds, and its gradients
-    are 0. A ``sink`` joins one of the two calls only.
+    A result's weight is exp(lse); a side without keys (lse -inf) has none, whatever its ``out`` holds, and gradients of
+    0. A ``sink`` joins one of the two calls only.
 
     Args:
         out1: (batch, heads, q_len, head_dim), or any (..., head_dim); floating point.
@@ -30,7 +29,9 @@ def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, 
         ArgumentError: for what is no dense floating-point tensor, and where shapes, types or devices differ.
     """
     for name, tensor in (("out1", out1), ("lse1", lse1), ("out2", out2), ("lse2", lse2)):
-        _check_dense(name, tensor)
+        check_dense(name, tensor)
+        if not tensor.is_floating_point():
+            raise ArgumentError(name, f"is {tensor.dtype}, expected a floating-point type")
     for name, tensor, other in (("out2", out2, out1), ("lse2", lse2, lse1)):
         if (tensor.shape, tensor.dtype, tensor.device) != (other.shape, other.dtype, other.device):
             first = f"{name[:-1]}1 is {tuple(other.shape)} {other.dtype} on {other.device}"
@@ -53,13 +54,3 @@ def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, 
     ]
     lse = (largest + total.log()).masked_fill(neither, -torch.inf)
     return AttentionResult((parts[0] + parts[1]).to(out1.dtype), lse)
-
-
-def _check_dense(name: str, tensor: Any) -> None:
-    """Check that an argument is a dense tensor of a real floating-point type."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        raise ArgumentError(name, f"has layout {tensor.layout}, expected a dense tensor")
-    if not tensor.is_floating_point():
-        raise ArgumentError(name, f"is {tensor.dtype}, expected a floating-point type")

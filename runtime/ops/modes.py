@@ -50,6 +50,8 @@ def refuse_capture(argument: str, device: torch.device, reason: str) -> None:
     Raises:
         ArgumentError: if that stream is being captured.
     """
+    if not torch.cuda.is_initialized():
+        return
     with torch.cuda.device(device):
         capturing = torch.cuda.is_current_stream_capturing()
     if capturing:

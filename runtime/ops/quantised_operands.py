@@ -8,7 +8,7 @@ from codegen.dtypes import FP8
 from codegen.fp8 import KEYS_TOGETHER, V_KEYS
 from codegen.wording import shown
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, check_shape
+from runtime.kernels.arguments import TORCH_DTYPES, check_dense, check_number, check_shape
 from runtime.ops.attention_choice import DTYPES
 from runtime.ops.quantise import BLOCK_ROWS, check_head_dim
 from runtime.ops.quantise_attention import KEY_AXES, QuantisedAttention, check_queries
@@ -52,12 +52,18 @@ def quantised_operands(
             what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             expected = f"{' or '.join(map(str, codes))}, as q; other types: runtime.quantise_attention"
             raise ArgumentError(name, f"is {what}, expected {expected}")
+        check_dense(name, tensor)
         check_head_dim(name, tensor, hadamard=False)
     if not isinstance(output, torch.dtype) or output not in DTYPES:
         raise ArgumentError("output", f"is {shown(output)}, expected {' or '.join(map(str, DTYPES))}")
     for name, rows in (("q_rows", q_rows), ("k_rows", k_rows)):
         if type(rows) is not int or rows not in BLOCK_ROWS:
             raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
+    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+        if isinstance(scale, torch.Tensor):
+            check_dense(name, scale)
+        elif isinstance(scale, int):
+            check_number(name, scale)  # whole numbers may have more digits than a message
     batch, kv_heads, length, head_dim = k.shape
     check_queries(q, batch, kv_heads, head_dim)
     check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])

@@ -41,11 +41,6 @@ def has_tangent(tensor: Any) -> bool:
     return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
-def is_differentiated(tensor: torch.Tensor) -> bool:
-    """Whether autograd wants a derivative of what is computed of a tensor: backward, or forward mode."""
-    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
-
-
 def call_key(*tensors: torch.Tensor | None) -> Any:
     """Return all that the checks of a call look at, less the addresses; None if an argument is no dense tensor."""
     key: list[Any] = []
@@ -124,6 +119,15 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     if tensor.numel() == 0:
         raise ArgumentError(name, f"is empty: {tuple(tensor.shape)}")
     check_size(name, tensor.shape)
+    refuse_gradient(name, tensor)
+
+
+def refuse_gradient(name: str, tensor: torch.Tensor) -> None:
+    """Check that autograd wants no derivative of what a kernel computes of a tensor, by backward or in forward mode.
+
+    Raises:
+        ArgumentError: with what to do instead.
+    """
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(name, "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
     if has_tangent(tensor):
@@ -223,6 +227,13 @@ def check_output(name: str, tensor: torch.Tensor) -> None:
                 "cannot be written",
             )
         reach += (size - 1) * stride
+
+
+def written(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that a kernel is about to write into, which autograd does not see: what it has kept of it is outdated."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+    return tensor
 
 
 def check_overlap(name: str, tensor: torch.Tensor, output_name: str, output: torch.Tensor) -> None:

@@ -131,13 +131,10 @@ def attend(
         if kv_lengths is not None:
             given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
         scale = route.scale if scale is None else scale
-        found = route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
+        return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)  # says more of what is wrong
         raise
-    if out is not None and not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # autograd does not see what a kernel writes
-    return found
 
 
 def _check(

@@ -96,8 +96,6 @@ def attend_quantised(
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(given, tensors, spec_json, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
         raise
-    if out is not None and not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # autograd does not see what a kernel writes
     if found.lse is None or given.mean_logits is None:
         return found
     factor = q.shape[3] ** -0.5 if scale is None else scale

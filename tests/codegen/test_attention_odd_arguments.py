@@ -328,8 +328,8 @@ def outcomes(name: str) -> Iterator[tuple[str, str, Any]]:
 
 
 LEGAL = {
-    "None": "scale softcap score sink kv_lengths out mean_logits overflow aux block_sizes batch heads target q_len kv_len "
-    "max_blocks max_partial_blocks",
+    "None": "scale softcap score sink kv_lengths out mean_logits overflow aux block_sizes batch heads target q_len "
+    "kv_len max_blocks max_partial_blocks",
     "0": "left right local",
     "True": "return_lse validate deterministic gradients causal",
     "huge": "max_blocks max_partial_blocks",

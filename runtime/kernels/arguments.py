@@ -230,7 +230,7 @@ def check_output(name: str, tensor: torch.Tensor) -> None:
 
 
 def written(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that a kernel is about to write into, which autograd does not see: what it has kept of it is outdated."""
+    """The tensor that a kernel is about to write into; autograd, which does not see that, takes it for changed."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
     return tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from codegen.library import find_spec
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import Signatures, check_scale
+from runtime.kernels.arguments import Signatures, call_key, check_scale
 from runtime.kernels.attention import AttentionKernel, AttentionResult
 from runtime.ops.attention_checks import (
     KV_LENGTHS,
@@ -45,12 +45,28 @@ class Route:
         scale: the softmax scale where a call gives none; None: the kernel's default.
         arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
         indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
+        checked: keys of index tensors that are checked before ``arranged`` makes others of them.
     """
 
     kernel: AttentionKernel
     scale: float | None
     arranged: Callable[[Tensors, int, int], Tensors] | None
     indices: int
+    checked: Signatures = field(default_factory=Signatures)
+
+    def lists_of(self, spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> Tensors:
+        """Return the kernel's index tensors of the caller's.
+
+        Raises:
+            ArgumentError: for tensors that are none of the pattern, of which others could be made all the same.
+        """
+        if self.arranged is None:
+            return tensors
+        key = call_key(*tensors)
+        if key is None or key not in self.checked:
+            check_lists(spec_json, tensors, q, k)
+            self.checked.keep(key, True)
+        return self.arranged(tensors, q.shape[2], k.shape[2])
 
 
 _routes = Signatures()
@@ -122,12 +138,10 @@ def attend(
             check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
         if validate:
             check_overflow(overflow)
-        given = tensors
-        if route.arranged is not None:
-            if validate:
-                check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
-                validate = False
-            given = route.arranged(tensors, q.shape[2], k.shape[2])
+        given = route.lists_of(spec_json, tensors, q, k)
+        if validate and route.arranged is not None:
+            check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+            validate = False
         if kv_lengths is not None:
             given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
         scale = route.scale if scale is None else scale

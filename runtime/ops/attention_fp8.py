@@ -134,13 +134,12 @@ def _call(
     if out is not None:
         inputs = read_tensors(q, k, given.v_t, tensors, aux, sink=sink, kv_lengths=kv_lengths)
         check_out(out, q, {**inputs, **scales, "mean_logits": given.mean_logits}, dtype=given.output)
-    lengths = q.shape[2], k.shape[2]
     if validate:
         check_overflow(overflow)
-        if route.arranged is not None:
-            check_values(spec_json, tensors, lengths, sink, kv_lengths)
-            check_scales(scales)
-    arranged = tensors if route.arranged is None else route.arranged(tensors, *lengths)
+    arranged = route.lists_of(spec_json, tensors, q, k)
+    if validate and route.arranged is not None:
+        check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+        check_scales(scales)
     if kv_lengths is not None:
         arranged = (*arranged, *(None,) * (route.indices - 1 - len(arranged)), kv_lengths)
     kernel: Any = route.kernel

@@ -111,11 +111,7 @@ def explain_attention(
     """
     for flag, value in (("return_lse", return_lse), ("gradients", gradients), ("deterministic", deterministic)):
         check_flag(flag, value)
-    if arch is not None and not isinstance(arch, str):
-        raise ArgumentError("arch", f"is {type(arch).__name__}, expected a name")
-    check_dense("q", q)
-    if arch is None and not q.is_cuda:
-        raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
+    _check_arch(arch, q)
     pattern = pattern_of(pattern, q, k)
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
     if score is not None:
@@ -124,11 +120,7 @@ def explain_attention(
         check_operands(q, k, v, on_gpu=arch is None)
     check_lists(spec_json, tensors, q, k)
     check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
-    if sink is not None and not q.is_cuda:
-        check_dense("sink", sink)
-        check_shape("sink", sink.shape, [("heads", (q.shape[1],))])
-        if sink.dtype != torch.float32:
-            raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
+    _check_sink(sink, q.shape[1])
     call = Call(
         spec_json,
         tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
@@ -158,3 +150,22 @@ def explain_attention(
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]
     steps += [] if found.fit is None else [str(found.fit)]
     return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps), backward)
+
+
+def _check_arch(arch: Any, q: Any) -> None:
+    """Check that a call says, by itself or by its tensors, for which architecture."""
+    if arch is not None and not isinstance(arch, str):
+        raise ArgumentError("arch", f"is {type(arch).__name__}, expected a name")
+    check_dense("q", q)
+    if arch is None and not q.is_cuda:
+        raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
+
+
+def _check_sink(sink: Any, heads: int) -> None:
+    """Check sinks that may be on no GPU."""
+    if sink is None:
+        return
+    check_dense("sink", sink)
+    check_shape("sink", sink.shape, [("heads", (heads,))])
+    if sink.dtype != torch.float32:
+        raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")

@@ -15,6 +15,7 @@ import oracle_kernel  # noqa: E402
 
 from codegen.errors import CodegenError  # noqa: E402
 from runtime import convert, explain_attention, merge_attention, patterns, quantised_operands  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8  # noqa: E402
@@ -353,3 +354,15 @@ def test_whatever_an_argument_is_given_is_refused_by_name(name: str) -> None:
             assert argument in LEGAL.get(label, "").split(), f"{argument}: {label} is taken"
         elif not isinstance(raised, CodegenError):
             raise AssertionError(f"{argument}: {label}") from raised
+
+
+def test_lists_that_are_split_are_checked_in_each_call() -> None:
+    """Other lists can be made of what is wrong, which the kernel then takes."""
+    q, k, v = (torch.randn(1, 2, 512, 64).bfloat16() for _ in range(3))
+    counts, indices = lists(1, 2, 2, value=1), lists(1, 2, 2, 3)
+    block = {"block": (256, 64)}
+    for _ in range(2):
+        block_sparse_attention(q, k, v, patterns.BlockLists(counts, indices, **block))
+    for wrong in (lists(1, 2, 3, 3), indices.long(), lists(1, 1, 2, 2, 3), indices.float()):
+        with pytest.raises(ArgumentError, match=r"^kv_indices: "):
+            block_sparse_attention(q, k, v, patterns.BlockLists(counts, wrong, **block))

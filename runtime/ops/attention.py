@@ -124,7 +124,8 @@ def block_sparse_attention(
     q, k, v and ``sink`` have gradients, by default the same bits in every call, with every pattern and option. Blocks
     of lists have 64 queries and keys or multiples of them (docs/training.md). ``out`` and whatever else has no gradient
     are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
-    the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused.
+    the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused, and so is forward-mode differentiation
+    (``torch.func.jvp``, dual tensors), whatever ``torch.no_grad`` says.
 
     Operands in FP8 stand in the place of q, k and v: ``block_sparse_attention(quantise_attention(q, k, v), pattern)``
     (docs/fp8.md). They have no gradients, and no operator for ``torch.compile``.
@@ -166,9 +167,9 @@ def block_sparse_attention(
         SpecError: for an option that no kernel has, and where a gradient is required that none computes.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
-    check_flag("return_lse", return_lse)
-    check_flag("validate", validate)
-    check_flag("deterministic", deterministic)
+    if not (type(return_lse) is type(validate) is type(deterministic) is bool):
+        for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
+            check_flag(name, flag)
     if isinstance(q, QuantisedAttention):
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         return _quantised(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)

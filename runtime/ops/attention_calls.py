@@ -109,7 +109,6 @@ def attend(
         check_scale(scale)
     if softcap is not None:
         softcap = check_softcap(softcap)  # before it is a part of a key
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         key = (
@@ -130,6 +129,7 @@ def attend(
     except (AttributeError, RuntimeError, TypeError, ValueError):
         key = route = None  # an argument is of another type, which the checks name
     if route is None:
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)
         route = remember(Call(*key))
         _routes.keep(key, route)
@@ -147,6 +147,7 @@ def attend(
         scale = route.scale if scale is None else scale
         return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
+        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)  # says more of what is wrong
         raise
 

@@ -36,7 +36,9 @@ _MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than 
 
 def has_tangent(tensor: Any) -> bool:
     """Whether forward-mode differentiation is on and a tensor has a tangent, which no kernel computes with."""
-    if forward_ad._current_level < 0 or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+    if forward_ad._current_level < 0 or not isinstance(tensor, torch.Tensor):
+        return False
+    if tensor.layout != torch.strided or tensor.is_nested:
         return False
     return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import NO_TANGENT, has_tangent
@@ -170,6 +171,8 @@ def _each(overload: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, torch.
 
 def _refuse_tangents(overload: Any, arguments: Sequence[Any]) -> None:
     """Refuse what forward-mode differentiation follows: below autograd it would be dropped without a word."""
+    if forward_ad._current_level < 0:
+        return
     for name, tensor in _each(overload, arguments):
         if has_tangent(tensor):
             raise ArgumentError(name, NO_TANGENT)

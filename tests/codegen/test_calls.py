@@ -24,6 +24,7 @@ from codegen.spec import AttentionSpec
 torch = pytest.importorskip("torch")
 
 from host_streams import pretend_stream  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
@@ -301,8 +302,7 @@ def refused_gradients(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check nothing of a tensor but its gradient, where ``kernel`` checks nothing at all."""
 
     def refuse(name: str, tensor: Any, *rest: Any) -> None:
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise ArgumentError(name, "requires a gradient")
+        arguments.refuse_gradient(name, tensor)
 
     monkeypatch.setattr(attention, "check_tensor", refuse)
 
@@ -676,6 +676,31 @@ def test_the_result_is_written_where_the_caller_says(kernel: Any) -> None:
     assert call(q, k, v, out=out)[0] is out
     ((_, _, block),) = driver.launches
     assert field(call, block, "o") == (out.data_ptr(),) and field(call, block, "o_head_stride") == (128,)
+    with torch.inference_mode():
+        assert call(q, k, v, out=(of_inference := torch.empty_like(out)))[0] is of_inference
+
+
+def test_what_a_kernel_has_written_over_is_not_differentiated_with(kernel: Any) -> None:
+    call, _ = kernel("l4_causal")
+    q, k, v = qkv()
+    out, weights = torch.zeros_like(q), torch.ones_like(q).requires_grad_()
+    product = weights * out  # keeps out for the gradient of the weights
+    call(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@pytest.mark.usefixtures("refused_gradients")
+def test_a_tangent_is_refused_after_calls_without(kernel: Any) -> None:
+    call, driver = kernel("h100_dense")
+    q, k, v = qkv()
+    with forward_ad.dual_level():
+        call(q, k, v)
+        with torch.no_grad(), pytest.raises(ArgumentError, match="v: has a tangent"):
+            call(q, k, forward_ad.make_dual(v, v))
+        call(q, k, v)
+    call(q, k, v)
+    assert len(driver.launches) == 3
 
 
 @pytest.mark.usefixtures("refused_gradients")

@@ -23,7 +23,7 @@ from codegen.files import read_text, write_if_changed
 from codegen.library import GENERATED, NamedSpec
 from codegen.patterns.base import SpecModel
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.render import generate
 from codegen.wording import one_line
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -72,7 +72,7 @@ class CubinRecord(_Record):
     registers: Count = Field(description="of a thread, at launch", le=255)
     spill_bytes: LocalBytes
     stack_bytes: LocalBytes
-    static_shared_bytes: Count
+    static_shared_bytes: int = Field(ge=0, le=48 << 10, description="a kernel has no more that the compiler knows")
     dynamic_shared_bytes: Count
     instructions: dict[str, Count] = Field(description="counts by kind, from the disassembly")
 
@@ -232,11 +232,11 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
         changed = "the spec changed after the receipt was written"
     elif receipt.source.sha256 != source_sha256(source_text):
         changed = "the source changed after the receipt was written"
-    elif not version1 and receipt.cubin.launch_sha256 not in (None, plan_for(named).launch_sha256):
+    elif not version1 and receipt.cubin.launch_sha256 not in (None, generate(named).plan.launch_sha256):
         changed = "its launch is not that of the source"
     if changed or version1:
         return ReceiptState(ReceiptStatus.STALE, "; ".join(filter(None, (changed, version1))))
-    return _verified(receipt, plan_for(named))
+    return _verified(receipt, generate(named).plan)
 
 
 def _verified(receipt: Receipt, plan: Plan) -> ReceiptState:

@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass, replace
 
 from codegen.dtypes import DTYPES
-from codegen.patterns.topk import TopK
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 
@@ -223,12 +222,18 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv_loads else ()))
-    cases = (*cases, *(WIDTH_CASES if isinstance(spec.pattern, TopK) and spec.pattern.k is None else ()))
+    cases = (*cases, *(WIDTH_CASES if _takes_any_width(spec) else ()))
     cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
     cases = (*cases, *(BITS_CASES if spec.pattern.masks_by_bits else ()))
     cases = (*cases, *(KV_LENGTH_CASES if spec.kv_lengths else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
     return (*(fitted(case, spec) for case in cases), *(head_size_cases(spec) if spec.pad_heads else ()))
+
+
+def _takes_any_width(spec: AttentionSpec) -> bool:
+    """Whether lists have as many entries as a call gives them, all of which count."""
+    tensors = spec.pattern.index_tensors
+    return len(tensors) == 1 and tensors[0].dims[-1] == "any"
 
 
 def fitted(case: Case, spec: AttentionSpec) -> Case:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -229,15 +231,74 @@ def test_what_two_commits_differ_in(repository: Path) -> None:
 
 def test_the_tree_of_a_report(repository: Path) -> None:
     out = repository / "report"
-    assert tree.tree_of(out, repository) == Tree(git(repository, "rev-parse", "HEAD").strip())
+    assert tree.tree_of((), repository) == Tree(git(repository, "rev-parse", "HEAD").strip())
     out.mkdir()
     (out / "index.html").write_text("")
-    assert tree.tree_of(out, repository).changed == ()
-    assert tree.tree_of(out / "deeper", repository).changed == ("report/",)
-    assert tree.tree_of(out / "index.html", repository).changed == ()
+    assert tree.tree_of([out / "index.html"], repository).changed == ()
+    assert tree.tree_of([out], repository).changed == ("report/index.html",)
+    assert tree.tree_of([repository / "link" / ".." / "report" / "index.html"], repository).changed == ()
     (repository / "new\n.py").write_text("")
     (repository / "generated" / "h100_topk32.cu").write_text("")
-    assert tree.tree_of(out, repository).changed == ("generated/h100_topk32.cu", "new\\n.py")
+    changed = ("generated/h100_topk32.cu", "new\\n.py")
+    assert tree.tree_of([out / "index.html"], repository).changed == changed
+    # From a folder of the repository, as where the project is a part of another one.
+    assert tree.tree_of([out / "index.html"], repository / "generated").changed == changed
+
+
+def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:
+    """A mark alone owns nothing: each file has the hash that it names, or all of the folder is left as it is."""
+    out = tmp_path / "out"
+    made = site.with_mark({"index.html": "a page", "kernel-x.html": "another"})
+    assert site.write(out, made)
+    mark = json.loads(made["report.json"])
+    zeros = {"thesis.tex": "0" * 64}
+    forgeries: list[tuple[dict[str, bytes | None], object]] = [
+        ({"thesis.tex": b"mine"}, mark | {"files": zeros}),
+        ({"thesis.tex": b"mine"}, mark | {"files": {**mark["files"], **zeros}}),
+        (
+            {"thesis.tex": b"mine"},
+            mark | {"files": mark["files"] | {"thesis.tex": hashlib.sha256(b"mine").hexdigest()}},
+        ),
+        ({"index.html": b"mine"}, mark),
+        ({"index.html": b"mine"}, mark | {"files": mark["files"] | {"index.html": "0" * 64}}),
+        ({"kernel-x.html": b"mine", "index.html": None}, mark),
+        ({}, mark | {"files": {**mark["files"], "../thesis.tex": "0" * 64}}),
+        ({}, mark | {"files": list(mark["files"])}),
+        ({}, mark | {"files": dict.fromkeys(mark["files"], 0)}),
+        ({}, mark | {"made_by": "another"}),
+        ({}, mark | {"schema_version": 2}),
+        ({}, mark | {"more": 1}),
+        ({}, [mark]),
+    ]
+    for files, forged in forgeries:
+        shutil.rmtree(out)
+        site.write(out, made)
+        (out / "report.json").write_text(json.dumps(forged))
+        for name, data in files.items():
+            (out / name).unlink(missing_ok=True)
+            if data is not None:
+                (out / name).write_bytes(data)
+        before = contents(out)
+        with pytest.raises(FileError, match="no report wrote this folder"):
+            site.write(out, site.with_mark({"index.html": "newer"}))
+        assert contents(out) == before and list(tmp_path.iterdir()) == [out], forged
+
+
+def test_a_file_that_comes_at_the_last_moment_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    site.write(out, site.with_mark({"index.html": "a page"}))
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        if path == out:
+            (out / "thesis.tex").write_text("mine")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    with pytest.raises(FileError, match=r"thesis\.tex"):
+        site.write(out, site.with_mark({"index.html": "newer"}))
+    assert (out / "thesis.tex").read_text() == "mine" and (out / "index.html").read_text() == "a page"
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_diff_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

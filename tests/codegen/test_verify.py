@@ -52,7 +52,7 @@ TABLES = [
     "h100_bsr_spmm_b128",
     "h100_bsr_spmm_b128_balanced",
     "h100_bsr_spmm_b128_n16",
-    "h100_bsr_spmm_b64_balanced",
+    "h100_bsr_spmm_b32_balanced",
     "h100_bsr_spmm_b16_gathered",
     "h100_bsr_spmm_b128_transposed",
     "h100_bsr_spmm_b64",

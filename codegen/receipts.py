@@ -30,7 +30,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 # Not strict: an error that is not finite is the string "NaN" or "Infinity", which JSON numbers cannot spell.
 Error = Annotated[float, Field(strict=False)]
-Milliseconds = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=1e-6, lt=1e9, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
 LocalBytes = Annotated[int, Field(ge=0, le=512 << 10, description="a thread has no more of local memory")]
 FEW = 3

@@ -66,9 +66,17 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_printable,
     )
     found.filters["name"] = _breakable
     return found
+
+
+def _printable(value: Any) -> Any:
+    """Return a value as a page has it: characters of a text that do not print by their codes."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in value)
 
 
 def _breakable(name: str) -> Markup:
@@ -179,8 +187,13 @@ def entry_of(view: View) -> dict[str, Any]:
     }
 
 
-def _share_of_limit(verification: VerificationRecord) -> float:
-    """Return the largest error of all cases over its limit: errors of gradients and of products differ in size."""
+def _share_of_limit(verification: VerificationRecord) -> float | None:
+    """Return the largest error of all cases over its limit: errors of gradients and of products differ in size.
+
+    None where a case did not pass: its figures may be none, and its limit 0.
+    """
+    if verification.failed:
+        return None
     return max(case.max_error / case.tolerance if case.max_error else 0.0 for case in verification.cases)
 
 

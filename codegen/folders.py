@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from codegen.errors import FileError
@@ -67,22 +67,26 @@ def write_folder(
             for name, data in files.items():
                 with (fresh / name).open("xb") as file:
                     file.write(data)
-            _swap(fresh, folder, old)
+            _swap(fresh, folder, old, lambda place: check_folder(place, mark, {*files, *older}, what))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
     return True
 
 
-def _swap(fresh: Path, folder: Path, old: Path) -> None:
-    """Put ``fresh`` in the place of ``folder``, which goes to ``old``, and comes back if that fails."""
+def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[Path], None]) -> None:
+    """Put ``fresh`` in the place of ``folder``, which goes to ``old``, and comes back if that fails.
+
+    What somebody put there since it was looked at is found once nobody can reach it by its name, and is not lost.
+    """
     if not folder.exists():
         fresh.rename(folder)
         return
     folder.rename(old)
     try:
+        check(old)
         fresh.rename(folder)
-    except OSError:
+    except (OSError, FileError):
         with contextlib.suppress(OSError):
             old.rename(folder)
         raise

@@ -18,7 +18,7 @@ Where other numbers are that large, or that small, the text is computed as it is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from codegen.expressions.arithmetic import (
     LARGEST,
@@ -161,6 +161,9 @@ class _Scaled:
         assert isinstance(node, Operation)
         if node.name == "neg":
             return minus(self._held(node.operands[0], by))
+        if node.name == "where":
+            condition, one, other = node.operands
+            return operation("where", self._exact(condition), self._held(one, by), self._held(other, by))
         number, truth = sorted(node.operands, key=lambda operand: not isinstance(operand, Literal))
         return product(self._held(number, by), as_float(self._exact(truth)))
 
@@ -250,17 +253,21 @@ def _number(value: float, of: Literal) -> Literal:
 
 
 def _sign_of_mask(node: Node) -> int:
-    """Return the sign of a number, or of one times a truth value, as masks are added; 0 for anything else."""
+    """Return the sign of a number, alone or where a condition holds, as masks are added; 0 for anything else."""
     if isinstance(node, Literal):
         return 0 if math.isinf(node.value) else (node.value > 0) - (node.value < 0)
     if not isinstance(node, Operation):
         return 0
     if node.name == "neg":
         return -_sign_of_mask(node.operands[0])
-    if node.name != "*":
-        return 0
     signs = [_sign_of_mask(operand) for operand in node.operands if isinstance(operand, Literal)]
-    return signs[0] if len(signs) == 1 and any(map(_is_truth, node.operands)) else 0
+    if node.name == "where" and len(signs) == 2:
+        return signs[0] or signs[1] if signs[0] * signs[1] >= 0 and _are_finite(node.operands[1:]) else 0
+    return signs[0] if node.name == "*" and len(signs) == 1 and any(map(_is_truth, node.operands)) else 0
+
+
+def _are_finite(nodes: Iterable[Node]) -> bool:
+    return all(isinstance(node, Literal) and math.isfinite(node.value) for node in nodes)
 
 
 def _is_truth(node: Node) -> bool:

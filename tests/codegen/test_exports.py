@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -31,7 +32,20 @@ from codegen.sized_launch import sized_launch
 
 CUBIN, LOG = b"\x7fELF, machine code", "ptxas info    : Used 168 registers"
 SIZES = {"batch": 1, "heads": 4, "kv_heads": 4, "q_len": 256, "kv_len": 256, "list_batches": 1, "list_heads": 4}
-Make = Callable[..., dict[str, bytes]]
+Make = Callable[..., Receipt]
+
+
+@pytest.fixture
+def receipt(receipt: Make) -> Make:
+    """Makes a receipt of CUBIN."""
+
+    def make(named: NamedSpec, source: str) -> Receipt:
+        made, plan = receipt(named, source), generate(named).plan
+        own = {"sha256": hashlib.sha256(CUBIN).hexdigest(), "launch_sha256": plan.launch_sha256}
+        cubin = made.cubin.model_copy(update={**own, "dynamic_shared_bytes": plan.shared_bytes})
+        return made.model_copy(update={"cubin": cubin})
+
+    return make
 
 
 @pytest.fixture

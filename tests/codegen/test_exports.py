@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from codegen import exports
+from codegen import exports, folders
 from codegen.descriptor import (
     GridRecord,
     KernelFacts,
@@ -222,6 +222,21 @@ def test_a_write_that_fails_changes_nothing(
         write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD)
     monkeypatch.undo()
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == files
+    assert [each.name for each in folder.parent.iterdir()] == ["h100_topk32"]
+
+
+def test_what_is_put_into_a_folder_while_it_is_written_anew_is_kept(
+    folder: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swap(fresh: Path, to: Path, *arguments: Any) -> None:
+        (to / "mine").write_text("mine")  # after the look, before the folder is replaced
+        real(fresh, to, *arguments)
+
+    real = folders._swap
+    monkeypatch.setattr(folders, "_swap", swap)
+    with pytest.raises(FileError, match="h100_topk32: holds mine: no export wrote this folder"):
+        write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == {**files, "mine": b"mine"}
     assert [each.name for each in folder.parent.iterdir()] == ["h100_topk32"]
 
 

@@ -67,28 +67,30 @@ def write_folder(
             for name, data in files.items():
                 with (fresh / name).open("xb") as file:
                     file.write(data)
-            _swap(fresh, folder, old, lambda place: check_folder(place, mark, {*files, *older}, what))
+            _swap(fresh, folder, old, lambda: check_folder(old, mark, {*files, *older}, what))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)  # not after an error: what could not be put back stays there
     return True
 
 
-def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[Path], None]) -> None:
+def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[], None]) -> None:
     """Put ``fresh`` in the place of ``folder``, which goes to ``old``, and comes back if that fails.
 
-    What somebody put there since it was looked at is found once nobody can reach it by its name, and is not lost.
+    ``check`` refuses ``old``, which will be removed: somebody may have put something into it meanwhile.
     """
     if not folder.exists():
         fresh.rename(folder)
         return
     folder.rename(old)
     try:
-        check(old)
+        check()
         fresh.rename(folder)
-    except (OSError, FileError):
+    except (OSError, FileError) as error:
         with contextlib.suppress(OSError):
             old.rename(folder)
+        if isinstance(error, FileError):
+            raise FileError(folder, error.reason) from None
         raise
 
 

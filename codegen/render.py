@@ -42,7 +42,8 @@ class _RecordingLoader(jinja2.FileSystemLoader):
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         self.used.add(template)
         source, filename, uptodate = super().get_source(environment, template)
-        return source, filename, uptodate
+        # Jinja encodes it, and a path may have bytes that are no text in this locale.
+        return source, filename.encode("utf-8", "backslashreplace").decode(), uptodate
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):

@@ -19,7 +19,7 @@ from runtime.ops.attention_calls import KERNELS_KEPT
 from runtime.ops.attention_choice import DTYPES, arch_of, rounded
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
-from runtime.ops.bsr_layout import by_rows, is_by_columns, readable
+from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of
 from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index
@@ -95,7 +95,7 @@ def multiply(
             a.crow_indices.device,
             a.col_indices.device,
             a.values.dtype,
-            b.shape[-1],
+            width_of(b, c),
             b.dtype,
             b.device,
             by_columns,
@@ -183,7 +183,7 @@ def product_of(
         block=(a.values.shape[1], a.values.shape[2]),
         rows=a.shape[0],
         columns=a.columns,
-        width=rounded(b.shape[-1]),
+        width=rounded(width_of(b, c)),
         stored=rounded(a.values.shape[0]),
         evenness=how.get("evenness"),
         ordered=how.get("order") == "rows" and bool(a.order) and not kernel and not transpose_a,

@@ -64,9 +64,10 @@ def _fake_matmul(*arguments: Any, transpose_a: bool = False, **_: Any) -> torch.
     check_operand(matrix, b, transpose_a=transpose_a)
     check_added(matrix, b, bias, c, transpose_a=transpose_a)
     rows, width = (columns if transpose_a else matrix.shape[0]), b.shape[-1]
-    stride = (width + ALIGNED - 1) // ALIGNED * ALIGNED
-    shape = (*b.shape[:-2], rows, width)
-    found: torch.Tensor = b.new_empty_strided(shape, (rows * stride, stride, 1)[-len(shape) :])
+    step = (width + ALIGNED - 1) // ALIGNED * ALIGNED
+    batch = b.shape[:-2]  # whose matrices lie side by side
+    strides = (step, batch[0] * step, 1) if batch else (step, 1)
+    found: torch.Tensor = b.new_empty_strided((*batch, rows, width), strides)
     return found
 
 

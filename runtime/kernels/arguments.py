@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from codegen.alternatives import suggest_for
 from codegen.arch import ARCHS
@@ -27,8 +28,21 @@ TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TM
 HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
+NO_TANGENT = "has a tangent of forward-mode differentiation, which kernels do not compute: use backward, or detach it"
 _MAX_FLOAT = 3.4028234e38
 _MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kLeastLogit, -1e30
+
+
+def has_tangent(tensor: Any) -> bool:
+    """Whether forward-mode differentiation is on and a tensor has a tangent, which no kernel computes with."""
+    if forward_ad._current_level < 0 or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        return False
+    return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+
+
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Whether autograd wants a derivative of what is computed of a tensor: backward, or forward mode."""
+    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
 
 
 def call_key(*tensors: torch.Tensor | None) -> Any:
@@ -38,6 +52,8 @@ def call_key(*tensors: torch.Tensor | None) -> Any:
     try:
         for t in tensors:
             key += (None,) if t is None else (t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
+        if forward_ad._current_level >= 0:
+            key += map(has_tangent, tensors)
     except (AttributeError, RuntimeError):
         return None
     return tuple(key)
@@ -99,6 +115,8 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     check_size(name, tensor.shape)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(name, "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
+    if has_tangent(tensor):
+        raise ArgumentError(name, NO_TANGENT)
 
 
 def to_quantise(given: torch.dtype, expected: torch.dtype, call: str) -> str:

@@ -212,8 +212,8 @@ def _quantised(
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
     if score is not None:
         spec_json, tensors = joined(pattern, tensors, score)
-    for name, tensor in (("sink", options["sink"]), *(("score or mask", tensor) for tensor in tensors)):
-        if tensor is not None and tensor.requires_grad and _grad_enabled():
+    for name, tensor in (*vars(given).items(), *options.items(), *(("score or mask", tensor) for tensor in tensors)):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     more: dict[str, Any] = {"scored": score is not None, "validate": validate, "lse": lse, "overflow": overflow}

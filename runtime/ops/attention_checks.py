@@ -13,6 +13,7 @@ from codegen.patterns import PATTERNS, IndexTensor, PatternBase
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     FP8_DTYPES,
+    NO_TANGENT,
     check_number,
     check_output,
     check_scale,
@@ -21,6 +22,7 @@ from runtime.kernels.arguments import (
     check_sink_values,
     check_strides,
     check_tensor,
+    has_tangent,
 )
 from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
@@ -38,7 +40,7 @@ def refuse_transformed(
     names: str = "q, k, v and pattern",
     mapped: str = "pass the batch as a dimension, (batch, heads, length, head_dim)",
 ) -> None:
-    """Refuse tensors that stand for several, or for parts on several devices.
+    """Refuse tensors that stand for several, for parts on several devices, or that have a tangent.
 
     Args:
         tensors: arguments of a call.
@@ -46,7 +48,7 @@ def refuse_transformed(
         mapped: what works in place of a mapped one.
 
     Raises:
-        ArgumentError: for one under ``torch.vmap``, and for a DTensor.
+        ArgumentError: for one under ``torch.vmap``, of forward-mode differentiation, and for a DTensor.
     """
     distributed = sys.modules.get("torch.distributed.tensor")
     for tensor in tensors:
@@ -54,6 +56,8 @@ def refuse_transformed(
             continue
         if torch._C._functorch.is_batchedtensor(tensor):
             raise ArgumentError(names, f"one of them is mapped by torch.vmap: {mapped}")
+        if has_tangent(tensor):
+            raise ArgumentError(names, f"one of them {NO_TANGENT}")
         if distributed is not None and isinstance(tensor, distributed.DTensor):
             reason = "is a DTensor: pass each rank's part, tensor.to_local()"
             raise ArgumentError(names, f"one of them {reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 # Every call asks these; torch's own functions in Python take ten times as long.
 any_autocast = torch._C._is_any_autocast_enabled
@@ -17,8 +18,10 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 
 
 def is_watched() -> bool:
-    """Return whether a mode, a transform or a tracer is about."""
-    return bool(_dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None)
+    """Return whether a mode, a transform, a tracer or forward-mode differentiation is about."""
+    if _dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None:
+        return True
+    return forward_ad._current_level >= 0
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:

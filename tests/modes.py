@@ -48,7 +48,7 @@ CELL_SECONDS = 20.0
 PROCESSES = 6
 SLEEP = 300_000_000  # cycles, some 0.2 s, of each busy stream
 STATEFUL = "runtime.driver.workspace"
-PURE = ("runtime.compile", "runtime.report", "runtime.tune", "runtime.ops.attention_choice", "runtime.ops.bsr_choice")
+PURE = ("codegen", "runtime.compile", "runtime.ops.attention_choice", "runtime.ops.bsr_choice")
 """Modules whose caches hold text, numbers and files, which no mode reaches."""
 
 
@@ -175,7 +175,8 @@ def forget() -> None:
             continue
         for key, value in list(vars(module).items()):
             if hasattr(value, "cache_clear"):
-                value.cache_clear()
+                if not str(value.__module__).startswith(PURE):
+                    value.cache_clear()
             elif isinstance(value, Signatures) or (name == STATEFUL and hasattr(value, "clear") and key[:1] == "_"):
                 if hasattr(value, "last"):
                     value.last = (None, None)

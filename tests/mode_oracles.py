@@ -18,6 +18,7 @@ from codegen.parse import parse_spec
 from codegen.patterns.block_lists import expression_of
 from codegen.select import Choice
 from codegen.spec import QuantiseSpec
+from runtime.errors import ArgumentError
 from runtime.kernels.quantise import Quantised
 from runtime.ops import attention_calls, attention_choice, attention_fp8, block_mask, bsr_choice, quantise
 from runtime.ops.attention_calls import Route
@@ -103,7 +104,9 @@ def installed() -> Iterator[None]:
         bsr_oracle.install(patch)
         for module in (attention_choice, bsr_choice):
             patch.setattr(module, "choose", _default)
-        chosen = [each for m in (attention_choice, bsr_choice) for each in vars(m).values() if hasattr(each, "cache_clear")]
+        chosen = [
+            each for m in (attention_choice, bsr_choice) for each in vars(m).values() if hasattr(each, "cache_clear")
+        ]
         for each in chosen:
             each.cache_clear()
         patch.setattr(attention_fp8, "check_tensor", oracle_kernel._check_tensor)
@@ -112,7 +115,7 @@ def installed() -> Iterator[None]:
         patch.setattr(quantise, "DEVICES", ("cpu", "cuda", "meta"))
         patch.setattr(quantise, "_kernel", lambda index, spec: QuantiseOracle(spec))
         patch.setattr(block_mask, "_kernel", lambda index, pattern: BlockMaskOracle(pattern))
-        patch.setattr(block_mask, "device_of", lambda device, tensors: CPU)
+        patch.setattr(block_mask, "device_of", _device_of)
         library = torch.library.Library("sparse_kernel_codegen", "IMPL")
         library.impl("select_topk_blocks", _selected, "CPU")
         try:
@@ -132,3 +135,10 @@ def _default(given: Any, sizes: Any = None, *, device: Any = None) -> Choice:
     """Choose the rules' default, in place of the fastest: that takes seconds for a class that was not measured."""
     spec = parse_spec(given if isinstance(given, dict) else given.fields())
     return Choice(NamedSpec(stem=unnamed_stem(spec), spec=spec), "default", "nothing was measured here")
+
+
+def _device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:
+    found = next((tensor.device for tensor in tensors), CPU)
+    if found != CPU:
+        raise ArgumentError("device", f"is {found}, expected the CPU, where oracles stand for kernels")
+    return CPU

@@ -22,8 +22,10 @@ from runtime.prepare.bsr_matrix import BsrMatrix
 BF16 = torch.bfloat16
 HOST = ("fake", "meta", "vmap", "compile", "export", "first capture", "capture")
 """Modes without values on the host: torch refuses there what the documentation says reads them."""
-SPARSE = ("fake", "meta", "vmap", "compile", "export")
+SPARSE = ("fake", "meta", "dual", "vmap", "func.grad", "compile", "export")
 """Modes in which torch has no sparse_bsr tensors: a BsrMatrix goes there."""
+OUTSIDE = ("compile", "export")
+"""Modes that trace: what returns text, and expressions that are read, are made outside of them."""
 
 
 class Made(NamedTuple):
@@ -31,11 +33,21 @@ class Made(NamedTuple):
 
     Attributes:
         tensors: what a mode may wrap, move, copy or map.
-        call: of the tensors; whatever pytree it returns is compared leaf by leaf.
+        inner: the call, as torch.compile and export take it; whatever pytree it returns is compared leaf by leaf.
+        outside: makes its arguments of the tensors; None: they are its arguments.
     """
 
     tensors: tuple[torch.Tensor, ...]
-    call: Callable[..., Any]
+    inner: Callable[..., Any]
+    outside: Callable[..., tuple[Any, ...]] | None = None
+
+    def arguments(self, *tensors: Any) -> tuple[Any, ...]:
+        """Return the arguments of ``inner``."""
+        return tensors if self.outside is None else self.outside(*tensors)
+
+    def call(self, *tensors: Any) -> Any:
+        """Make the arguments, and call."""
+        return self.inner(*self.arguments(*tensors))
 
 
 @dataclass(frozen=True)
@@ -107,14 +119,15 @@ def causal(q: Any, k: Any, v: Any, *_: Any, **more: Any) -> tuple[Any, Any]:
 def attend(make_pattern: Callable[..., Any], *more: torch.Tensor, **options: Any) -> Callable[[torch.device], Made]:
     """Return what makes a call of attention; ``make_pattern`` takes the tensors beside q, k and v."""
 
-    def make(device: torch.device) -> Made:
-        def call(q: Any, k: Any, v: Any, *rest: Any) -> Any:
-            given = {name: value(*rest) if callable(value) else value for name, value in options.items()}
-            return runtime.block_sparse_attention(q, k, v, make_pattern(*rest), return_lse=True, **given)
+    def outside(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, ...]:
+        given = {name: value(*rest) if callable(value) else value for name, value in options.items()}
+        return q, k, v, make_pattern(*rest), given
 
-        return Made((*attention_inputs(device), *(tensor.to(device) for tensor in more)), call)
+    def inner(q: Any, k: Any, v: Any, pattern: Any, given: Any) -> Any:
+        return runtime.block_sparse_attention(q, k, v, pattern, return_lse=True, **given)
 
-    return make
+    tensors = lambda device: (*attention_inputs(device), *(tensor.to(device) for tensor in more))  # noqa: E731
+    return lambda device: Made(tensors(device), inner, outside)
 
 
 LISTS = torch.tensor([[[[0, 1], [1, -1]]]], dtype=torch.int32)
@@ -139,8 +152,8 @@ def with_functions(doc: Any, counts: Any, lists: Any) -> Any:
     return patterns.BlockLists(counts, lists, block=(64, 64), mask=mask)
 
 
-def a_score(*_: Any) -> Callable[..., Any]:
-    return lambda score, b, h, i, j: 2.0 * torch.tanh(score / 2.0) + 0.01 * (i - j)
+def a_score(*_: Any) -> Any:
+    return patterns.Score(lambda score, b, h, i, j: 2.0 * torch.tanh(score / 2.0) + 0.01 * (i - j))
 
 
 def by_functions(q: Any, k: Any, v: Any, doc: Any, *_: Any) -> Any:
@@ -315,7 +328,9 @@ def merged_inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
 def by_merging(out1: Any, lse1: Any, out2: Any, lse2: Any) -> Any:
     most = torch.maximum(lse1, lse2).detach()
     most = torch.where(most == -math.inf, 0.0, most)
-    one, two = (torch.where(x == -math.inf, 0.0, (torch.where(x == -math.inf, 0.0, x) - most).exp()) for x in (lse1, lse2))
+    one, two = (
+        torch.where(x == -math.inf, 0.0, (torch.where(x == -math.inf, 0.0, x) - most).exp()) for x in (lse1, lse2)
+    )
     total = one + two
     some = torch.where(total == 0, 1.0, total)
     lse = torch.where(total == 0, -math.inf, some.log() + most)
@@ -378,7 +393,8 @@ def windowed(device: torch.device) -> Made:
 def in_tiles(device: torch.device) -> Made:
     tiles = tiles_of(device)
     return Made(
-        (normal(3, 1, 2, 256, 8, dtype=torch.float32).to(device),), lambda x: (tiles.tile(x), tiles.untile(tiles.tile(x)))
+        (normal(3, 1, 2, 256, 8, dtype=torch.float32).to(device),),
+        lambda x: (tiles.tile(x), tiles.untile(tiles.tile(x))),
     )
 
 
@@ -406,7 +422,6 @@ def converter(name: str) -> Callable[[torch.device], Made]:
     return lambda device: Made(
         tuple(tensor.to(device) for tensor in case.tensors()), lambda *given: case.pattern(*given).index_tensors()
     )
-
 
 
 def topk(lists: Any) -> Any:
@@ -483,7 +498,14 @@ def attention_rows() -> Iterable[Row]:
         (0, 1, 2, 3),
     )
     explain = partial(explained, runtime.explain_attention, patterns.Causal(), gradients=True)
-    yield Row("explain_attention", ("runtime.explain_attention",), explain(), floats=(0,), constant=True)
+    yield Row(
+        "explain_attention",
+        ("runtime.explain_attention",),
+        explain(),
+        floats=(0,),
+        constant=True,
+        torch_refuses=OUTSIDE,
+    )
 
 
 def fp8_rows() -> Iterable[Row]:
@@ -509,7 +531,12 @@ def fp8_rows() -> Iterable[Row]:
     yield Row("quantised_operands", ("runtime.quantised_operands",), put, scaled, close=1e-6)
     scale = lambda x: x.abs().amax() / 448  # noqa: E731
     yield Row(
-        "scales_of", ("runtime.scales_of",), of(runtime.scales_of, normal(13, 64, 64)), scale, floats=(0,), constant=True
+        "scales_of",
+        ("runtime.scales_of",),
+        of(runtime.scales_of, normal(13, 64, 64)),
+        scale,
+        floats=(0,),
+        constant=True,
     )
 
 
@@ -521,11 +548,12 @@ def matrix_rows() -> Iterable[Row]:
     yield Row("... of torch.sparse_bsr", matmul, sparse, by_multiplying, (0, 1, 2), torch_refuses=SPARSE)
     yield Row("bsr_sddmm", sddmm, with_matrix(sampled, *pair), by_sampling, (1, 2))
     prepare = with_sparse(runtime.prepare_bsr)
-    yield Row("prepare_bsr", ("runtime.prepare_bsr",), prepare, torch_refuses=HOST, floats=(0,), constant=True)
+    yield Row("prepare_bsr", ("runtime.prepare_bsr",), prepare, torch_refuses=HOST + SPARSE, floats=(0,), constant=True)
     problem = with_sparse(lambda a: runtime.bsr_problem(a, 128, arch="sm_90a").text())
-    yield Row("bsr_problem", ("runtime.bsr_problem",), problem, torch_refuses=HOST, floats=(0,), constant=True)
+    yield Row("bsr_problem", ("runtime.bsr_problem",), problem, torch_refuses=HOST + SPARSE, floats=(0,), constant=True)
     explain = with_matrix(lambda a, b: str(runtime.explain_matmul(a, b, arch="sm_90a", gradients=True)), WIDE)
-    yield Row("explain_matmul", ("runtime.explain_matmul",), explain, floats=(0, 1), constant=True)
+    name = ("runtime.explain_matmul",)
+    yield Row("explain_matmul", name, explain, floats=(0, 1), constant=True, torch_refuses=OUTSIDE)
     yield Row("BlockSparseLinear", ("runtime.nn.BlockSparseLinear",), layer_made, by_layer, (0, 1, 2))
     of_mask = of(lambda mask: places_of(BlockSparseLinear.from_mask(mask, 64)), STORED)
     name = ("runtime.nn.BlockSparseLinear",)
@@ -545,25 +573,24 @@ def list_rows() -> Iterable[Row]:
     yield Row("... without tensors", name, lists_alone(alone), causal_right, constant=True)
     select = lambda q, k: runtime.select_topk_blocks(q, k, (64, 64), 2, causal=True)  # noqa: E731
     chosen = of(select, normal(15, 1, 2, 256, 64), normal(16, 1, 1, 256, 64))
-    yield Row(
-        "select_topk_blocks", ("runtime.select_topk_blocks",), chosen, by_selecting, floats=(0, 1), constant=True
-    )
+    yield Row("select_topk_blocks", ("runtime.select_topk_blocks",), chosen, by_selecting, floats=(0, 1), constant=True)
     names = tuple(f"runtime.patterns.{each}" for each in ("Dense", "Causal", "SlidingWindow", "SinkWindow", "Strided"))
     yield Row("patterns of numbers", names, without(lambda _: numbers_only()), constant=True)
     yield Row("TopK", ("runtime.patterns.TopK",), of(topk, LISTS), constant=True)
     yield Row("PrefixLM", ("runtime.patterns.PrefixLM",), of(patterns.PrefixLM, COUNTS[0, 0]), constant=True)
     expression = of(with_functions, DOCUMENTS, COUNTS, ALL_LISTS)
-    yield Row("BlockLists", ("runtime.patterns.BlockLists",), expression, constant=True)
+    yield Row("BlockLists", ("runtime.patterns.BlockLists",), expression, constant=True, torch_refuses=OUTSIDE)
     score = lambda x: patterns.Score(lambda s, b, h, i, j: s + x[j])  # noqa: E731
-    yield Row("Score", ("runtime.patterns.Score",), of(score, normal(17, 128)), floats=(0,), right=lambda x: x)
+    looked_up, name = of(score, normal(17, 128)), ("runtime.patterns.Score",)
+    yield Row("Score", name, looked_up, lambda x: x, floats=(0,), torch_refuses=OUTSIDE)
 
 
 def lists_alone(make: Callable[[torch.device], Made]) -> Callable[[torch.device], Made]:
     """Return what makes the same call, of whose pattern the four tensors of lists are looked at."""
 
     def made(device: torch.device) -> Made:
-        tensors, call = make(device)
-        return Made(tensors, lambda *given: call(*given).index_tensors()[:4])
+        given = make(device)
+        return Made(given.tensors, lambda *tensors: given.call(*tensors).index_tensors()[:4])
 
     return made
 
@@ -609,7 +636,7 @@ def other_rows() -> Iterable[Row]:
     window = without(lambda device: video.tile_window(tiles_of(device), WINDOW))
     yield Row("video.tile_window", ("runtime.video.tile_window",), window, constant=True, torch_refuses=HOST)
     yield Row("video.tiled_attention", ("runtime.video.tiled_attention",), tiled, of_frames, (0, 1, 2))
-    yield Row("video.VideoWindow", ("runtime.video.VideoWindow",), windowed, of_frames, (0, 1, 2), torch_refuses=HOST)
+    yield Row("video.VideoWindow", ("runtime.video.VideoWindow",), windowed, of_frames, (0, 1, 2))
     layout = distributed.Layout
     name = ("runtime.distributed.Layout",)
     positions = without(lambda device: layout.zigzag(2).positions(1, 64, device))
@@ -662,9 +689,7 @@ def _of_documents(kernel: Any, doc: Any) -> Any:
 def _spgemm(kernel: Any, values: Any, b: Any) -> Any:
     crow = torch.arange(4, dtype=torch.int32, device=b.device)
     col = torch.zeros(3, dtype=torch.int32, device=b.device)
-    pattern = torch.sparse_bsr_tensor(
-        crow[:3], col[:2], b[:2].contiguous(), size=(128, 64), check_invariants=False
-    )
+    pattern = torch.sparse_bsr_tensor(crow[:3], col[:2], b[:2].contiguous(), size=(128, 64), check_invariants=False)
     right = torch.sparse_bsr_tensor(crow, col, b, size=(192, 64), check_invariants=False)
     return kernel(bsr(values), right, pattern).values()
 

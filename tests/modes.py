@@ -143,12 +143,17 @@ def state(row: Row | None = None) -> dict[str, Any]:
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")],
-        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
+        ),
         "default type": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "threads": torch.get_num_threads(),
         "stance": repr(torch._dynamo.eval_frame._stance),
-        "warnings": [(kind, str(text), category, str(module), line) for kind, text, category, module, line in warnings.filters],
+        "warnings": [
+            (kind, str(text), category, str(module), line) for kind, text, category, module, line in warnings.filters
+        ],
         "environment": dict(os.environ),
         "modes": (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
         "transforms": torch._C._functorch.peek_interpreter_stack() is None,
@@ -334,7 +339,10 @@ def functional(row: Row, made: Made, right: Any) -> None:
 
     def weighted(*tensors: Any) -> torch.Tensor:
         found = [x for x in leaves(made.call(*tensors)) if is_float(x)]
-        return sum((x.float() * w.float()).nan_to_num(posinf=0, neginf=0).sum() for x, w in zip(found, weights_of(found), strict=True))  # type: ignore[return-value]
+        return sum(
+            (x.float() * w.float()).nan_to_num(posinf=0, neginf=0).sum()
+            for x, w in zip(found, weights_of(found), strict=True)
+        )  # type: ignore[return-value]
 
     gradients = torch.func.grad(weighted, row.asked)(*made.tensors)
     wanted = derived(row, exact(row, made), row.right, of=row.asked)[1]  # type: ignore[arg-type]
@@ -344,8 +352,8 @@ def functional(row: Row, made: Made, right: Any) -> None:
 @mode("compile", "`torch.compile(fullgraph=True)`, backend aot_eager")
 def compiled(row: Row, made: Made, right: Any) -> None:
     torch._dynamo.reset()
-    call = torch.compile(made.call, fullgraph=True, backend="aot_eager")
-    check(row, made, right, derived(row, made.tensors, call))
+    inner = torch.compile(made.inner, fullgraph=True, backend="aot_eager")
+    check(row, made, right, derived(row, made.tensors, lambda *tensors: inner(*made.arguments(*tensors))))
 
 
 class Called(torch.nn.Module):
@@ -365,8 +373,9 @@ def exported(row: Row, made: Made, right: Any) -> None:
     if not made.tensors:
         raise NotHere("no tensors")
     torch._dynamo.reset()
-    program = torch.export.export(Called(made.call), made.tensors)
-    compare(row, leaves(program.module()(*made.tensors)), right[0])
+    given = made.arguments(*made.tensors)
+    program = torch.export.export(Called(made.inner), given)
+    compare(row, leaves(program.module()(*given)), right[0])
 
 
 class Dispatched(TorchDispatchMode):
@@ -469,7 +478,7 @@ def captured(row: Row, made: Made, right: Any, *, first: bool) -> None:
                 x.copy_(x.flip(0) if x.dim() == 1 else x.flip(-1))
     graph.replay()
     torch.cuda.synchronize()
-    changed = Made(tuple(x.detach() for x in given), made.call)
+    changed = Made(tuple(x.detach() for x in given), made.inner, made.outside)
     check(row, made, right if row.right is None else expected(row, changed), (results, gradients))
 
 
@@ -496,16 +505,12 @@ def second_device(row: Row, made: Made, right: Any) -> None:
 
 # -------------------------------------------------------------------------------------------------------- the cells
 
-TORCHS_OWN: dict[str, tuple[str, ...]] = {
-    "fake": ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"),
-    "meta": ("NotImplementedError", "RuntimeError"),
-    "vmap": ("RuntimeError",),
-    "compile": ("Unsupported", "UserError", "DataDependentOutputException", "GuardOnDataDependentSymNode"),
-    "export": ("Unsupported", "UserError", "DataDependentOutputException", "GuardOnDataDependentSymNode"),
-    "first capture": ("AcceleratorError", "RuntimeError"),
-    "capture": ("AcceleratorError", "RuntimeError"),
-}
-"""Errors by which torch itself refuses, for rows whose documentation names why (``Row.torch_refuses``)."""
+TORCHS_OWN = (
+    *("NotImplementedError", "RuntimeError", "AcceleratorError"),
+    *("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"),
+    *("Unsupported", "UserError", "GuardOnDataDependentSymNode"),
+)
+"""Errors by which torch itself refuses, in modes of a row whose documentation names why (``Row.torch_refuses``)."""
 
 
 def one_line(text: object, most: int = 300) -> str:
@@ -529,13 +534,15 @@ def outcome_of(row: Row, name: str, error: BaseException) -> str:
     ours = our_error(error) if tracing else error
     if isinstance(ours, CodegenError):
         return f"refused: {type(ours).__name__}: {one_line(ours)}"
-    if name in row.torch_refuses and type(error).__name__ in TORCHS_OWN[name]:
+    if name in row.torch_refuses and type(error).__name__ in TORCHS_OWN:
         return f"refused: torch's {type(error).__name__}"
     if isinstance(error, NotHere):
         return NOT_HERE
     if isinstance(error, Wrong):
         return f"WRONG: {one_line(error)}"
-    ours_last = [each for each in traceback.extract_tb(error.__traceback__) if str(PROJECT / "runtime") in each.filename]
+    ours_last = [
+        each for each in traceback.extract_tb(error.__traceback__) if str(PROJECT / "runtime") in each.filename
+    ]
     where = f" from {Path(ours_last[-1].filename).name}:{ours_last[-1].lineno}" if ours_last else ""
     return f"WRONG: {type(error).__name__}{where}: {one_line(error)}"
 
@@ -663,7 +670,9 @@ def run_all(words: list[str], seconds: float) -> dict[str, Any]:
         worker.start()
     for worker in workers:
         worker.join()
-    ordered = {name: {which: told.get(name, {}).get(which, NOT_RUN) for n, which in chosen if n == name} for name in names}
+    ordered = {
+        name: {which: told.get(name, {}).get(which, NOT_RUN) for n, which in chosen if n == name} for name in names
+    }
     return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cells": ordered}
 
 
@@ -693,7 +702,9 @@ def table(results: dict[str, Any]) -> str:
             shown.append(cell)
         groups.setdefault(tuple(shown), []).append(name)
     lines = ["| " + " | ".join(("function", *names)) + " |", "| " + " | ".join("---" for _ in (*names, "")) + " |"]
-    lines += ["| " + " | ".join((", ".join(f"`{name}`" for name in each), *shown)) + " |" for shown, each in groups.items()]
+    lines += [
+        "| " + " | ".join((", ".join(f"`{name}`" for name in each), *shown)) + " |" for shown, each in groups.items()
+    ]
     meanings = [f"- {name}: {MEANINGS[name]}" for name in names]
     told = [f"{i}. {note}" for i, note in enumerate(notes, 1)]
     return "\n".join((f"On {results['device']}, torch {results['torch']}.", "", *lines, "", *meanings, "", *told))

@@ -370,6 +370,10 @@ def tiles_of(device: torch.device) -> video.VideoTiles:
     return video.VideoTiles(GRID, TILE, device=device)
 
 
+def order_of(tiles: video.VideoTiles) -> Any:
+    return tiles.to_tiles, tiles.from_tiles
+
+
 def of_frames(q: Any, k: Any, v: Any) -> Any:
     rows, columns = places(q, k)
     return softmax(q, k, v, rows // 128 == columns // 128)[0]
@@ -473,7 +477,7 @@ def numbers_only() -> list[str]:
 
 def attention_rows() -> Iterable[Row]:
     attention, bias = "runtime.block_sparse_attention", normal(6, 128, dtype=torch.float32)
-    yield Row("block_sparse_attention", (attention,), attend(lambda: patterns.Causal()), causal, (0, 1, 2))
+    yield Row("block_sparse_attention", (attention,), attend(patterns.Causal), causal, (0, 1, 2))
     sink = torch.tensor([0.5, -0.5])
     lists = attend(lambda lists, _: topk(lists), LISTS, sink, sink=lambda _, sink: sink)
     yield Row("... over lists, with a sink", (attention,), lists, listed, (0, 1, 2, 4))
@@ -484,7 +488,7 @@ def attention_rows() -> Iterable[Row]:
     functions = attend(with_functions, DOCUMENTS, COUNTS, ALL_LISTS, score=a_score)
     yield Row("... of functions", (attention, "runtime.patterns.BlockLists"), functions, by_functions, (0, 1, 2))
     flex = attend(flex_mask, COUNTS, ALL_LISTS)
-    yield Row("... of a BlockMask", (attention,), flex, by_flex_mask, (0, 1, 2))
+    yield Row("... of a BlockMask", (attention,), flex, by_flex_mask, (0, 1, 2), torch_refuses=("export",))
     fp8 = lambda device: Made(  # noqa: E731
         fp8_inputs(device), lambda *qkv: runtime.block_sparse_attention(operands(*qkv), patterns.Causal())
     )
@@ -630,8 +634,8 @@ def converter_rows() -> Iterable[Row]:
 
 
 def other_rows() -> Iterable[Row]:
-    tile = lambda device: (lambda tiles: (tiles.to_tiles, tiles.from_tiles))(tiles_of(device))  # noqa: E731
-    yield Row("video.VideoTiles", ("runtime.video.VideoTiles",), without(tile), constant=True, torch_refuses=HOST)
+    order = without(lambda device: order_of(tiles_of(device)))
+    yield Row("video.VideoTiles", ("runtime.video.VideoTiles",), order, constant=True, torch_refuses=HOST)
     yield Row("... tile, untile", ("runtime.video.VideoTiles",), in_tiles, by_tiles, (0,))
     window = without(lambda device: video.tile_window(tiles_of(device), WINDOW))
     yield Row("video.tile_window", ("runtime.video.tile_window",), window, constant=True, torch_refuses=HOST)
@@ -641,12 +645,18 @@ def other_rows() -> Iterable[Row]:
     name = ("runtime.distributed.Layout",)
     positions = without(lambda device: layout.zigzag(2).positions(1, 64, device))
     at = lambda: torch.arange(16, 48)  # noqa: E731
-    yield Row("distributed.Layout.positions", name, positions, at, constant=True)
+    yield Row("distributed.Layout", name, positions, at, constant=True)
     yield Row("... shard, join", name, of(joined, normal(18, 1, 2, 64, 8, dtype=torch.float32)), by_joining, (0,))
     work = of(lambda work: str(layout.balanced(work, 2).chunks), torch.tensor([3.0, 1.0, 2.0, 2.0]))
     yield Row("... balanced", name, work, constant=True, torch_refuses=HOST)
     received = lambda _: distributed.keys_received(patterns.Causal(), layout.zigzag(2), 1, 64, 64)  # noqa: E731
-    yield Row("distributed.keys_received", ("runtime.distributed.keys_received",), without(received), constant=True)
+    yield Row(
+        "distributed.keys_received",
+        ("runtime.distributed.keys_received",),
+        without(received),
+        constant=True,
+        torch_refuses=OUTSIDE,
+    )
     local = lambda lists: distributed.local_lists(topk(lists), layout.contiguous(2), 1)  # noqa: E731
     yield Row("distributed.local_lists", ("runtime.distributed.local_lists",), of(local, LISTS), lambda x: x[:, :, 1:])
 
@@ -676,14 +686,18 @@ def kernel_rows() -> Iterable[Row]:
     pattern["aux"] = {"doc": "int32[batch, q_len]"}
     mask = loaded({"op": "block_mask", "pattern": pattern}, _of_documents, DOCUMENTS)
     yield Row("... block_mask", kernel, mask, documents_right, gpu=True, constant=True)
-    coded = lambda kernel, x: (lambda made: made.codes.float() * made.scales[..., None])(kernel(x))  # noqa: E731
     rows = {"op": "quantise", "head_dim": 64, "codes": "e4m3", "scales": "row", "tile": {"m": 64}}
-    quantise = loaded(rows, coded, QKV[0])
+    quantise = loaded(rows, _decoded, QKV[0])
     yield Row("... quantise", kernel, quantise, lambda x: x, floats=(0,), gpu=True, close=0.06)
 
 
 def _of_documents(kernel: Any, doc: Any) -> Any:
     return kernel(1, 2, 128, 128, aux={"doc": doc})
+
+
+def _decoded(kernel: Any, x: Any) -> Any:
+    made = kernel(x)
+    return made.codes.float() * made.scales[..., None]
 
 
 def _spgemm(kernel: Any, values: Any, b: Any) -> Any:
@@ -704,14 +718,14 @@ ROWS: tuple[Row, ...] = (
 """A row whose name begins with dots goes with the one before it that has none."""
 
 NOT_CALLED = {
-    "is an error": ("ArgumentError", "CacheError", "CodegenError", "CollectiveError", "CompileError", "DeviceError")
-    + ("ExportError", "NoJitError", "SpecError", "ToolchainError"),
-    "is a module": ("nn", "patterns"),
-    "is a result of a function that has a row": ("QuantisedMatrix", "convert.Csr", "convert.Q2K")
-    + ("distributed.SendPlan", "distributed.Traffic"),
-    "is a base class": ("patterns.Pattern",),
-    "needs a process group: tests/distributed": ("distributed.context_parallel_attention",)
-    + ("distributed.head_parallel_attention", "distributed.plan_sends", "distributed.shared_keys"),
+    "is an error": """ArgumentError CacheError CodegenError CollectiveError CompileError DeviceError ExportError
+        NoJitError SpecError ToolchainError""",
+    "is a module": "nn patterns",
+    "is a result of functions that have rows": """QuantisedMatrix convert.Csr convert.Q2K distributed.SendPlan
+        distributed.Traffic""",
+    "is a base class": "patterns.Pattern",
+    "needs a process group: tests/distributed": """distributed.context_parallel_attention distributed.plan_sends
+        distributed.head_parallel_attention distributed.shared_keys""",
 }
 """Public names without a row, by why."""
 

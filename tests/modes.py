@@ -99,7 +99,12 @@ def expected(row: Row, made: Made) -> Any:
     """Return what is right: by the definition in float64, or as a plain call has it."""
     if row.right is None:
         return leaves(made.call(*made.tensors)), []
-    return derived(row, exact(row, made), lambda *given: row.right(*given))  # type: ignore[misc]
+    return derived(row, exact(row, made), row.right)
+
+
+def together(found: Any) -> list[Any]:
+    """Return results and gradients in one list."""
+    return [*found[0], *found[1]]
 
 
 def compare(row: Row, found: list[Any], right: list[Any], what: str = "result") -> None:
@@ -264,7 +269,7 @@ def deterministic(row: Row, made: Made, right: Any) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     check(row, made, right, found)
-    for one, other in zip(sum(found, []), sum(again, []), strict=True):
+    for one, other in zip(together(found), together(again), strict=True):
         if isinstance(one, torch.Tensor) and error_of(one.detach(), other.detach()) != 0:
             raise Wrong("two calls have different bits")
 
@@ -284,7 +289,7 @@ def alike(found: list[Any], right: list[Any], kinds: Callable[[torch.Tensor], bo
 def fake(row: Row, made: Made, right: Any) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as about:
         results, gradients = derived(row, [about.from_tensor(x) for x in made.tensors], made.call)
-        alike(results + gradients, sum(right, []), lambda x: isinstance(x, FakeTensor), row)
+        alike(results + gradients, together(right), lambda x: isinstance(x, FakeTensor), row)
 
 
 @mode("meta", "tensors of the device meta; without tensors, meta as the default device")
@@ -405,7 +410,7 @@ def threads(row: Row, made: Made, right: Any) -> None:
             found.append(derived(row, made.tensors, made.call))
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that asked
+        except BaseException as error:  # it is raised in the thread that asked
             failed.append(error)
 
     both = [threading.Thread(target=one) for _ in range(2)]
@@ -498,7 +503,7 @@ def second_device(row: Row, made: Made, right: Any) -> None:
         raise NotHere("one device")
     there = row.make(torch.device("cuda", 1))
     found = derived(row, there.tensors, there.call)
-    if any(isinstance(x, torch.Tensor) and x.device == torch.device("cuda", 0) for x in sum(found, [])):
+    if any(isinstance(x, torch.Tensor) and x.device == torch.device("cuda", 0) for x in together(found)):
         raise Wrong("a result is on the current device")
     check(row, made, right, found)
 
@@ -506,11 +511,16 @@ def second_device(row: Row, made: Made, right: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- the cells
 
 TORCHS_OWN = (
-    *("NotImplementedError", "RuntimeError", "AcceleratorError"),
+    *("NotImplementedError", "RuntimeError", "AcceleratorError", "ValueError"),
     *("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"),
     *("Unsupported", "UserError", "GuardOnDataDependentSymNode"),
 )
 """Errors by which torch itself refuses, in modes of a row whose documentation names why (``Row.torch_refuses``)."""
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def one_line(text: object, most: int = 300) -> str:
@@ -557,7 +567,7 @@ def run_cell(row: Row, name: str, device: torch.device) -> str:
     try:
         MODES[name](row, made, right)
         outcome = RIGHT
-    except Exception as error:  # noqa: BLE001 - whatever it is, the cell says so
+    except Exception as error:  # whatever it is, the cell says so
         outcome = outcome_of(row, name, error)
         error.__traceback__ = None
     after = state()
@@ -567,7 +577,7 @@ def run_cell(row: Row, name: str, device: torch.device) -> str:
         outcome = f"WRONG: it leaves another {', '.join(changed)} ({outcome})"
     try:
         check(row, made, right, derived(row, made.tensors, made.call))
-    except Exception as error:  # noqa: BLE001 - likewise
+    except Exception as error:  # likewise
         if not outcome.startswith("WRONG"):
             told = outcome_of(row, "plain", error)
             outcome = f"WRONG: afterwards a plain call: {told} ({outcome})"
@@ -593,13 +603,13 @@ def run_here(wanted: list[tuple[str, str]]) -> None:
     device = torch.device("cuda", 0)
     torch.zeros(1, device=device)
     for name, which in wanted:
-        print(json.dumps(["START", name, which]), flush=True)
+        say(json.dumps(["START", name, which]))
         began = time.monotonic()
         try:
             told = run_cell(rows[name], which, device)
-        except BaseException as error:  # noqa: BLE001 - of whatever the inputs, or a plain call, may raise
+        except BaseException as error:  # of whatever the inputs, or a plain call, may raise
             told = f"WRONG: before the mode: {type(error).__name__}: {one_line(error)}"
-        print(json.dumps(["CELL", name, which, told, round(time.monotonic() - began, 2)]), flush=True)
+        say(json.dumps(["CELL", name, which, told, round(time.monotonic() - began, 2)]))
         if "CUDA error" in told or "illegal memory" in told:
             os._exit(3)  # the context is lost: a new process goes on
         gc.collect()
@@ -637,7 +647,7 @@ def run_apart(wanted: list[tuple[str, str]], told: dict[str, dict[str, str]], un
                 line = "hangs"
             if line is None or line == "hangs":
                 break
-            if not line.startswith("["):
+            if not line.startswith('["'):  # what libraries print
                 continue
             kind, name, which, *rest = json.loads(line)
             at = (name, which) if kind == "START" else None
@@ -696,7 +706,7 @@ def table(results: dict[str, Any]) -> str:
             outcome = results["cells"].get(name, {}).get(which, NOT_RUN)
             cell = short(outcome)
             if cell == "refused":
-                note = outcome.partition(": ")[2].replace("|", "/")
+                note = one_line(outcome.partition(": ")[2].replace("|", "/"), 160)
                 notes.append(note) if note not in notes else None
                 cell = f"refused[^{notes.index(note) + 1}]".replace("[^", " (").replace("]", ")")
             shown.append(cell)
@@ -718,7 +728,7 @@ def cells_of_page(text: str) -> dict[str, dict[str, str]]:
     return {
         name.strip("` "): {which: cell.partition(" ")[0] for which, cell in zip(head[1:], row[1:], strict=True)}
         for row in body
-        for name in row[0].split(", ` ".replace(" ", ""))
+        for name in row[0].split("`, `")
     }
 
 
@@ -754,8 +764,8 @@ def main() -> int:
         for which, outcome in row.items():
             if outcome.startswith("WRONG") or outcome == NOT_RUN:
                 wrong += 1
-                print(f"{name} / {which}: {outcome}")
-    print(f"{sum(map(len, results['cells'].values()))} cells, {wrong} wrong or not run")
+                say(f"{name} / {which}: {outcome}")
+    say(f"{sum(map(len, results['cells'].values()))} cells, {wrong} wrong or not run")
     return min(wrong, 100)
 
 

@@ -258,7 +258,10 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         except ArgumentError as error:
             errors.append(f"{prefix}{error}")
             return
-        with torch.inference_mode(False), torch.no_grad():  # what is prepared is for training too, wherever it is loaded
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # what is prepared is for training too, wherever it is loaded
             before, memory = tuple(tensor.clone() for tensor in own), self.values.data_ptr()
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
         with torch.inference_mode(False), torch.no_grad():

@@ -100,7 +100,9 @@ class VideoTiles:
 
     def _video_slots(self) -> torch.Tensor:
         """Return the token of each slot of the tiles, -1 for padding."""
-        numbers = torch.arange(math.prod(self.grid), device=CPU).reshape(self.grid) + (self.text if self.text_first else 0)
+        numbers = torch.arange(math.prod(self.grid), device=CPU).reshape(self.grid) + (
+            self.text if self.text_first else 0
+        )
         padded = torch.full([n * size for n, size in zip(self.counts, self.tile_size, strict=True)], -1, device=CPU)
         padded[: self.grid[0], : self.grid[1], : self.grid[2]] = numbers
         (t, h, w), (tile_t, tile_h, tile_w) = self.counts, self.tile_size
@@ -193,7 +195,9 @@ class VideoTiles:
     def _whole(self, seen: torch.Tensor, most: int) -> Pattern:
         """Return the pattern of blocks that are visible as a whole."""
         counts = seen.sum(-1, dtype=torch.int32)
-        numbers = torch.where(seen, torch.arange(seen.shape[-1], device=CPU), seen.shape[-1]).sort(-1).values[..., :most]
+        numbers = (
+            torch.where(seen, torch.arange(seen.shape[-1], device=CPU), seen.shape[-1]).sort(-1).values[..., :most]
+        )
         lists = torch.where(numbers < seen.shape[-1], numbers, -1).to(torch.int32).contiguous().to(self.to_tiles.device)
         block = self.block, self.block
         if bool((counts == most).all()):

@@ -13,7 +13,6 @@ from runtime.ops.bsr import bsr_matmul
 from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
 from runtime.prepare.matrix import check_layout
 
-
 _PLACES = ("crow_indices", "col_indices")
 _STATE = ("values", "bias", *_PLACES)
 _INTEGERS = (torch.int32, torch.int64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +250,8 @@ def test_a_chooser_may_return_tiles() -> None:
 
 def test_windows_of_vllm_omni_come_and_go_from_threads() -> None:
     def call(number: int) -> None:
-        for size in range(1, 4 * vllm_omni.MOST_WINDOWS):
-            size = (size * (number + 1)) % 40 + 1
+        for step in range(1, 4 * vllm_omni.MOST_WINDOWS):
+            size = (step * (number + 1)) % 40 + 1
             window = vllm_omni._window((("grid", (size, 8, 8)), ("window", (1, 1, 1))))
             assert window.grid == (size, 8, 8)
 

@@ -56,8 +56,8 @@ def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
         )
     except subprocess.TimeoutExpired:
         raise ToolchainError(
-            f"the process that compiles {name} was ended: it took longer than {limit:g} s; {TIME_LIMIT} is the limit in "
-            "seconds, 0 for none"
+            f"the process that compiles {name} was ended: it took longer than {limit:g} s; {TIME_LIMIT} is the limit "
+            "in seconds, 0 for none"
         ) from None
     except OSError as error:
         raise ToolchainError(

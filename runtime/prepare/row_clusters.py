@@ -119,7 +119,7 @@ _searching = threading.Lock()
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One search at a time, with one thread of the CPU: it is many short calls, and several threads wait for each other.
+    """One search at a time, with one thread of the CPU: it is many short calls, and threads wait for each other.
 
     512 rows with 64 of 512 random columns each take 0.4 s so, and 2 to 11 s with two threads on two busy cores. The
     number is one of the process for threads that come later: two searches at once would save and restore each other's.

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import jinja2
 from jinja2.bccache import Bucket
@@ -92,9 +92,9 @@ class Generated:
     source: str
 
 
-@cache
+@lru_cache(maxsize=512)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
 def generate(named: NamedSpec) -> Generated:
-    """Plan and render a spec, once in a process.
+    """Plan and render a spec, once for calls that follow each other.
 
     Raises:
         SpecError: when the spec cannot work on its architecture, or its kernel has a name that the source needs.

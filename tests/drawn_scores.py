@@ -353,8 +353,10 @@ def _load(aux: Aux, tensor: torch.Tensor) -> str:
     at = "int at(int i, int size) { if (i < 0 || i >= size) std::exit(3); return i; }"
     given = "".join(f", int {name}" for name in names)
     table = f"namespace of_{aux.name} {{ {at} const {ctype} all[] = {{{values}}}; }}\n"
-    body = f"using namespace of_{aux.name}; using of_{aux.name}::at; return all[{place}];" if names else (
-        f"return of_{aux.name}::all[0];"
+    body = (
+        f"using namespace of_{aux.name}; using of_{aux.name}::at; return all[{place}];"
+        if names
+        else (f"return of_{aux.name}::all[0];")
     )
     return table + f"{ctype} load_{aux.name}(const Params& p{given}) {{ {body} }}\n"
 

@@ -223,22 +223,26 @@ def _fill(case: Case, tensors: dict[str, torch.Tensor], value: torch.Tensor, by_
         right = evaluate(tree, case.values, tensors).expand(POINTS)
         largest = torch.maximum(largest, in_place).clamp(min=1e-30)
         if wanted is None:
-            wanted = right
+            by_torch = right
         else:
-            _same(case, f"{what} of the tree", right, wanted, exact & wanted.isfinite(), 1e-9 * largest)
+            by_torch = wanted
+            _same(case, f"{what} of the tree", right, wanted, exact & wanted.isfinite(), 2e-7 * largest)
         form = kernel_form(tree, factor)
         most, _ = _inside(form, case.values, tensors)
         most = most.where(most.isfinite(), largest)  # 2^x within tanh may be infinite
-        case.forms.append(Form(what, form, wanted * factor, exact, torch.maximum(most, largest)))
+        size = torch.stack([most, largest, (by_torch * factor).abs().nan_to_num(nan=0.0)]).amax(0)
+        case.forms.append(Form(what, form, by_torch * factor, exact, size))
         of_form = evaluate(form, case.values, tensors).expand(POINTS)
-        _same(case, f"{what} of the form", of_form, wanted * factor, exact, 1e-9 * case.forms[-1].largest)
+        _same(case, f"{what} of the form", of_form, by_torch * factor, exact, 2e-7 * case.forms[-1].largest)
 
 
 def _inside(tree: Node, values: Any, tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest that a tree computes, its numbers and unseen integers left out, and where float32 can have all."""
     largest, inside = torch.zeros(POINTS, dtype=torch.float64), torch.ones(POINTS, dtype=torch.bool)
     for node, value in each_value(tree, values, tensors):
-        if node.type is Type.FLOAT and not isinstance(node, Literal):
+        if isinstance(node, Literal):  # beside one that is far from 1 float32 has no digits left; the least hides
+            inside = inside & (not 1e18 < abs(node.value) < LARGEST and not 0 < abs(node.value) < 1e-18)
+        elif node.type is Type.FLOAT:
             size = value.detach().abs().expand(POINTS)
             largest = torch.fmax(largest, size.nan_to_num(nan=math.inf))
             inside = inside & (size < 1e37) & ((size == 0) | (size > 1e-34))
@@ -274,7 +278,7 @@ def _compare_tables(case: Case, drawn: Drawn, doubles: dict[str, Any], wanted: d
     for name, total in sums.items():
         right = torch.zeros(SHAPES[name]) if wanted[name] is None else wanted[name]
         error = float((torch.as_tensor(total) - right).abs().max())
-        assert not error > 1e-8 * largest, f"the gradient of {name} is off by {error}: {case.source}"
+        assert not error > 1e-6 * largest, f"the gradient of {name} is off by {error}: {case.source}"
 
 
 def check_programs(cases: Sequence[Case], folder: Path) -> int:
@@ -338,7 +342,8 @@ def _functions(case: Case) -> Iterator[str]:
         yield _load(aux, case.traced.tensors[name])
     for number, form in enumerate(case.forms):
         made = printed(form.tree)
-        yield f"void form_{number}(Place at) {{\n  Params p;\n  auto [batch, head, query, key, first_key, column, qk] = at;\n"
+        yield f"void form_{number}(Place at) {{\n  Params p;\n"
+        yield "  auto [batch, head, query, key, first_key, column, qk] = at;\n"
         yield "".join(f"  {each}\n" for each in (*made.column, *made.row, *made.pair))
         yield f'  const float value = {made.result};\n  std::printf("%.9g\\n", value);\n}}\n'
 

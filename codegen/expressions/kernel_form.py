@@ -240,6 +240,11 @@ def _is_factor(by: float, joined: float) -> bool:
     return False
 
 
+def _is_far(node: Node) -> bool:
+    """Return whether a node is a number that is too large or too small to be a factor."""
+    return isinstance(node, Literal) and bool(node.value) and not _FACTORS[0] <= abs(node.value) <= _FACTORS[1]
+
+
 def _number(value: float, of: Literal) -> Literal:
     """Return a number that has a factor.
 
@@ -344,6 +349,8 @@ class _Columns:
         if not isinstance(node, Operation) or node.type is Type.BOOL or "qk" in self._depends.of(node):
             return None
         if node.type is Type.INT and bounds_of(node) == INT64:  # it may wrap
+            return None
+        if node.name in ("*", "/") and any(map(_is_far, node.operands)):  # a slope alone may leave float32's range
             return None
         slopes = [slope for slope in map(self._slope, node.operands) if slope is not None]
         if node.name not in _SLOPES or len(slopes) < len(node.operands):

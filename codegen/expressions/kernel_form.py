@@ -348,9 +348,8 @@ class _Columns:
             return ZERO
         if not isinstance(node, Operation) or node.type is Type.BOOL or "qk" in self._depends.of(node):
             return None
-        if node.type is Type.INT and bounds_of(node) == INT64:  # it may wrap
-            return None
-        if node.name in ("*", "/") and any(map(_is_far, node.operands)):  # a slope alone may leave float32's range
+        may_wrap = node.type is Type.INT and bounds_of(node) == INT64
+        if may_wrap or (node.name in ("*", "/") and any(map(_is_far, node.operands))):  # or leaves float32's range
             return None
         slopes = [slope for slope in map(self._slope, node.operands) if slope is not None]
         if node.name not in _SLOPES or len(slopes) < len(node.operands):

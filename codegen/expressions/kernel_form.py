@@ -240,6 +240,11 @@ def _is_factor(by: float, joined: float) -> bool:
     return False
 
 
+def _is_far(node: Node) -> bool:
+    """Return whether a node is a number that is too large or too small to be a factor."""
+    return isinstance(node, Literal) and bool(node.value) and not _FACTORS[0] <= abs(node.value) <= _FACTORS[1]
+
+
 def _number(value: float, of: Literal) -> Literal:
     """Return a number that has a factor.
 
@@ -343,7 +348,8 @@ class _Columns:
             return ZERO
         if not isinstance(node, Operation) or node.type is Type.BOOL or "qk" in self._depends.of(node):
             return None
-        if node.type is Type.INT and bounds_of(node) == INT64:  # it may wrap
+        may_wrap = node.type is Type.INT and bounds_of(node) == INT64
+        if may_wrap or (node.name in ("*", "/") and any(map(_is_far, node.operands))):  # or leaves float32's range
             return None
         slopes = [slope for slope in map(self._slope, node.operands) if slope is not None]
         if node.name not in _SLOPES or len(slopes) < len(node.operands):

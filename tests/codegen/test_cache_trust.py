@@ -7,11 +7,13 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cache_values import acl_of, build, build_never, identity
+from stress.cache_attacks import run_all
 from typer.testing import CliRunner
 
 from runtime import cli
@@ -326,3 +328,13 @@ def test_the_path_is_told_whatever_else_is_wrong(monkeypatch: pytest.MonkeyPatch
     tmp_path.chmod(0o777)
     result = CliRunner().invoke(cli.app, ["cache", "path"])
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path}\n")
+
+
+def test_attacks_are_refused() -> None:
+    """A small version of ``python tests/stress/cache_attacks.py --full``."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is for its user alone
+        rows = run_all(0.5, Path(folder))
+    assert not [row for row in rows if not row[1]]
+    tried = [name for name, _, _, told in rows if not told.startswith("not tried")]
+    if len(tried) < len(rows):
+        pytest.skip("tried " + ", ".join(tried) + "; " + "; ".join(row[3] for row in rows if row[0] not in tried))

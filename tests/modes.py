@@ -14,6 +14,7 @@ definition (``tests/codegen/test_modes.py``).
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -100,6 +101,12 @@ def expected(row: Row, made: Made) -> Any:
     if row.right is None:
         return leaves(made.call(*made.tensors)), []
     return derived(row, exact(row, made), row.right)
+
+
+@functools.cache
+def right_of(row: Row, device: torch.device) -> Any:
+    """Return what is right of the inputs of a row, which are the same each time."""
+    return expected(row, row.make(device))
 
 
 def together(found: Any) -> list[Any]:
@@ -559,9 +566,8 @@ def outcome_of(row: Row, name: str, error: BaseException) -> str:
 
 def run_cell(row: Row, name: str, device: torch.device) -> str:
     """Return ``right``, ``refused: ...``, ``-``, or ``WRONG: ...``, which no cell may say."""
+    right = right_of(row, device)
     made = row.make(device)
-    right = expected(row, made)
-    made = row.make(device)  # another one: what is right was asked of the first
     forget()
     before = state()
     try:
@@ -610,8 +616,9 @@ def run_here(wanted: list[tuple[str, str]]) -> None:
         except BaseException as error:  # of whatever the inputs, or a plain call, may raise
             told = f"WRONG: before the mode: {type(error).__name__}: {one_line(error)}"
         say(json.dumps(["CELL", name, which, told, round(time.monotonic() - began, 2)]))
-        if "CUDA error" in told or "illegal memory" in told:
-            os._exit(3)  # the context is lost: a new process goes on
+        lost = "CUDA error" in told or "ILLEGAL" in told.upper()
+        if lost or (which in ("first capture", "capture") and told not in (RIGHT, NOT_HERE)):
+            os._exit(3)  # the context is lost, or torch may still be in the capture: a new process goes on
         gc.collect()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from codegen.errors import CodegenError
 from codegen.expressions.nodes import Aux, ExpressionError, Node, Type, Variable, check_size, item, operation
@@ -132,9 +133,10 @@ def _traced(argument: str, function: Any, names: tuple[str, ...]) -> tuple[Node,
 
 
 def _call(argument: str, function: Callable[..., Any], mode: _Mode, names: tuple[str, ...]) -> Any:
-    symbols = [symbol(Variable(name)) for name in names]
+    with _disable_current_modes():  # under FakeTensorMode they would be fakes, which have a class already
+        symbols = [symbol(Variable(name)) for name in names]
     try:
-        with torch._guards.tracing(torch._guards.TracingContext(_IN_A_KERNEL)), mode:  # type: ignore[arg-type]
+        with _disable_current_modes(), torch._guards.tracing(torch._guards.TracingContext(_IN_A_KERNEL)), mode:  # type: ignore[arg-type]
             return (_undisturbed() if "torch._dynamo" in sys.modules else _called)(function, symbols)
     except CodegenError:
         raise

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from codegen.alternatives import suggest_for
@@ -30,6 +31,7 @@ HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a mult
 SIGNATURES_KEPT = 64  # of each kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 NO_TANGENT = "has a tangent of forward-mode differentiation, which kernels do not compute: use backward, or detach it"
+_functorch = torch._C._functorch.peek_interpreter_stack
 _MAX_FLOAT = 3.4028234e38
 _MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kLeastLogit, -1e30
 
@@ -43,15 +45,22 @@ def has_tangent(tensor: Any) -> bool:
     return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
+def is_wrapped(tensor: Any) -> bool:
+    """Whether a tensor stands for others within a transform of torch.func."""
+    return isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def call_key(*tensors: torch.Tensor | None) -> Any:
     """Return all that the checks of a call look at, less the addresses; None if an argument is no dense tensor."""
     key: list[Any] = []
     grad = torch.is_grad_enabled()
     try:
         for t in tensors:
-            key += (None,) if t is None else (t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
+            key += (None,) if t is None else (type(t), t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
         if forward_ad._current_level >= 0:
             key += map(has_tangent, tensors)
+        if _functorch() is not None:
+            key += map(is_wrapped, tensors)
     except (AttributeError, RuntimeError):
         return None
     return tuple(key)
@@ -122,6 +131,26 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
         raise ArgumentError(name, f"is empty: {tuple(tensor.shape)}")
     check_size(name, tensor.shape)
     refuse_gradient(name, tensor)
+
+
+def check_memory(**tensors: Any) -> None:
+    """Check that tensors of a call have addresses: those of fake modes, transforms and tracers have none.
+
+    Raises:
+        ArgumentError: for the first one without.
+    """
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            continue
+        if tensor.is_meta or tensor.numel() == 0:  # which the checks of devices and sizes refuse
+            continue
+        try:
+            address = 0 if is_wrapped(tensor) or isinstance(tensor, FakeTensor) else tensor.data_ptr()
+        except RuntimeError:
+            address = 0
+        if address == 0:
+            what = f"is a {type(tensor).__name__} without memory of its own (in torch.vmap, a fake mode or a trace)"
+            raise ArgumentError(name, f"{what}, which a kernel cannot read: call it outside of that")
 
 
 def refuse_gradient(name: str, tensor: torch.Tensor) -> None:

@@ -26,6 +26,7 @@ from runtime.kernels.arguments import (
     check_address,
     check_extent,
     check_head_dim,
+    check_memory,
     check_output,
     check_scale,
     check_shape,
@@ -196,6 +197,7 @@ class AttentionKernel:
             checked = self._check(
                 q, k, v, indices=tensors, aux=looked_up, scales=scales, scale=scale, out=out, sink=sink
             )
+            check_memory(q=q, k=k, v=v)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, tensors)

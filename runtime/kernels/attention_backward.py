@@ -26,6 +26,7 @@ from runtime.kernels.arguments import (
     call_key,
     check_address,
     check_head_dim,
+    check_memory,
     check_scale,
     check_shape,
     check_strides,
@@ -178,6 +179,7 @@ class AttentionBackwardKernel:
         if signature is None:
             operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse}
             checked = self._check(operands, indices, aux=looked_up, scale=scale, stats=stats)
+            check_memory(q=q, k=k, v=v, out=out, dout=dout, lse=lse)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, indices)

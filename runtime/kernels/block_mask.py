@@ -17,7 +17,7 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import MAX_EXTENT, Signatures, call_key
+from runtime.kernels.arguments import MAX_EXTENT, Signatures, call_key, check_memory
 from runtime.kernels.aux_tensors import AuxArguments
 
 MOST_BLOCKS = 2**30
@@ -99,7 +99,9 @@ class BlockMaskKernel:
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(shape, tensors, device))
+            checked = self._check(shape, tensors, device)
+            check_memory(**{f"aux[{number}]": tensor for number, tensor in enumerate(tensors)})
+            signature = self._signatures.keep(key, checked)
         sizes, memory = signature.extra
         make = allocator(device)
         counts, lists = contiguous(sizes[:3]), contiguous(sizes)

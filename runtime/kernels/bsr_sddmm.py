@@ -18,6 +18,7 @@ from runtime.kernels.arguments import (
     Signatures,
     call_key,
     check_address,
+    check_memory,
     check_shape,
     check_strides,
     check_tensor,
@@ -107,7 +108,9 @@ class BsrSddmmKernel:
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(a, b, pattern, out, scales))
+            checked = self._check(a, b, pattern, out, scales)
+            check_memory(a=a, b=b, out=out)
+            signature = self._signatures.keep(key, checked)
         if validate:
             check_indices("pattern", pattern)
             check_scale_values(scales)

@@ -15,7 +15,7 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, Signatures, call_key, check_address, check_shape
+from runtime.kernels.arguments import TORCH_DTYPES, Signatures, call_key, check_address, check_memory, check_shape
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
@@ -97,7 +97,9 @@ class BsrSpgemmKernel:
         if key != last:
             found = self._signatures.find(key)
         if found is None:
-            found = self._signatures.keep(key, self._check(a, b, pattern, out))
+            checked = self._check(a, b, pattern, out)
+            check_memory(**{f"{name}.values()": tensor for name, tensor in values.items()}, out=out)
+            found = self._signatures.keep(key, checked)
         signature, memory = found
         if validate:
             check_indices("a", a)

@@ -23,6 +23,7 @@ from runtime.kernels.arguments import (
     Signatures,
     call_key,
     check_address,
+    check_memory,
     check_number,
     check_output,
     check_overlap,
@@ -293,6 +294,7 @@ class BsrSpmmKernel:
                 row_order=a.row_order,
                 own_stride=stride,
             )
+            check_memory(b=b, c=c, bias=bias, out=out)
             found = self._signatures.keep(key, checked)
         if validate:
             check_indices("a", a.matrix)

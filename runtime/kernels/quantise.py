@@ -21,6 +21,7 @@ from runtime.kernels.arguments import (
     Signatures,
     call_key,
     check_address,
+    check_memory,
     check_output,
     check_shape,
     check_strides,
@@ -119,7 +120,9 @@ class QuantiseKernel:
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(x, mean, scales, out, out_scales, rotary=rotary))
+            checked = self._check(x, mean, scales, out, out_scales, rotary=rotary)
+            check_memory(x=x)
+            signature = self._signatures.keep(key, checked)
         shapes, memory = signature.extra
         make = allocator(x.device)
         if out is None:

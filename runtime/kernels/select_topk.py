@@ -21,6 +21,7 @@ from runtime.kernels.arguments import (
     Signatures,
     call_key,
     check_address,
+    check_memory,
     check_shape,
     check_strides,
     check_tensor,
@@ -102,7 +103,9 @@ class SelectTopkKernel:
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(q, k, selection))
+            checked = self._check(q, k, selection)
+            check_memory(q=q, k=k)
+            signature = self._signatures.keep(key, checked)
         shape, memory = signature.extra
         kv_indices = allocator(q.device)(*contiguous(shape), torch.int32)
         addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "kv_indices": kv_indices.data_ptr()}

@@ -19,6 +19,7 @@ from runtime.kernels.arguments import (
     Signatures,
     call_key,
     check_address,
+    check_memory,
     check_output,
     check_shape,
     check_strides,
@@ -71,7 +72,9 @@ class TileCopyKernel:
         if key != last:
             signature = self._signatures.find(key)
         if signature is None:
-            signature = self._signatures.keep(key, self._check(x, out))
+            checked = self._check(x, out)
+            check_memory(x=x, out=out)
+            signature = self._signatures.keep(key, checked)
         if out is None:
             out = allocator(x.device)(*contiguous(x.shape), self._dtype)
         addresses = {"in": x.data_ptr(), "out": out.data_ptr()}

@@ -25,6 +25,7 @@ from codegen.score import Score as ScoreModel
 from codegen.validation import first_error
 from codegen.wording import shown
 from runtime.errors import ArgumentError
+from runtime.expressions.graphs import constant, json_text
 from runtime.expressions.masks import mask_of, score_of
 
 __all__ = [
@@ -132,14 +133,9 @@ def _check_model(pattern: dict[str, Any]) -> None:
         raise ArgumentError(field.rpartition(".")[2], reason) from None
 
 
-def _constant(number: int) -> int:
-    """Return a number of a pattern; while torch.compile traces, one that its graph is made for."""
-    return range(number).stop if torch.compiler.is_dynamo_compiling() else number
-
-
 def _block_text(block: tuple[int, int]) -> str:
     """Return a block's shape as JSON."""
-    q, kv = _constant(block[0]), _constant(block[1])
+    q, kv = constant(block[0]), constant(block[1])
     return f'"block": {{"q": {q}, "kv": {kv}}}'
 
 
@@ -218,9 +214,7 @@ class SlidingWindow(Pattern):
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        self._set_spec(
-            f'{{"kind": "sliding_window", "left": {_constant(self.left)}, "right": {_constant(self.right)}}}'
-        )
+        self._set_spec(f'{{"kind": "sliding_window", "left": {constant(self.left)}, "right": {constant(self.right)}}}')
 
 
 @_pattern()
@@ -241,7 +235,7 @@ class SinkWindow(Pattern):
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        sink, left, right = _constant(self.sink), _constant(self.left), _constant(self.right)
+        sink, left, right = constant(self.sink), constant(self.left), constant(self.right)
         numbers = f'"sink": {sink}, "left": {left}, "right": {right}'
         self._set_spec(f'{{"kind": "sink_window", {numbers}}}')
 
@@ -267,7 +261,7 @@ class Strided(Pattern):
     def __post_init__(self) -> None:
         _check_numbers(self)
         causal = "true" if self.causal else "false"
-        stride, local, block = _constant(self.stride), _constant(self.local), _constant(self.block)
+        stride, local, block = constant(self.stride), constant(self.local), constant(self.block)
         numbers = f'"stride": {stride}, "local": {local}, "block": {block}, "causal": {causal}'
         self._set_spec(f'{{"kind": "strided", {numbers}}}')
 
@@ -382,7 +376,7 @@ class BlockLists(Pattern):
         object.__setattr__(self, "mask", found.text)
         object.__setattr__(self, "aux", found.tensors)
         expression = {"mask": found.text, **({"aux": found.declared} if found.declared else {})}
-        self._set_spec(f'{{"kind": "block_lists", {_block_text(self.block)}, {json.dumps(expression)[1:]}')
+        self._set_spec(f'{{"kind": "block_lists", {_block_text(self.block)}, {json_text(expression)[1:]}')
         if not torch.compiler.is_compiling():
             _check_model(
                 {**json.loads(self.spec_json), "block": {"q": 128, "kv": 128}}

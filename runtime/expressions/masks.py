@@ -16,6 +16,7 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.expressions.captured import settled
 from runtime.expressions.dtypes import NAMES, TORCH_DTYPES
+from runtime.expressions.graphs import constant, constant_in_graphs
 from runtime.expressions.trace import Traced, trace_mask, trace_score
 
 
@@ -71,11 +72,58 @@ def _of_function(
 
 def _of_text(what: str, text: str, aux: Mapping[str, torch.Tensor] | None) -> Expression:
     tensors = {} if aux is None else dict(aux)
+    if torch.compiler.is_dynamo_compiling():
+        found, declared, sources = _read_in_a_graph(what, text, tensors)
+        return Expression(found, declared, {name: tensors[source] for name, source in sources.items()})
     try:
         found, declared, sources = _read(what, text, tuple(_declared(*each) for each in tensors.items()))
     except ExpressionError as error:
         raise ArgumentError(what, f"is {shown(text)}: {error}") from None
     return Expression(found, dict(declared), {name: tensors[source] for name, source in sources.items()})
+
+
+def _read_in_a_graph(
+    what: str, text: str, tensors: Mapping[str, torch.Tensor]
+) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return what ``_read`` does, while torch.compile traces: for any size that the result does not depend on."""
+    names = {name: NAMES[tensor.dtype] for name, tensor in tensors.items()}
+    dims = {name: [_ANY - i for i in range(tensor.dim())] for name, tensor in tensors.items()}
+    kept = _kept(what, text, names, dims).split()
+    sizes = {
+        name: [constant(tensor.shape[i]) if f"{name}.{i}" in kept else _ANY - i for i in range(tensor.dim())]
+        for name, tensor in tensors.items()
+    }
+    found, *lines = _read_constants(what, text, names, sizes).split("\n")
+    each = [line.split("\t") for line in lines]
+    return found, {name: of for name, of, _ in each}, {name: source for name, _, source in each}
+
+
+_ANY = 999_999_937
+"""Stands for a size, or nearly: no text that a user writes has such a number."""
+
+
+@constant_in_graphs
+def _read_constants(what: str, text: str, names: dict[str, str], dims: dict[str, list[int]]) -> str:
+    """Return what ``_read`` does of tensors with these types and sizes, in lines: torch.compile takes texts alone.
+
+    Raises:
+        ArgumentError: for a text that is none.
+    """
+    given = tuple(Aux(name, names[name], tuple(dims[name])) for name in names)
+    try:
+        found, declared, sources = _read(what, text, given)
+    except ExpressionError as error:
+        raise ArgumentError(what, f"is {shown(text)}: {error}") from None
+    return "\n".join([found, *(f"{name}\t{of}\t{sources[name]}" for name, of in declared.items())])
+
+
+@constant_in_graphs
+def _kept(what: str, text: str, names: dict[str, str], dims: dict[str, list[int]]) -> str:
+    """Return the tensors and dimensions whose sizes remain in what ``_read`` returns: "name.0 name.1"."""
+    found, *lines = _read_constants(what, text, names, dims).split("\n")
+    places = [(name, i) for name, sizes in dims.items() for i in range(len(sizes))]
+    of = {name: "".join(line for line in lines if line.endswith(f"\t{name}")) for name in names}
+    return " ".join(f"{name}.{i}" for name, i in places if str(dims[name][i]) in f"{of[name]} {found}")
 
 
 class _Named(NamedTuple):

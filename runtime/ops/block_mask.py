@@ -12,6 +12,7 @@ import torch
 from codegen.expressions.ranges import list_sizes
 from codegen.patterns.block_lists import expression_of
 from runtime.errors import ArgumentError
+from runtime.expressions.graphs import constant, json_text
 from runtime.expressions.masks import mask_of
 from runtime.kernel import load_kernel
 from runtime.kernels.block_mask import BlockMaskKernel, checked_shape, device_of
@@ -41,7 +42,8 @@ def create_block_mask(
 
     Args:
         mask: an expression over ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors of
-            ``aux`` (docs/expressions.md), or a function ``mask_mod(b, h, q_idx, kv_idx)``, which has its own.
+            ``aux`` (docs/expressions.md), or a function ``mask_mod(b, h, q_idx, kv_idx)``, which has its own. Regions
+            that torch.compile traces take an expression: one graph serves all lengths.
         batch: batches of the attention.
         heads: its query heads.
         q_len: queries of a head.
@@ -64,12 +66,12 @@ def create_block_mask(
     if not isinstance(mask, str) and not callable(mask):
         raise ArgumentError("mask", f"is {type(mask).__name__}, expected an expression or a function")
     found = mask_of(mask, aux)
-    pattern = {"kind": "block_lists", "block": {"q": block[0], "kv": block[1]}, "mask": found.text}
+    pattern: dict[str, Any] = {"kind": "block_lists", "block": {"q": constant(block[0]), "kv": constant(block[1])}}
     tensors = list(found.tensors.values())
     where = device_of(device, tuple(tensors))
     lists = torch.ops.sparse_kernel_codegen.create_block_mask(
         tensors,
-        pattern=json.dumps({**pattern, **({"aux": found.declared} if found.declared else {})}),
+        pattern=json_text({**pattern, "mask": found.text, **({"aux": found.declared} if found.declared else {})}),
         batch=batch,
         heads=heads,
         q_len=q_len,
@@ -111,7 +113,8 @@ def _fake(
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(
-    "create_block_mask(Tensor[] aux, *, str pattern, int batch, int heads, int q_len, int kv_len, Device device)"
+    "create_block_mask(Tensor[] aux, *, str pattern, SymInt batch, SymInt heads, SymInt q_len, SymInt kv_len, "
+    "Device device)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )

@@ -12,6 +12,7 @@ from codegen.dtypes import FP8
 from codegen.fp8 import ROTARY_HEADS, ROTATED_HEADS, V_KEYS
 from codegen.wording import shown
 from runtime.errors import ArgumentError
+from runtime.expressions.graphs import constant, json_text
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
@@ -193,7 +194,7 @@ def _quantised(
     out_scales: torch.Tensor | None = None,
 ) -> Quantised:
     """Call the operator, or, to write into tensors of the caller, the kernel."""
-    spec = json.dumps({**fields, "dtype": DTYPES[x.dtype], "head_dim": x.shape[3]}, sort_keys=True)
+    spec = json_text({**fields, "dtype": DTYPES[x.dtype], "head_dim": constant(x.shape[3])})
     if out is not None or out_scales is not None:
         return _kernel(x.device.index, spec)(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
     cosines, sines = (None, None) if rotary is None else rotary

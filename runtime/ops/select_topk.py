@@ -49,8 +49,9 @@ def select_topk_blocks(
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
     block_q, block_kv, entries = chosen
+    numbers = list(always) if isinstance(always, Sequence) else [always]  # as the kernel takes one number
     found: torch.Tensor = torch.ops.sparse_kernel_codegen.select_topk_blocks(
-        q, k, block_q=block_q, block_kv=block_kv, topk=entries, causal=bool(causal), always=list(always)
+        q, k, block_q=block_q, block_kv=block_kv, topk=entries, causal=bool(causal), always=numbers
     )
     return found
 

@@ -14,6 +14,7 @@ definition (``tests/codegen/test_modes.py``).
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -102,6 +103,12 @@ def expected(row: Row, made: Made) -> Any:
     return derived(row, exact(row, made), row.right)
 
 
+@functools.cache
+def right_of(row: Row, device: torch.device) -> Any:
+    """Return what is right of the inputs of a row, which are the same each time."""
+    return expected(row, row.make(device))
+
+
 def together(found: Any) -> list[Any]:
     """Return results and gradients in one list."""
     return [*found[0], *found[1]]
@@ -181,17 +188,17 @@ def restore() -> None:
 def forget() -> None:
     """Drop what the package keeps from call to call: the next one is the first of its kind."""
     for name, module in list(sys.modules.items()):
-        if not name.startswith("runtime.") or name.startswith(PURE):
+        if not name.startswith("runtime."):
             continue
         for key, value in list(vars(module).items()):
-            if hasattr(value, "cache_clear"):
+            if isinstance(value, functools._lru_cache_wrapper):
                 if not str(value.__module__).startswith(PURE):
                     value.cache_clear()
-            elif isinstance(value, Signatures) or (name == STATEFUL and hasattr(value, "clear") and key[:1] == "_"):
-                if hasattr(value, "last"):
-                    value.last = (None, None)
-                if not key.startswith("__"):
-                    value.clear()
+            elif isinstance(value, Signatures):
+                value.clear()
+                value.last = (None, None)
+            elif name == STATEFUL and key[0] == "_" != key[1] and hasattr(value, "clear"):
+                value.clear()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -559,9 +566,8 @@ def outcome_of(row: Row, name: str, error: BaseException) -> str:
 
 def run_cell(row: Row, name: str, device: torch.device) -> str:
     """Return ``right``, ``refused: ...``, ``-``, or ``WRONG: ...``, which no cell may say."""
+    right = right_of(row, device)
     made = row.make(device)
-    right = expected(row, made)
-    made = row.make(device)  # another one: what is right was asked of the first
     forget()
     before = state()
     try:

@@ -122,7 +122,7 @@ def sums_name(reads: Sequence[Read], number: int) -> str:
     """Return the kernel parameter with the sums of a read: a tensor that is read again has further ones."""
     aux = reads[number].item.aux
     again = sum(read.item.aux == aux for read in reads[:number])
-    return f"daux_{aux.name}" + (f"_{again + 1}" if again else "")
+    return f"daux{again + 1 if again else ''}_{aux.name}"  # daux_b_2 would be of a tensor b_2
 
 
 def lines_of(read: Read, *, q_len: int, kv_len: int) -> int:

@@ -19,11 +19,12 @@ from codegen.descriptor import KernelFacts, LaunchRecord, facts_of, launch_recor
 from codegen.errors import CodegenError, ExportError, MissingFileError, SpecError
 from codegen.files import is_file, read_bytes, read_text
 from codegen.library import NamedSpec
+from codegen.names import check_name
 from codegen.parse import parse_spec
 from codegen.patterns.base import SpecModel
 from codegen.receipts import Receipt, Sha256
-from codegen.render import Generated, generate
-from codegen.sized_launch import SizedLaunch
+from codegen.render import Generated, generate, seal_is_intact, spec_json_of
+from codegen.sized_launch import SizedLaunch, sized_launch
 from codegen.wording import one_line
 
 RECORD = "kernel.json"
@@ -137,8 +138,13 @@ def read_export(folder: Path) -> Export:
     record = _record(folder)
     names = names_of(record.kernel.symbol)
     data = {what: _checked(folder, names[what], getattr(record, what)) for what in names}
-    receipt = Receipt.read(folder / names["receipt"])
-    generated = _generated(folder, record, data["source"].decode(), receipt.spec.file)
+    receipt = _receipt(folder / names["receipt"], data["receipt"])
+    source = _text(folder / names["source"], data["source"])
+    generated = _generated(folder, record, source, receipt.spec.file)
+    _check_receipt(folder / names["receipt"], receipt, record)
+    _check_launch(folder, record, generated)
+    if data["header"] != c_header(record.kernel, record.launch).encode():
+        raise ExportError(folder / names["header"], f"is not the header of {RECORD}; {_another(record)}")
     return Export(generated, data["cubin"], record, receipt)
 
 
@@ -146,15 +152,24 @@ def _record(folder: Path) -> KernelRecord:
     path = folder / RECORD
     try:
         record = KernelRecord.model_validate_json(read_text(path))
+        check_name(record.kernel.symbol)  # it is a part of the names of files
+        fits = record.sealed().seal == record.seal
     except MissingFileError:
         raise ExportError(folder, f"is no exported kernel, it has no {RECORD}{_inside(folder)}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = one_line(".".join(str(part) for part in first["loc"]))
-        raise ExportError(path, f"{field + ': ' if field else ''}{first['msg']}; export the kernel again") from None
-    if record.sealed().seal != record.seal:
+        raise ExportError(path, f"{_first_of(error)}; export the kernel again") from None
+    except (SpecError, ValueError, RecursionError) as error:  # an integer that Python does not print, for one
+        raise ExportError(path, f"{error}; export the kernel again") from None
+    if not fits:
         raise ExportError(path, "was changed after it was exported: its seal does not fit; export the kernel again")
     return record
+
+
+def _first_of(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a file, in words."""
+    first = error.errors(include_url=False)[0]
+    field = one_line(".".join(str(part) for part in first["loc"]))
+    return f"{field + ': ' if field else ''}{first['msg']}"
 
 
 def _inside(folder: Path) -> str:
@@ -180,17 +195,69 @@ def _checked(folder: Path, name: str, told: FileRecord) -> bytes:
     return data
 
 
+def _receipt(path: Path, data: bytes) -> Receipt:
+    try:
+        return Receipt.model_validate_json(data)
+    except ValidationError as error:
+        raise ExportError(path, f"{_first_of(error)}; export the kernel again") from None
+
+
+def _check_receipt(path: Path, receipt: Receipt, record: KernelRecord) -> None:
+    """Refuse a receipt of other files: the seal tells only that the folder is as it was sealed.
+
+    Raises:
+        ExportError: for such a receipt.
+    """
+    kernel, cubin = record.kernel, receipt.cubin
+    for what, found, expected in (
+        ("spec.hash", receipt.spec.hash, kernel.spec_hash),
+        ("source.sha256", receipt.source.sha256, record.source.sha256),
+        ("cubin.sha256", cubin.sha256, record.cubin.sha256),
+        ("cubin.launch_sha256", cubin.launch_sha256, kernel.launch_sha256),
+        ("cubin.arch", cubin.arch, kernel.arch),
+        ("cubin.dynamic_shared_bytes", cubin.dynamic_shared_bytes, kernel.dynamic_shared_bytes),
+    ):
+        if found != expected:
+            reason = f"is the receipt of something else: {what} is {one_line(str(found))}, expected {expected}"
+            raise ExportError(path, f"{reason}; export the kernel again")
+
+
+def _text(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ExportError(
+            path, f"is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}); export the kernel again"
+        ) from None
+
+
 def _generated(folder: Path, record: KernelRecord, source: str, origin: str) -> Generated:
     """Return what this version makes of the spec, with the source as it was exported; their code is the same."""
     try:
         own = generate(NamedSpec(stem=record.kernel.symbol, spec=parse_spec(record.kernel.spec), origin=origin))
     except CodegenError as error:
         raise ExportError(folder, f"{_another(record)}: {error}") from None
-    if facts_of(own.plan) != record.kernel:
+    if facts_of(own.plan).model_dump_json() != record.kernel.model_dump_json():  # to ==, true is 1
         raise ExportError(folder, f"{_another(record)}, which launches this kernel in another way")
-    if _code(own.source) != _code(source):
+    if not _same_but_for_names(own.source, source):
         raise ExportError(folder, f"{_another(record)}, which makes another source of this spec")
     return Generated(own.named, own.plan, source)
+
+
+def _check_launch(folder: Path, record: KernelRecord, generated: Generated) -> None:
+    """Refuse a launch of a known shape that is not what this version makes of that shape.
+
+    Raises:
+        ExportError: for such a launch.
+    """
+    if record.launch is None:
+        return
+    try:
+        own = launch_record(sized_launch(generated.plan, record.launch.shape, record.launch.sm_count))
+    except CodegenError as error:
+        raise ExportError(folder / RECORD, f"launch: {error}; export the kernel again") from None
+    if own.model_dump_json() != record.launch.model_dump_json():
+        raise ExportError(folder, f"{_another(record)}, which launches a problem of this shape in another way")
 
 
 def _another(record: KernelRecord) -> str:
@@ -198,6 +265,14 @@ def _another(record: KernelRecord) -> str:
     return f"export it again, or load it with what exported it ({made_by}); this is codegen {__version__}"
 
 
-def _code(source: str) -> str:
-    """Return a source without its banner, which names files."""
-    return source.partition("\n\n")[2]
+def _same_but_for_names(own: str, source: str) -> bool:
+    """Return whether a source is this version's, but for names of files in its banner, and as it was sealed.
+
+    The banner ends where that of this version does: what comes behind it is code.
+    """
+    lines = own.partition("\n\n")[0].count("\n") + 1
+    (*own_banner, own_code), (*banner, code) = own.split("\n", lines), source.split("\n", lines)
+    if len(banner) != lines or code != own_code or not seal_is_intact(source):
+        return False
+    comments = all(line.startswith("// ") and line.isascii() and line.isprintable() for line in banner)
+    return comments and spec_json_of("\n".join(banner)) == spec_json_of("\n".join(own_banner))

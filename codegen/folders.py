@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from codegen.errors import FileError
@@ -67,24 +67,30 @@ def write_folder(
             for name, data in files.items():
                 with (fresh / name).open("xb") as file:
                     file.write(data)
-            _swap(fresh, folder, old)
+            _swap(fresh, folder, old, lambda: check_folder(old, mark, {*files, *older}, what))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)  # not after an error: what could not be put back stays there
     return True
 
 
-def _swap(fresh: Path, folder: Path, old: Path) -> None:
-    """Put ``fresh`` in the place of ``folder``, which goes to ``old``, and comes back if that fails."""
+def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[], None]) -> None:
+    """Put ``fresh`` in the place of ``folder``, which goes to ``old``, and comes back if that fails.
+
+    ``check`` refuses ``old``, which will be removed: somebody may have put something into it meanwhile.
+    """
     if not folder.exists():
         fresh.rename(folder)
         return
     folder.rename(old)
     try:
+        check()
         fresh.rename(folder)
-    except OSError:
+    except (OSError, FileError) as error:
         with contextlib.suppress(OSError):
             old.rename(folder)
+        if isinstance(error, FileError):
+            raise FileError(folder, error.reason) from None
         raise
 
 

@@ -7,6 +7,9 @@ and measurement. Only ``codegen verify``, ``measure`` and ``migrate`` write it; 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,16 +17,24 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from codegen.cases import case_names, most_allowed
 from codegen.errors import CodegenError, FileError, MissingFileError
 from codegen.files import read_text, write_if_changed
 from codegen.library import GENERATED, NamedSpec
 from codegen.patterns.base import SpecModel
+from codegen.plan import Plan
+from codegen.render import generate
 from codegen.wording import one_line
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 # Not strict: an error that is not finite is the string "NaN" or "Infinity", which JSON numbers cannot spell.
 Error = Annotated[float, Field(strict=False)]
+Milliseconds = Annotated[float, Field(gt=1e-6, lt=1e9, allow_inf_nan=False)]
+Tflops = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
+LocalBytes = Annotated[int, Field(ge=0, le=512 << 10, description="a thread has no more of local memory")]
+FEW = 3
+"""Cases that a line names."""
 
 
 class _Record(SpecModel):
@@ -58,10 +69,10 @@ class CubinRecord(_Record):
     compiler: str = Field(description='as the compiler names itself: "NVRTC 13.0"')
     compiler_package: str = Field(description='the wheel it came from: "nvidia-cuda-nvrtc 13.0.88"')
     options: tuple[str, ...]
-    registers: Count = Field(description="of a thread, at launch")
-    spill_bytes: Count
-    stack_bytes: Count
-    static_shared_bytes: Count
+    registers: Count = Field(description="of a thread, at launch", le=255)
+    spill_bytes: LocalBytes
+    stack_bytes: LocalBytes
+    static_shared_bytes: int = Field(ge=0, le=48 << 10, description="a kernel has no more that the compiler knows")
     dynamic_shared_bytes: Count
     instructions: dict[str, Count] = Field(description="counts by kind, from the disassembly")
 
@@ -78,8 +89,15 @@ class CaseRecord(_Record):
     description: str
     max_error: Error = Field(description="largest absolute difference from the oracle")
     torch_error: Error | None = Field(description="the same for torch in the kernel's type")
-    tolerance: float = Field(description="what max_error was held to")
-    passed: bool
+    tolerance: Error = Field(description="what max_error was held to")
+    passed: bool = Field(description="false too where something else was wrong, which the description then tells")
+
+    @property
+    def holds(self) -> bool:
+        """Whether the case passed and its figures say so: a flag alone counts for nothing."""
+        figures = [figure for figure in (self.max_error, self.torch_error, self.tolerance) if figure is not None]
+        plain = all(math.isfinite(figure) and figure >= 0 for figure in figures)
+        return self.passed and plain and self.max_error <= self.tolerance
 
 
 class VerificationRecord(_Record):
@@ -95,19 +113,19 @@ class VerificationRecord(_Record):
 
     @property
     def failed(self) -> list[str]:
-        """Names of the cases that did not pass."""
-        return [case.name for case in self.cases if not case.passed]
+        """Names of the cases that did not pass, or whose figures say that they did not."""
+        return [case.name for case in self.cases if not case.holds]
 
 
 class MeasurementRecord(_Record):
     """One shape, timed beside a peer in the same run."""
 
     shape: str
-    milliseconds: float
-    tflops: float
+    milliseconds: Milliseconds
+    tflops: Tflops
     peer: str
-    peer_milliseconds: float
-    peer_tflops: float
+    peer_milliseconds: Milliseconds
+    peer_tflops: Tflops
 
 
 class Receipt(_Record):
@@ -214,12 +232,15 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
         changed = "the spec changed after the receipt was written"
     elif receipt.source.sha256 != source_sha256(source_text):
         changed = "the source changed after the receipt was written"
+    elif not version1 and receipt.cubin.launch_sha256 not in (None, generate(named).plan.launch_sha256):
+        changed = "its launch is not that of the source"
     if changed or version1:
         return ReceiptState(ReceiptStatus.STALE, "; ".join(filter(None, (changed, version1))))
-    return _verified(receipt.verification)
+    return _verified(receipt, generate(named).plan)
 
 
-def _verified(verification: VerificationRecord | None) -> ReceiptState:
+def _verified(receipt: Receipt, plan: Plan) -> ReceiptState:
+    verification = receipt.verification
     if verification is None:
         return ReceiptState(ReceiptStatus.UNVERIFIED, "compiled, never run on a GPU")
     cases = len(verification.cases)
@@ -228,5 +249,39 @@ def _verified(verification: VerificationRecord | None) -> ReceiptState:
             ReceiptStatus.FAILED,
             f"{len(verification.failed)} of {cases} cases failed: {one_line(', '.join(verification.failed))}",
         )
+    for told in _contradictions(receipt.cubin, verification, plan):
+        return ReceiptState(ReceiptStatus.FAILED, f"the receipt contradicts itself: {told}")
+    ran = {case.name for case in verification.cases}
+    if missing := [name for name in case_names(plan) if name not in ran]:
+        told = f"{len(missing)} cases of its spec were never run: {_few(missing)}"
+        return ReceiptState(ReceiptStatus.UNVERIFIED, told)
     where = one_line(verification.device)
     return ReceiptState(ReceiptStatus.OK, f"{cases} cases on {where}, worst error {verification.worst_error:.2g}")
+
+
+def _contradictions(cubin: CubinRecord, verification: VerificationRecord, plan: Plan) -> Iterator[str]:
+    """What a receipt says against its own figures or the plan of its spec."""
+    arch = plan.arch
+    if cubin.arch != arch.name or f"--gpu-architecture={arch.name}" not in cubin.options:
+        yield f"it is of a cubin for {one_line(cubin.arch)}, its spec for {arch.name}"
+    if cubin.dynamic_shared_bytes != plan.shared_bytes:
+        yield f"{cubin.dynamic_shared_bytes} bytes of shared memory at launch; the plan has {plan.shared_bytes}"
+    targets = [f"{arch.name} cubin", *([f"{arch.virtual} PTX"] if arch.forward_compatible else [])]
+    if verification.target not in targets:
+        yield f"{one_line(verification.target)} ran, where {' or '.join(targets)} can"
+    counts = Counter(case.name for case in verification.cases)
+    if doubled := [name for name, count in counts.items() if count > 1]:
+        yield f"cases are there twice: {_few(doubled)}"
+    known = set(case_names(plan))
+    if strange := [name for name in counts if name not in known]:
+        yield f"its spec has no such cases: {_few(strange)}"
+    most = most_allowed(plan)
+    if loose := [case.name for case in verification.cases if case.tolerance > most]:
+        yield f"errors are allowed more than {most:g}: {_few(loose)}"
+    worst = max(case.max_error for case in verification.cases)
+    if verification.worst_error != worst:
+        yield f"its worst error is {verification.worst_error:g}, not {worst:g}"
+
+
+def _few(names: list[str]) -> str:
+    return one_line(", ".join(names[:FEW]) + (", ..." if len(names) > FEW else ""))

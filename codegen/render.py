@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import jinja2
 from jinja2.bccache import Bucket
@@ -42,7 +42,8 @@ class _RecordingLoader(jinja2.FileSystemLoader):
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         self.used.add(template)
         source, filename, uptodate = super().get_source(environment, template)
-        return source, filename, uptodate
+        # Jinja encodes it, and a path may have bytes that are no text in this locale.
+        return source, filename.encode("utf-8", "backslashreplace").decode(), uptodate
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
@@ -91,9 +92,9 @@ class Generated:
     source: str
 
 
-@cache
+@lru_cache(maxsize=512)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
 def generate(named: NamedSpec) -> Generated:
-    """Plan and render a spec, once in a process.
+    """Plan and render a spec, once for calls that follow each other.
 
     Raises:
         SpecError: when the spec cannot work on its architecture, or its kernel has a name that the source needs.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from codegen.errors import MOST_OF_PLACE, CodegenError
-from codegen.files import MOST_BYTES
+from codegen.files import MOST_BYTES, resolved
 from codegen.wording import one_line, shown
 from runtime.errors import ToolchainError
 
@@ -86,10 +87,18 @@ def texts_of(commit: str, below: str, suffixes: tuple[str, ...], folder: Path) -
     return texts
 
 
-def changed_files(folder: Path) -> list[str]:
-    """Return the files of a repository that are not as its last commit has them, new ones too."""
-    told = git(folder, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=normal")
-    return [line[3:] for line in told.split("\0") if line]
+def changed_files(folder: Path, written: Collection[Path] = ()) -> list[str]:
+    """Return the files of a repository that are not as its last commit has them, new ones too.
+
+    Args:
+        folder: a folder of the repository.
+        written: files that are left out, each by its own path: what a command writes is no change. Nothing else in
+            their folders is left out.
+    """
+    top = resolved(Path(git(folder, "rev-parse", "--show-toplevel").removesuffix("\n")))
+    own = {resolved(path.parent) / path.name for path in written}
+    told = git(folder, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all")
+    return [line[3:] for line in told.split("\0") if line and top / line[3:] not in own]
 
 
 class GitError(CodegenError):

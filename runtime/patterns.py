@@ -23,6 +23,7 @@ from codegen.patterns import PATTERNS, PatternBase
 from codegen.patterns.block_lists import NAMED_MASKS
 from codegen.score import Score as ScoreModel
 from codegen.validation import first_error
+from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.expressions.masks import mask_of, score_of
 
@@ -152,7 +153,24 @@ def check_block(block: Any) -> None:
         return
     whole = isinstance(block, tuple | list) and len(block) == 2 and all(type(size) is int for size in block)
     if not whole or min(block) < 1:
-        raise ArgumentError("block", f"is {block!r}, expected (queries, keys) of a block, such as (128, 128)")
+        raise ArgumentError("block", f"is {shown(block)}, expected (queries, keys) of a block, such as (128, 128)")
+
+
+def _check_aux(aux: Any) -> None:
+    """Check that tensors of an expression are given by their names.
+
+    Raises:
+        ArgumentError: naming ``aux``.
+    """
+    if aux is None:
+        return
+    if not isinstance(aux, Mapping):
+        raise ArgumentError("aux", f"is {type(aux).__name__}, expected a mapping from names to tensors")
+    for name, tensor in aux.items():
+        if not isinstance(name, str):
+            raise ArgumentError("aux", f"has the key {shown(name)}, expected names")
+        if isinstance(tensor, torch.Tensor) and (tensor.is_nested or tensor.layout != torch.strided):
+            raise ArgumentError(f"aux[{name!r}]", "is a nested or sparse tensor, expected a dense one")
 
 
 @_pattern()
@@ -340,6 +358,10 @@ class BlockLists(Pattern):
 
     def __post_init__(self) -> None:
         check_block(self.block)
+        _check_aux(self.aux)
+        if not isinstance(self.mask, str) and not callable(self.mask):
+            expected = "'none', 'causal', 'bits', an expression or a function"
+            raise ArgumentError("mask", f"is {type(self.mask).__name__}, expected {expected}")
         if self.mask not in NAMED_MASKS:
             self._set_expression()
         elif self.aux:
@@ -356,11 +378,7 @@ class BlockLists(Pattern):
 
     def _set_expression(self) -> None:
         """Take the mask over as a spec has it: one spelling, its tensors in order."""
-        mask = self.mask
-        if not isinstance(mask, str) and not callable(mask):
-            expected = "'none', 'causal', 'bits', an expression or a function"
-            raise ArgumentError("mask", f"is {type(mask).__name__}, expected {expected}")
-        found = mask_of(mask, self.aux)
+        found = mask_of(self.mask, self.aux)
         object.__setattr__(self, "mask", found.text)
         object.__setattr__(self, "aux", found.tensors)
         expression = {"mask": found.text, **({"aux": found.declared} if found.declared else {})}
@@ -401,6 +419,7 @@ class Score:
     def __post_init__(self) -> None:
         if not isinstance(self.value, str) and not callable(self.value):
             raise ArgumentError("score", f"is {type(self.value).__name__}, expected an expression or a function")
+        _check_aux(self.aux)
         found = score_of(self.value, self.aux)
         object.__setattr__(self, "value", found.text)
         object.__setattr__(self, "aux", found.tensors)

@@ -48,6 +48,15 @@ def assert_near(found: Any, right: Any, share: float = 2e-2) -> None:
     assert off <= share * largest, f"off by {off}, the largest element is {largest}"
 
 
+def result_like(t: Any, dtype: Any) -> Any:
+    """Return memory of a result as kernels make it: padded rows, the matrices of a batch side by side, no view."""
+    *batch, rows, columns = t.shape
+    step = -(-columns // 8) * 8
+    whole = torch.empty((rows, *batch, step), dtype=dtype, device=t.device)
+    strides = (step, batch[0] * step, 1) if batch else (step, 1)
+    return whole.as_strided_(t.shape, strides)
+
+
 class SpmmOracle:
     """Stands for a BsrSpmmKernel: checks what a kernel would be given, and computes by the definition."""
 
@@ -83,8 +92,7 @@ class SpmmOracle:
         w = w.mT if spec.transpose_a else w
         activation = epilogue.activation if epilogue is not None else None
         found = by_definition(w, b, bias=bias, c=c, beta=beta, activation=activation)
-        padded = found.new_empty((*found.shape[:-1], -(-found.shape[-1] // 8) * 8), dtype=b.dtype)
-        return padded[..., : found.shape[-1]].copy_(found)
+        return result_like(found, b.dtype).copy_(found)
 
 
 class SddmmOracle:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import host_launch
-import torch
 from host_kernel import HEADERS
+from host_streams import pretend_stream
 
 from codegen.library import NamedSpec
 from codegen.plan import Plan
@@ -86,5 +86,4 @@ def on_cpu(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(quantise, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(quantise, "is_elsewhere", lambda tensor: False)
-    monkeypatch.setattr("runtime.driver.enqueue.current_stream", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pretend_stream(monkeypatch)

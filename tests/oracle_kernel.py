@@ -36,6 +36,7 @@ class OracleKernel:
         self, q: Any, k: Any, v: Any, *tensors: Any, scale: Any, out: Any, sink: Any, validate: bool, aux: Any = None
     ) -> AttentionResult:
         self.calls += 1
+        _check_as_kernels_do(q, k, v, tensors, out=out, sink=sink, aux=aux)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise ArgumentError("q", "requires a gradient, but this kernel has no backward")
         if any(t is not None and t.device != q.device for t in tensors):
@@ -56,6 +57,20 @@ class OracleKernel:
         out = torch.empty_like(q) if out is None else out
         out.copy_(found)
         return AttentionResult(out, lse if spec.lse else None)
+
+
+def _check_as_kernels_do(q: Any, k: Any, v: Any, tensors: Any, *, out: Any, sink: Any, aux: Any) -> None:
+    """Refuse what is no tensor of the right kind."""
+    for name, tensor in (("q", q), ("k", k), ("v", v), *(() if out is None else (("out", out),))):
+        _check_tensor(name, tensor.detach() if isinstance(tensor, torch.Tensor) else tensor, q.dtype, 4, q.device)
+    arguments.check_shape("v", v.shape, [("k", (size,)) for size in k.shape])
+    if out is not None:
+        arguments.check_shape("out", out.shape, [("q", (size,)) for size in q.shape])
+    if sink is not None:
+        arguments.check_sink(sink.detach() if isinstance(sink, torch.Tensor) else sink, q.shape[1], q.device)
+    for tensor in (*tensors, *(aux or {}).values()):
+        if tensor is not None:
+            arguments.check_dense("an index tensor", tensor)
 
 
 class OracleBackwardKernel:
@@ -153,7 +168,8 @@ _real_check = arguments.check_tensor
 
 def _check_tensor(name: str, tensor: Any, dtype: Any, rank: int, device: Any = None) -> None:
     """Check a tensor as one on a GPU is."""
-    if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+    arguments.check_dense(name, tensor)
+    if tensor.device.type == "cpu" and not tensor.is_quantized:
         assert device in (None, tensor.device)
         tensor = torch.empty_like(tensor, device="meta").as_subclass(_OnGpu)
         device = None

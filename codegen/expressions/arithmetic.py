@@ -1,12 +1,17 @@
-"""Sums, products and quotients of trees, with what is known of numbers folded: 1 * x is x, 2 * 3 is 6."""
+"""Sums, products and quotients of trees, with what is known of numbers folded: 1 * x is x, 2 * 3 is 6.
+
+Nothing is refused here: a divisor may turn out to be 0 only as a tree is simplified, and is what float32 makes of it.
+"""
 
 from __future__ import annotations
-
-import math
 
 from codegen.expressions.nodes import Literal, Node, Operation, Type, operation
 
 ZERO, ONE = Literal(0.0), Literal(1.0)
+LARGEST = (2 - 2.0**-23) * 2.0**127
+"""The largest float32."""
+LEAST_NORMAL = 2.0**-126
+"""The least float32 above 0 that has all of its digits."""
 
 
 def is_number(node: Node, value: float) -> bool:
@@ -22,8 +27,8 @@ def as_float(node: Node) -> Node:
 
 
 def _number(value: float) -> Literal | None:
-    """Return a number that is worked out here, None if only a kernel can tell what becomes of it."""
-    return Literal(value) if math.isfinite(value) else None
+    """Return a number that is worked out here, None if float32 may make something else of it."""
+    return Literal(value) if value == 0 or LEAST_NORMAL <= abs(value) <= LARGEST else None
 
 
 def sum_of(a: Node, b: Node) -> Node:
@@ -63,10 +68,14 @@ def quotient(a: Node, b: Node) -> Node:
     """Return a / b."""
     if is_number(a, 0.0):
         return ZERO
-    both = isinstance(a, Literal) and isinstance(b, Literal)
-    if both and (folded := _number(a.value / b.value)):  # type: ignore[union-attr]
+    if isinstance(a, Literal) and isinstance(b, Literal) and b.value and (folded := _number(a.value / b.value)):
         return folded
-    return as_float(a) if is_number(b, 1.0) else operation("/", a, b)
+    return as_float(a) if is_number(b, 1.0) else divided(a, b)
+
+
+def divided(a: Node, b: Node) -> Node:
+    """Return a / b as it stands."""
+    return Operation("/", (a, b), Type.FLOAT)
 
 
 def chosen(condition: Node, one: Node, other: Node) -> Node:

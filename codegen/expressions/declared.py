@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from codegen.expressions.nodes import (
     DTYPES,
@@ -30,6 +30,10 @@ _MOST_TEXT = 200
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _DECLARED = re.compile(r" *([A-Za-z0-9_]+) *\[([^\[\]]*)\] *")
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
+_OF_ANOTHER = re.compile(r"(\w+)_(?:stride|size)[0-9]")
+_SOFT_WORDS = frozenset(("case", "match", "type"))  # of the latest Python: specs mean the same with each
+LOADED = frozenset(("prefix_len",))
+"""What kernels of attention look up by a function that is declared as that of an aux tensor: load_prefix_len."""
 
 
 def parse_aux(declared: Mapping[str, str]) -> dict[str, Aux]:
@@ -40,6 +44,9 @@ def parse_aux(declared: Mapping[str, str]) -> dict[str, Aux]:
     """
     if len(declared) > MOST_AUX:
         raise ExpressionError(f"{len(declared)} aux tensors, at most {MOST_AUX} are allowed")
+    for name in declared:
+        if (other := meets(name, declared)) is not None:
+            raise ExpressionError(f"{name} is what the source calls a stride or a size of {other}: rename one of them")
     return {name: _parsed(name, text) for name, text in declared.items()}
 
 
@@ -62,9 +69,15 @@ def check_used(aux: Mapping[str, Aux], *expressions: Node) -> None:
         raise ExpressionError(f"{', '.join(unused)}: declared, and used by no expression")
 
 
+def meets(name: str, others: Collection[str]) -> str | None:
+    """Return the aux tensor with whose strides or sizes another one's name meets in a source, or None."""
+    found = _OF_ANOTHER.fullmatch(name) if isinstance(name, str) else None
+    return found[1] if found and found[1] in others else None
+
+
 def _parsed(name: str, text: str) -> Aux:
     """Read one declaration."""
-    if reason := _wrong_name(name):
+    if reason := wrong_name(name):
         raise ExpressionError(f"{shown(name)} cannot be the name of an aux tensor: {reason}")
     try:
         return _typed(name, text)
@@ -72,17 +85,17 @@ def _parsed(name: str, text: str) -> Aux:
         raise ExpressionError(f"{name}: {error}") from None
 
 
-def _wrong_name(name: str) -> str:
-    """Return why a name cannot be one, or nothing."""
+def wrong_name(name: str) -> str:
+    """Return why a name cannot be one of an aux tensor, or nothing."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MOST_NAME or "__" in name:
         return (
             f"names are ASCII letters, digits and single _, at most {MOST_NAME} of them, and the first one is a letter"
         )
     if name in VARIABLES or name in FUNCTIONS or name == INFINITY:
         return "it has a meaning in expressions"
-    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+    if keyword.iskeyword(name) or name in _SOFT_WORDS:
         return "it is a word of Python"
-    if name in CPP_WORDS or RESERVED.fullmatch(name):
+    if name in CPP_WORDS or name in LOADED or RESERVED.fullmatch(name):
         return "it has a meaning in CUDA C++ or in the source"
     return ""
 

@@ -9,14 +9,30 @@ out at the first key that a thread has of a step, exactly as it is written; furt
 
 where ``column`` is a constant of the source, a is slope * log2(e), and b what is added at the first key.
 Results differ from those of the text by roundings of float32.
+
+A number may not leave float32's range on its way: a mask that adds the least float where it hides would be
+-infinity * 0 = NaN where it does not. What hides pairs, a number times a truth value, is held at the largest float.
+Where other numbers are that large, or that small, the text is computed as it is written, and multiplied at the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from codegen.expressions.arithmetic import ONE, ZERO, as_float, is_number, minus, product, quotient, sum_of
+from codegen.expressions.arithmetic import (
+    LARGEST,
+    LEAST_NORMAL,
+    ONE,
+    ZERO,
+    as_float,
+    divided,
+    is_number,
+    minus,
+    product,
+    quotient,
+    sum_of,
+)
 from codegen.expressions.bounds import bounds_of
 from codegen.expressions.intervals import INT64
 from codegen.expressions.nodes import Item, Literal, Node, Operation, Type, Variable, children, operation
@@ -26,6 +42,8 @@ LOG2_E = math.log2(math.e)
 _QK, _SCALE_LOG2, _FIRST = (Variable(name) for name in ("qk", "scale_log2", "first_key"))
 _COLUMN, _COLUMN_OF_PAIR = (Variable(name) for name in ("column", "column_of_pair"))
 _KEY, _SCORE = Variable("kv_idx"), Variable("score")
+_FACTORS = 2.0**-100, 2.0**100
+"""The least and the largest factor that is taken inwards: beside it there is room for what it is multiplied by."""
 _THROUGH = ("abs", "min", "max", "where", "neg")
 """Operations of integers that give the same float if their operands become floats first."""
 
@@ -37,14 +55,18 @@ def kernel_form(node: Node, factor: float = 1.0) -> Node:
         node: the expression.
         factor: a positive number that its value is multiplied by.
     """
-    return _Columns().of(_Scaled().of(as_float(node), factor))
+    return _Columns().of(_Scaled().whole(as_float(node), factor))
+
+
+class _OutOfRange(Exception):
+    """A number that would leave float32's range, times the factor that it is given."""
 
 
 class _Scaled:
     """Takes a factor inwards. A part that several others share is taken once with each factor."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, float], tuple[Node, Node]] = {}
+        self._known: dict[tuple[int, float], tuple[Node, Node | None]] = {}
         self._pairs = _Depending(("score",), ("q_idx", "kv_idx"))
         self._rules: Mapping[str, Callable[[Operation, float], Node]] = {
             "+": lambda node, by: sum_of(*self._each(node, by)),
@@ -58,21 +80,43 @@ class _Scaled:
             "*": self._product,
             "/": self._quotient,
             "tanh": self._tanh,
-            "exp": lambda node, by: _times(by, operation("exp2", self.of(node.operands[0], LOG2_E))),
+            "exp": lambda node, by: _times(by, operation("exp2", self._exponent(node, LOG2_E))),
             "log2": lambda node, by: _times(by, operation("log2", self.of(node.operands[0], 1.0))),
             "sqrt": lambda node, by: _times(by, operation("sqrt", self.of(node.operands[0], 1.0))),
         }
 
+    def whole(self, node: Node, by: float) -> Node:
+        """Return by * node of a whole expression: of what is finite the largest float where that is beyond it."""
+        if (masked := self._masked(node, by)) is not None:
+            return masked[0]
+        if isinstance(node, Operation) and node.name in ("where", "min", "max"):
+            values = [self.whole(operand, by) for operand in node.operands[-2:]]
+            return operation(node.name, *map(self._exact, node.operands[:-2]), *values)
+        value = self.of(node, 1.0)
+        held = operation("min", _times(by, value), Literal(LARGEST))  # below, -infinity hides a pair as well
+        return operation("where", operation("<", value, Literal(math.inf)), held, value)
+
     def of(self, node: Node, by: float) -> Node:
-        """Return by * node, as a float."""
+        """Return by * node, as a float.
+
+        Raises:
+            _OutOfRange: if a number leaves float32's range; never where the factor is 1.
+        """
         key = id(node), by
         if key not in self._known:
-            self._known[key] = node, self._of(node, by)  # with the node, whose identity is the key
-        return self._known[key][1]
+            try:
+                form = self._of(node, by)
+            except _OutOfRange:  # where the factor is 1, of numbers that join each other
+                form = self._as_written(node) if by == 1.0 else None
+            self._known[key] = node, form  # with the node, whose identity is the key
+        found = self._known[key][1]
+        if found is None:
+            raise _OutOfRange
+        return found
 
     def _of(self, node: Node, by: float) -> Node:
         if isinstance(node, Literal):
-            return Literal(float(node.value) * by)
+            return _number(float(node.value) * by, node)
         if node == _SCORE:
             return operation("*", _QK, _times(by / LOG2_E, _SCALE_LOG2))
         is_float = node.type is Type.FLOAT
@@ -83,11 +127,58 @@ class _Scaled:
     def _each(self, node: Operation, by: float) -> tuple[Node, ...]:
         return tuple(self.of(operand, by) for operand in node.operands)
 
+    def _as_written(self, node: Node) -> Node:
+        """Return a product or a quotient whose numbers remain apart."""
+        assert isinstance(node, Operation)
+        one, other = self._each(node, 1.0)
+        return product(one, other) if node.name == "*" else divided(one, other)
+
+    def _masked(self, node: Node, by: float) -> tuple[Node, int] | None:
+        """Return by * node, and the sign of the numbers in it that are held at the largest float, 0 for none.
+
+        None, if there are others, or of both signs: what is left of two of them would be another number.
+        """
+        try:
+            return self.of(node, by), 0
+        except _OutOfRange:
+            pass
+        if sign := _sign_of_mask(node):
+            return self._held(node, by), sign
+        if not isinstance(node, Operation) or node.name not in ("+", "-"):
+            return None
+        one, other = (self._masked(operand, by) for operand in node.operands)
+        if one is None or other is None:
+            return None
+        second = (minus(other[0]), -other[1]) if node.name == "-" else other
+        if one[1] * second[1] < 0:
+            return None
+        return sum_of(one[0], second[0]), one[1] or second[1]
+
+    def _held(self, node: Node, by: float) -> Node:
+        """Return by * node of what ``_sign_of_mask`` knows, its number held at the largest float."""
+        if isinstance(node, Literal):
+            return Literal(max(-LARGEST, min(float(node.value) * by, LARGEST)))
+        assert isinstance(node, Operation)
+        if node.name == "neg":
+            return minus(self._held(node.operands[0], by))
+        if node.name == "where":
+            condition, one, other = node.operands
+            return operation("where", self._exact(condition), self._held(one, by), self._held(other, by))
+        number, truth = sorted(node.operands, key=lambda operand: not isinstance(operand, Literal))
+        return product(self._held(number, by), as_float(self._exact(truth)))
+
     def _exact(self, node: Node) -> Node:
         """Return a node as it is written: what is compared, or becomes an integer, may be just beside a limit."""
         if not self._has_score(node):
             return node
         return self.of(node, 1.0) if node == _SCORE else _of_parts(node, tuple(map(self._exact, children(node))))
+
+    def _exponent(self, node: Operation, by: float) -> Node:
+        """Return by times the operand of exp or tanh, which are the same of what is beyond float32 and of infinity."""
+        try:
+            return self.of(node.operands[0], by)
+        except _OutOfRange:
+            return _times(by, self.of(node.operands[0], 1.0))
 
     def _chosen(self, node: Operation, by: float) -> Node:
         condition, one, other = node.operands
@@ -97,11 +188,11 @@ class _Scaled:
         """Return by * a * b: the factor joins a number, else what is not of each pair, else the one with the score."""
         a, b = node.operands
         for one, other in ((a, b), (b, a)):
-            if isinstance(one, Literal) and one.value != 0 and math.isfinite(by * one.value):
+            if isinstance(one, Literal) and _is_factor(by, by * one.value):
                 return self._times_number(other, by * float(one.value))
         order: list[Callable[[Node], bool]] = [lambda part: not self._pairs.on_all(part), self._has_score]
-        takes = next((part for fits in order for part in (a, b) if fits(part)), a)
-        one, other = (self.of(part, by if part is takes else 1.0) for part in (a, b))
+        takes = next((place for fits in order for place, part in enumerate((a, b)) if fits(part)), 0)
+        one, other = (self.of(part, by if place == takes else 1.0) for place, part in enumerate((a, b)))
         return self._joined(other, one, a) or self._joined(one, other, b) or product(one, other)
 
     def _joined(self, one: Node, other: Node, what: Node) -> Node | None:
@@ -120,17 +211,74 @@ class _Scaled:
     def _quotient(self, node: Operation, by: float) -> Node:
         """Return by * a / b: times 1 / b, where that is worked out once for many pairs."""
         a, b = node.operands
-        if isinstance(b, Literal) and b.value != 0 and math.isfinite(by / b.value):
-            return self._times_number(a, by / float(b.value))
-        if self._pairs.on_all(a) and not self._pairs.on_all(b):
-            one, other = self.of(a, by), operation("/", ONE, self.of(b, 1.0))
+        divisor = self.of(b, 1.0)
+        if isinstance(divisor, Literal):
+            if divisor.value and _is_factor(by, by / divisor.value):
+                return self._times_number(a, by / float(divisor.value))
+        elif self._pairs.on_all(a) and not self._pairs.on_all(b):
+            one, other = self.of(a, by), divided(ONE, divisor)
             return self._joined(one, other, b) or product(one, other)
-        return operation("/", self.of(a, by), self.of(b, 1.0))
+        return divided(self.of(a, by), divisor)
 
     def _tanh(self, node: Operation, by: float) -> Node:
         """Return by * tanh(x) = by - 2 by / (1 + 2^y), y = 2 log2(e) x: where 2^y is infinite or 0, that is +-by."""
-        inverse = operation("inverse_of_1_plus_exp2", self.of(node.operands[0], 2 * LOG2_E))
+        inverse = operation("inverse_of_1_plus_exp2", self._exponent(node, 2 * LOG2_E))
         return operation("-", Literal(by), product(Literal(2 * by), inverse))
+
+
+def _is_factor(by: float, joined: float) -> bool:
+    """Return whether a factor that has joined a number is taken inwards; 0, infinity and NaN remain where they are.
+
+    Raises:
+        _OutOfRange: if there is a factor, and what has come of it is too large or too small.
+    """
+    least, largest = _FACTORS
+    if least <= abs(joined) <= largest:
+        return True
+    if by != 1.0 and joined and math.isfinite(joined):
+        raise _OutOfRange
+    return False
+
+
+def _is_far(node: Node) -> bool:
+    """Return whether a node is a number that is too large or too small to be a factor."""
+    return isinstance(node, Literal) and bool(node.value) and not _FACTORS[0] <= abs(node.value) <= _FACTORS[1]
+
+
+def _number(value: float, of: Literal) -> Literal:
+    """Return a number that has a factor.
+
+    Raises:
+        _OutOfRange: if no float32 is as large as it has become, or as small.
+    """
+    grown, shrunk = abs(value) > abs(of.value), abs(value) < abs(of.value)
+    if math.isfinite(of.value) and ((grown and abs(value) > LARGEST) or (shrunk and abs(value) < LEAST_NORMAL)):
+        raise _OutOfRange
+    return Literal(value)
+
+
+def _sign_of_mask(node: Node) -> int:
+    """Return the sign of a number, alone or where a condition holds, as masks are added; 0 for anything else."""
+    if isinstance(node, Literal):
+        return 0 if math.isinf(node.value) else (node.value > 0) - (node.value < 0)
+    if not isinstance(node, Operation):
+        return 0
+    if node.name == "neg":
+        return -_sign_of_mask(node.operands[0])
+    signs = [_sign_of_mask(operand) for operand in node.operands if isinstance(operand, Literal)]
+    if node.name == "where" and len(signs) == 2:
+        return signs[0] or signs[1] if signs[0] * signs[1] >= 0 and _are_finite(node.operands[1:]) else 0
+    return signs[0] if node.name == "*" and len(signs) == 1 and any(map(_is_truth, node.operands)) else 0
+
+
+def _are_finite(nodes: Iterable[Node]) -> bool:
+    return all(isinstance(node, Literal) and math.isfinite(node.value) for node in nodes)
+
+
+def _is_truth(node: Node) -> bool:
+    """Return whether a node is a truth value, or one as a number."""
+    is_number = isinstance(node, Operation) and node.name in ("float", "int")
+    return _is_truth(children(node)[0]) if is_number else node.type is Type.BOOL
 
 
 def _times(by: float, node: Node) -> Node:
@@ -200,7 +348,8 @@ class _Columns:
             return ZERO
         if not isinstance(node, Operation) or node.type is Type.BOOL or "qk" in self._depends.of(node):
             return None
-        if node.type is Type.INT and bounds_of(node) == INT64:  # it may wrap
+        may_wrap = node.type is Type.INT and bounds_of(node) == INT64
+        if may_wrap or (node.name in ("*", "/") and any(map(_is_far, node.operands))):  # or leaves float32's range
             return None
         slopes = [slope for slope in map(self._slope, node.operands) if slope is not None]
         if node.name not in _SLOPES or len(slopes) < len(node.operands):

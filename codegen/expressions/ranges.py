@@ -153,7 +153,7 @@ class _Printer:
 
     def _look(self, node: Node, side: str, use: str) -> str:
         looked = self._looked[side]
-        taken = {each.name for each in looked}
+        taken = {*CTYPES.values(), *(each.name for each in looked)}  # a member cannot be called as a type is
         name = node.aux.name if isinstance(node, Item) else f"part_{len(looked)}"
         while name in taken:
             name += "_"

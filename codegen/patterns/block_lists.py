@@ -56,6 +56,7 @@ class BlockLists(PatternBase):
     )
     mask: str = Field(
         default="none",
+        validate_default=True,  # there are no aux tensors without an expression
         description="mask of the partial blocks: none, causal (key <= query + kv_len - q_len), bits (mask_bits has "
         "a bit for each pair; block.kv is 32 or more), or an expression",
     )

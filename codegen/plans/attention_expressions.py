@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import Literal
 
 from codegen.aux_gradients import Read, sums_name
+from codegen.errors import SpecError
 from codegen.expressions.arithmetic import ONE
 from codegen.expressions.bounds import is_inside
 from codegen.expressions.cost import cost_of
 from codegen.expressions.cuda import HELPERS, Printed, Statement, printed
+from codegen.expressions.declared import meets
 from codegen.expressions.kernel_form import kernel_form
 from codegen.expressions.nodes import Aux, Item, Node, Variable, children, nodes_of
 from codegen.expressions.text import text_of
@@ -47,7 +49,11 @@ SCORE_REGISTERS = 8  # of a score in a forward kernel, at most: it is worked out
 def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
     """Return the kernel parameters of the aux tensors: address, strides, and sizes that an index is held to."""
     found: list[Param] = []
+    names = [aux.name for aux in spec.aux_tensors]  # those of a mask and of a score, which have not met before
     for aux in spec.aux_tensors:
+        if (other := meets(aux.name, names)) is not None:
+            reason = f"is what the source calls a stride or a size of {other}: rename one of them"
+            raise SpecError(f"score.aux.{aux.name}", reason)
         name = f"aux_{aux.name}"
         found.append(pointer(name, ELEMENTS[aux.dtype], f"{aux.name}, {aux}"))
         each = "elements from one {} to the next (0: shared)"

@@ -10,7 +10,7 @@ import typer
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen
 from codegen.errors import MOST_OF_PLACE, CodegenError
-from codegen.files import resolved, write_all
+from codegen.files import write_all
 from codegen.freshness import display_path
 from codegen.library import IN_SOURCE_TREE, ROOT
 from codegen.report import JsonOption, Report, report
@@ -73,13 +73,12 @@ def _tree(out: Path, *, allow_dirty: bool) -> Tree:
         CodegenError: if it is not as its commit has it, and that was not allowed.
     """
     from runtime import git  # noqa: PLC0415
-    from runtime.attest.statement import Tree  # noqa: PLC0415
+    from runtime.attest.statement import SBOM, Tree  # noqa: PLC0415
 
     if not (IN_SOURCE_TREE and any((folder / ".git").exists() for folder in (ROOT, *ROOT.parents))):
         return Tree()
     commit = git.commit_of("HEAD", ROOT)
-    own = resolved(out)
-    changed = [name for name in git.changed_files(ROOT) if not (ROOT / name).is_relative_to(own)]
+    changed = git.changed_files(ROOT, [out / SBOM, out / ENVELOPE])
     if changed and not allow_dirty:
         few = ", ".join(map(one_line, changed[:FEW])) + (", ..." if len(changed) > FEW else "")
         raise CodegenError(

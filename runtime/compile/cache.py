@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from codegen.wording import shown
 from runtime.compile import cache_environment
 from runtime.compile.cache_entry import Entry, Identity
 from runtime.compile.cache_eviction import make_room
-from runtime.compile.cache_files import CacheFiles
+from runtime.compile.cache_files import CacheFiles, lock_name
+from runtime.compile.cache_folder import Folder
 from runtime.compile.cache_lock import locked
 from runtime.errors import CacheError
 
@@ -48,7 +50,7 @@ class KernelCache:
         self.folder = Path(folder) if folder else cache_environment.default_folder()
         self.max_bytes = max_bytes or cache_environment.max_bytes()
         self._lock_seconds = cache_environment.lock_seconds()
-        self._files = CacheFiles(self.folder, trusts_others=cache_environment.trusts_others())
+        self._trusts_others = cache_environment.trusts_others()
 
     def get_or_build(self, identity: Identity, build: Callable[[], tuple[bytes, str]]) -> tuple[Entry, bool]:
         """Return the entry of a kernel and whether it was there; else build and publish it, once for all processes.
@@ -64,15 +66,14 @@ class KernelCache:
         entry = self._load(identity)
         if entry is not None:
             return entry, True
-        with self._usable():
-            self._files.prepare()
         with self._locked(identity):
             entry = self._load(identity)
             if entry is not None:
                 return entry, True
             code, log = build()
             entry = Entry(identity, log, code)
-            self._publish(entry)
+            with self._opened(make=True) as files:  # others may have removed the folders meanwhile
+                self._put(files, entry)
             return entry, False
 
     def find(self, identity: Identity) -> Entry | None:
@@ -90,8 +91,12 @@ class KernelCache:
             CacheError: when the folder cannot be written, or others could write there.
         """
         entry = self._load(identity)
-        if entry is not None and entry.findings != findings:
-            self._publish(replace(entry, findings=findings))
+        if entry is None or entry.findings == findings:
+            return
+        with self._opened(make=True) as files, files.held_if_free(identity.key) as free:
+            entry = self._found(files, identity) if free else None  # another one writes it, and finds out the same
+            if entry is not None:
+                self._put(files, replace(entry, findings=findings))
 
     def file_of(self, key: str) -> Path | None:
         """Return the file that holds the entry of a key, if it is there.
@@ -99,10 +104,10 @@ class KernelCache:
         Raises:
             CacheError: when the folder cannot be read, or others could write there.
         """
-        with self._usable():
-            self._files.check()
-            path = self._files.path(key)
-            return path if path.is_file() else None
+        with self._opened() as files, contextlib.suppress(FileNotFoundError):
+            if stat.S_ISREG(files.entries.status(key).st_mode):
+                return self._place(key)
+        return None
 
     def entries(self) -> Iterator[Stored]:
         """Yield what is stored. What another process removes meanwhile is left out.
@@ -111,12 +116,14 @@ class KernelCache:
             CacheError: when the folder cannot be read, or is none, or others could write there; one that is not there
                 has no entries.
         """
-        with self._usable():
-            self._files.check()
-            found = self._files.stored()
-        for path, status in found:
-            with self._usable(), contextlib.suppress(FileNotFoundError):
-                yield Stored(path, status.st_size, self._unpacked(path))
+        with self._opened() as files:
+            found = files.stored()
+        for name, status in found:
+            there, entry = False, None
+            with self._opened() as files, contextlib.suppress(FileNotFoundError):
+                entry, there = self._unpacked(files, name), True
+            if there:
+                yield Stored(self._place(name), status.st_size, entry)
 
     def clear(self) -> int:
         """Remove every entry and return how many there were.
@@ -124,43 +131,62 @@ class KernelCache:
         Raises:
             CacheError: when the folder cannot be read or written, or is none, or others could write there.
         """
-        with self._usable():
-            self._files.check()
-            count = sum(self._files.remove(path) for path, _ in self._files.stored())
-            self._files.sweep()
+        with self._opened() as files:
+            count = sum(files.remove(name) for name, _ in files.stored())
+            files.sweep()
             return count
 
     def _load(self, identity: Identity) -> Entry | None:
         """Return the entry if it is there. Nothing is written for it that must be, and nobody waited for."""
-        with self._usable(), contextlib.suppress(FileNotFoundError):
-            self._files.check()
-            path = self._files.path(identity.key)
-            entry = self._unpacked(path)
-            if entry is not None and entry.identity == identity:
-                self._files.touch(path)
-                return entry
+        with self._opened() as files:
+            entry = self._found(files, identity)
+            if entry is not None:
+                files.touch(identity.key)
+            return entry
+
+    def _found(self, files: CacheFiles, identity: Identity) -> Entry | None:
+        with contextlib.suppress(FileNotFoundError):
+            entry = self._unpacked(files, identity.key)
+            return entry if entry is not None and entry.identity == identity else None
         return None
 
-    def _unpacked(self, path: Path) -> Entry | None:
+    def _unpacked(self, files: CacheFiles, name: str) -> Entry | None:
         """Return the entry in a file, or None if it is damaged or no entry of this place."""
-        data = self._files.read(path)
+        data = files.read(name)
         entry = None if data is None else Entry.unpack(data)
-        return entry if entry is not None and entry.identity.key == path.name else None
+        return entry if entry is not None and entry.identity.key == name else None
 
-    def _publish(self, entry: Entry) -> None:
+    def _place(self, name: str) -> Path:
+        return self.folder / "entries" / name
+
+    def _put(self, files: CacheFiles, entry: Entry) -> None:
+        """Write an entry, whose lock is held, and make room for it."""
         data = entry.pack()
-        with self._usable():
-            path = self._files.write(entry.identity.key, data)
-            make_room(self._files, path, len(data), self.max_bytes)
+        files.write(entry.identity.key, data)
+        make_room(files, entry.identity.key, len(data), self.max_bytes)
 
     @contextlib.contextmanager
     def _locked(self, identity: Identity) -> Iterator[None]:
         """Hold the lock of a kernel. Errors of the file system inside are not the lock's."""
         with contextlib.ExitStack() as stack:
             with self._usable():
-                lock = locked(self._files.lock(identity.key), f"to compile {identity.stem}", self._lock_seconds)
-                stack.enter_context(lock)
+                name, purpose = lock_name(identity.key), f"to compile {identity.stem}"
+                stack.enter_context(locked(self._lock_folder, name, purpose, self._lock_seconds))
             yield
+
+    @contextlib.contextmanager
+    def _lock_folder(self) -> Iterator[Folder]:
+        with CacheFiles.opened(self.folder, make=True, trusts_others=self._trusts_others) as files:
+            yield files.locks
+
+    @contextlib.contextmanager
+    def _opened(self, *, make: bool = False) -> Iterator[CacheFiles]:
+        """Open the folders and check them; an error of the file system inside says what to do."""
+        with (
+            self._usable(),
+            CacheFiles.opened(self.folder, make=make, trusts_others=self._trusts_others) as files,
+        ):
+            yield files
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:

@@ -15,23 +15,23 @@ _SHARE = 32
 _seen: dict[Path, tuple[int, int]] = {}
 
 
-def make_room(files: CacheFiles, written: Path, size: int, limit: int) -> None:
+def make_room(files: CacheFiles, written: str, size: int, limit: int) -> None:
     """Remove the least recently used entries if there are more than ``limit`` bytes, but never the one just written.
 
     Args:
         files: those of the cache.
-        written: the entry just written.
+        written: the name of the entry just written.
         size: its bytes.
         limit: how many bytes there may be. With several processes it may be exceeded by a share for each.
     """
-    total, since = _seen.get(files.folder, (limit, 0))
+    total, since = _seen.get(files.path, (limit, 0))
     since += size
     if total + since > limit or since > limit // _SHARE:
         total, since = _evict(files, written, limit), 0
-    _seen[files.folder] = total, since
+    _seen[files.path] = total, since
 
 
-def _evict(files: CacheFiles, written: Path, limit: int) -> int:
+def _evict(files: CacheFiles, written: str, limit: int) -> int:
     """Return how many bytes are left."""
     files.sweep()
     stored = sorted(files.stored(), key=lambda item: item[1].st_mtime_ns)
@@ -39,21 +39,21 @@ def _evict(files: CacheFiles, written: Path, limit: int) -> int:
         files.not_before(stored[-1][1].st_mtime_ns)
     total = sum(status.st_size for _, status in stored)
     if total > limit:
-        for path, status in stored:
+        for name, status in stored:
             if total <= limit - limit // _SHARE:
                 break
-            if path != written and _remove_unused(files, path, status):
+            if name != written and _remove_unused(files, name, status):
                 total -= status.st_size
     return total
 
 
-def _remove_unused(files: CacheFiles, path: Path, status: os.stat_result) -> bool:
+def _remove_unused(files: CacheFiles, name: str, status: os.stat_result) -> bool:
     """Remove an entry, unless it was used or written anew meanwhile, and return whether it is gone."""
     try:
-        now = path.lstat()
+        now = files.entries.status(name)
         if now.st_mtime_ns != status.st_mtime_ns or not stat.S_ISREG(now.st_mode):
             return False
-        files.remove(path)
+        files.remove(name)
     except FileNotFoundError:
         pass
     except PermissionError:  # another user's, in a shared folder: that user's processes remove it

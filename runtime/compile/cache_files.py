@@ -2,7 +2,7 @@
 
     entries/KEY      what is stored; its time of modification says when it was last used
     tmp/KEY.RANDOM   what is being written by the process that holds the lock of KEY
-    locks/KEY.lock   held while KEY is compiled
+    locks/KEY.lock   held while KEY is compiled, or its entry written anew
     clock            its time of modification is that of the last use of all
 
 No decision depends on what a clock says: those of two machines that share a cache may differ. A use gets a time after
@@ -15,181 +15,181 @@ import contextlib
 import errno
 import os
 import re
-import shutil
+import secrets
 import stat
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
+from runtime.compile.cache_folder import Folder
 from runtime.compile.cache_lock import try_lock, unlock
-from runtime.compile.cache_trust import check, check_way
+from runtime.compile.cache_trust import check, open_inner, open_way
 from runtime.errors import CacheError
 
 _TICK = 1_000_000  # nanoseconds from one use to the next at least: some file systems keep no finer times
 _MOST_BYTES = 256 << 20  # a cubin has less than one MiB; a larger file is none, and is not read into memory
 _FORMER = re.compile("[0-9a-f]{2}")  # folders of the first layout
+_CLOCK = "clock"
+_INNER = ("entries", "tmp", "locks")
 
 
 class CacheFiles:
-    """The files below one folder. Its methods raise OSError, and CacheError for what others could have written.
+    """The files below one folder, which is open. Its methods raise OSError, FileNotFoundError if there is no folder,
+    and CacheError for what others could have written.
 
     Args:
-        folder: where.
+        folders: the folder itself as ``"."`` and those in it, by name, as far as they are there.
         trusts_others: whether it does not matter who could write there.
     """
 
-    def __init__(self, folder: Path, *, trusts_others: bool) -> None:
-        self.folder = folder.absolute()
-        self.entries, self.tmp, self.locks = (self.folder / name for name in ("entries", "tmp", "locks"))
-        self.trusts_others = trusts_others
+    def __init__(self, path: Path, folders: Mapping[str, Folder], *, trusts_others: bool) -> None:
+        self.path, self._folders, self.trusts_others = path, folders, trusts_others
 
-    def check(self) -> None:
-        """Check who could write here. What is not there yet is in order."""
-        if not self.trusts_others:
-            check_way(self.folder)
-        for path in (self.entries, self.tmp, self.locks):
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path, *, trusts_others: bool, make: bool = False) -> Iterator[CacheFiles]:
+        """Open the folder at a path and those in it, and check who could write there.
+
+        Args:
+            path: where.
+            trusts_others: whether it does not matter who could write there.
+            make: whether to make what is missing, for the user alone.
+        """
+        path, how = path.absolute(), {"make": make, "trusts_others": trusts_others}
+        with contextlib.ExitStack() as stack:
+            folders = {}
             with contextlib.suppress(FileNotFoundError):
-                status = path.lstat()
-                if not stat.S_ISDIR(status.st_mode):
-                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-                if not self.trusts_others:
-                    check(path, status)
+                folders["."] = stack.enter_context(closing(open_way(path, **how)))
+            for name in _INNER if folders else ():
+                with contextlib.suppress(FileNotFoundError):
+                    folders[name] = stack.enter_context(closing(open_inner(folders["."], name, **how)))
+            yield cls(path, folders, trusts_others=trusts_others)
 
-    def prepare(self) -> None:
-        """Make the folders, for the user alone, and check them."""
-        missing, path = [self.entries, self.tmp, self.locks], self.folder
-        while not path.exists():
-            missing.insert(0, path)
-            path = path.parent
-        for path in missing:
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode=0o700)
-        self.check()
+    @property
+    def entries(self) -> Folder:
+        """The folder of what is stored."""
+        return self._folder("entries")
 
-    def path(self, key: str) -> Path:
-        """Return where the entry of a key is, if there is one."""
-        return self.entries / key
+    @property
+    def locks(self) -> Folder:
+        """The folder of locks."""
+        return self._folder("locks")
 
-    def lock(self, key: str) -> Path:
-        """Return the lock file of a key."""
-        return self.locks / f"{key}.lock"
+    def _folder(self, name: str) -> Folder:
+        if name not in self._folders:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path / name))
+        return self._folders[name]
 
-    def stored(self) -> list[tuple[Path, os.stat_result]]:
-        """Return what is in the places of entries, entry or not, in the order of names."""
+    def _names(self, name: str) -> list[str]:
+        return self._folders[name].names() if name in self._folders else []
+
+    def stored(self) -> list[tuple[str, os.stat_result]]:
+        """Return the names of what is in the places of entries, entry or not, in their order."""
         found = []
-        for path in self._listed(self.entries):
-            if not _FORMER.fullmatch(path.name):
+        for name in self._names("entries"):
+            if not _FORMER.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):  # another process has just removed it
-                    found.append((path, path.lstat()))
+                    found.append((name, self.entries.status(name)))
         return found
 
-    def read(self, path: Path) -> bytes | None:
-        """Return what is in a file, or None if it is none that could hold an entry: a pipe, a folder, a link, ...
+    def read(self, name: str) -> bytes | None:
+        """Return what is in the place of an entry, or None if that is none: a pipe, a folder, a link, ...
 
         Raises:
             FileNotFoundError: if nothing is there.
         """
-        if not _may_hold_entry(path.lstat()):  # opening a device may do something
+        if not _may_hold_entry(self.entries.status(name)):  # opening a device may do something
             return None
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = self.entries.open(name, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not _may_hold_entry(status):
                 return None
             if not self.trusts_others:
-                check(path, status)
+                check(self.entries.name(name), status, descriptor)
             return file.read()
 
-    def write(self, key: str, data: bytes) -> Path:
-        """Put data in the place of a key's entry, whatever is there, and return that. Only for who holds its lock."""
-        path, time_ns = self.path(key), self._next_use()
-        descriptor, name = tempfile.mkstemp(prefix=f"{key}.", dir=self.tmp)
-        temporary = Path(name)
+    def write(self, key: str, data: bytes) -> None:
+        """Put data in the place of a key's entry, whatever is there. Only for the holder of its lock."""
+        time_ns, tmp, name = self._next_use(), self._folder("tmp"), f"{key}.{secrets.token_hex(8)}"
+        descriptor = tmp.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o600)  # whatever the umask
                 file.write(data)
-            os.utime(temporary, ns=(time_ns, time_ns))
-            with contextlib.suppress(IsADirectoryError):
-                return temporary.replace(path)
-            self.remove(path)
-            return temporary.replace(path)
+                file.flush()
+                os.utime(descriptor, ns=(time_ns, time_ns))
+            try:
+                tmp.move(name, self.entries, key)
+            except IsADirectoryError:
+                self.remove(key)
+                tmp.move(name, self.entries, key)
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                tmp.remove(name)
             raise
 
-    def touch(self, path: Path) -> None:
+    def touch(self, name: str) -> None:
         """Note that an entry is used; not where nothing can be written: nothing can be removed there either."""
         time_ns = self._next_use()
         with contextlib.suppress(OSError):
-            os.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
+            self.entries.set_time(name, time_ns)
 
-    def remove(self, path: Path) -> bool:
+    def remove(self, name: str) -> bool:
         """Remove what is in the place of an entry and return whether it was still there."""
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        except IsADirectoryError:
-            try:
-                shutil.rmtree(path)
-            except FileNotFoundError:  # another process removes it too
-                return False
-        return True
+        return self.entries.remove(name)
 
     def sweep(self) -> None:
         """Remove what killed processes have left, and the first layout's entries; what cannot be removed stays."""
-        for path in self._listed(self.entries):
-            if _FORMER.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
-        for path in self._listed(self.tmp):
-            with _free(self.lock(path.name.partition(".")[0])) as free:
+        for name in self._names("entries"):
+            if _FORMER.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    self.remove(name)
+        for name in self._names("tmp"):
+            with contextlib.suppress(OSError, CacheError), self.held_if_free(name.partition(".")[0]) as free:
                 if free:
-                    self.remove(path)
-        for path in self._listed(self.locks):
-            with _free(path), contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISREG(path.lstat().st_mode):  # never a lock
-                    self.remove(path)
+                    self._folder("tmp").remove(name)
+        for name in self._names("locks"):
+            with contextlib.suppress(OSError, CacheError):
+                if not stat.S_ISREG(self.locks.status(name).st_mode):  # never a lock
+                    self.locks.remove(name)
+                elif (descriptor := try_lock(self.locks, name)) is not None:
+                    unlock(self.locks, name, descriptor)
 
-    def _listed(self, folder: Path) -> list[Path]:
+    @contextlib.contextmanager
+    def held_if_free(self, key: str) -> Iterator[bool]:
+        """Hold the lock of a key if nobody does, and say whether it was so; its file is gone then."""
+        name = lock_name(key)
+        descriptor = try_lock(self.locks, name)
         try:
-            return sorted(folder.iterdir())
-        except FileNotFoundError:
-            return []
+            yield descriptor is not None
+        finally:
+            if descriptor is not None:
+                unlock(self.locks, name, descriptor)
 
     def _next_use(self) -> int:
         """Return a time after that of every earlier use, and keep it as that of the last one."""
-        clock, time_ns = self.folder / "clock", time.time_ns()
+        folder, time_ns = self._folder("."), time.time_ns()
         with contextlib.suppress(OSError):
-            time_ns = max(time_ns, clock.lstat().st_mtime_ns + _TICK)
+            time_ns = max(time_ns, folder.status(_CLOCK).st_mtime_ns + _TICK)
         with contextlib.suppress(OSError):
-            os.close(os.open(clock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
-            os.utime(clock, ns=(time_ns, time_ns), follow_symlinks=False)
+            os.close(folder.open(_CLOCK, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK))
+            folder.set_time(_CLOCK, time_ns)
         return time_ns
 
     def not_before(self, time_ns: int) -> None:
         """Let later uses count as later than ``time_ns``, which was found on an entry."""
         with contextlib.suppress(OSError):
-            clock = self.folder / "clock"
-            if clock.lstat().st_mtime_ns < time_ns:
-                os.utime(clock, ns=(time_ns, time_ns), follow_symlinks=False)
+            folder = self._folder(".")
+            if folder.status(_CLOCK).st_mtime_ns < time_ns:
+                folder.set_time(_CLOCK, time_ns)
+
+
+def lock_name(key: str) -> str:
+    """Return the name of the lock file of a key."""
+    return f"{key}.lock"
 
 
 def _may_hold_entry(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES
-
-
-@contextlib.contextmanager
-def _free(lock: Path) -> Iterator[bool]:
-    """Hold a lock if nobody does, and say whether it was so; its file is gone then. Errors are for who needs it."""
-    descriptor = None
-    with contextlib.suppress(OSError, CacheError):
-        descriptor = try_lock(lock)
-    try:
-        with contextlib.suppress(OSError):
-            yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
-                unlock(lock, descriptor)

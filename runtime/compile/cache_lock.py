@@ -10,12 +10,13 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from codegen.errors import MOST_OF_MESSAGE
 from codegen.wording import one_line
 from runtime.compile.cache_environment import LOCK_SECONDS
+from runtime.compile.cache_folder import Folder
 from runtime.errors import CacheError
 
 NOTICE_SECONDS = 2.0  # after which a process that waits says so
@@ -24,11 +25,14 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @contextlib.contextmanager
-def locked(path: Path, purpose: str, seconds: float) -> Iterator[None]:
+def locked(
+    opened: Callable[[], AbstractContextManager[Folder]], name: str, purpose: str, seconds: float
+) -> Iterator[None]:
     """Hold a lock; where another holds it, wait, say so on stderr after two seconds, and give up after ``seconds``.
 
     Args:
-        path: the lock file.
+        opened: opens the folder of the lock file, at each attempt: others may have removed it meanwhile.
+        name: of the file in it.
         purpose: what it is wanted for, as the message says it.
         seconds: how long to wait.
 
@@ -37,40 +41,43 @@ def locked(path: Path, purpose: str, seconds: float) -> Iterator[None]:
         OSError: when the file cannot be opened.
     """
     start, pause, told = time.monotonic(), _PAUSES[0], False
-    while (descriptor := try_lock(path)) is None:
-        waited = time.monotonic() - start
-        if waited >= seconds:
-            raise CacheError(
-                f"gave up waiting {purpose}: {_holder(path)} has held {path} for {waited:.0f} s; "
-                f"end it if it hangs, or set {LOCK_SECONDS}, which is {seconds:g}, to wait longer"
-            )
-        if waited >= NOTICE_SECONDS and not told:
-            told = True
-            _say(
-                f"codegen: process {os.getpid()} waits {purpose}: {_holder(path)} holds {path}; "
-                f"it gives up after {seconds:g} s ({LOCK_SECONDS})"
-            )
+    while True:
+        with opened() as folder:
+            descriptor = try_lock(folder, name)
+            if descriptor is not None:
+                try:
+                    yield
+                finally:
+                    unlock(folder, name, descriptor)
+                return
+            waited = time.monotonic() - start
+            if waited >= seconds:
+                raise CacheError(
+                    f"gave up waiting {purpose}: {_holder(folder, name)} has held {folder.name(name)} for "
+                    f"{waited:.0f} s; end it if it hangs, or set {LOCK_SECONDS}, which is {seconds:g}, to wait longer"
+                )
+            if waited >= NOTICE_SECONDS and not told:
+                told = True
+                _say(
+                    f"codegen: process {os.getpid()} waits {purpose}: {_holder(folder, name)} holds "
+                    f"{folder.name(name)}; it gives up after {seconds:g} s ({LOCK_SECONDS})"
+                )
         time.sleep(pause)
         pause = min(2 * pause, _PAUSES[1])
-    try:
-        yield
-    finally:
-        unlock(path, descriptor)
 
 
-def try_lock(path: Path) -> int | None:
+def try_lock(folder: Folder, name: str) -> int | None:
     """Return a descriptor that holds the lock, or None if another one does.
 
     Raises:
         CacheError: where there are no locks.
         OSError: when the file cannot be opened, or is none.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", str(path))
-        if _flock(path, descriptor) and _is_at(path, descriptor):
+            raise OSError(errno.EINVAL, "Not a regular file", folder.name(name))
+        if _flock(folder.name(name), descriptor) and _is_there(folder, name, descriptor):
             with contextlib.suppress(OSError):  # a full disk: then nobody can say who holds it
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -82,17 +89,17 @@ def try_lock(path: Path) -> int | None:
     return None
 
 
-def unlock(path: Path, descriptor: int) -> None:
+def unlock(folder: Folder, name: str, descriptor: int) -> None:
     """Remove the lock file while it is held, then give it up: whoever waited for this file sees that it is gone."""
     with contextlib.suppress(OSError):  # a file that stays is locked by the next one
-        if _is_at(path, descriptor):  # not after somebody emptied the folder by hand
-            path.unlink(missing_ok=True)
+        if _is_there(folder, name, descriptor):  # not after somebody emptied the folder by hand
+            folder.remove(name)
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child has the descriptor too
     os.close(descriptor)
 
 
-def _flock(path: Path, descriptor: int) -> bool:
+def _flock(path: str, descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # some file systems say the latter of a lock that is held
@@ -107,18 +114,17 @@ def _flock(path: Path, descriptor: int) -> bool:
     return True
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether the open file is still the one at ``path``: a lock on one that was removed holds nobody back."""
+def _is_there(folder: Folder, name: str, descriptor: int) -> bool:
+    """Return whether the open file is still the one of that name: a lock on one that was removed holds nobody back."""
     try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+        return os.path.samestat(folder.status(name), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
-def _holder(path: Path) -> str:
+def _holder(folder: Folder, name: str) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
+        with os.fdopen(folder.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             told = file.read(200).decode("ascii", errors="replace")
     except OSError:
         told = ""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing.spawn
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.wording import shown
 from runtime.compile import nvrtc_child
 from runtime.errors import ToolchainError
 
 EXECUTABLE = "multiprocessing.set_executable(PATH) names the Python that is started"
 # Where there is a driver, NVRTC has a cache of its own, and what comes from it has no log: no registers, no spills.
 _ENVIRONMENT = {"CUDA_CACHE_DISABLE": "1"}
+TIME_LIMIT = "CODEGEN_COMPILE_TIMEOUT"
+"""Environment variable: seconds that one compilation may take, 0 for no limit."""
+SECONDS = 1800.0
+"""What it is by default: the slowest kernels take less than a minute, on a loaded machine some."""
 _SHELL = 128  # a shell that starts Python ends with this and the signal's number
 
 
@@ -32,9 +39,10 @@ def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
         name: of the source, for messages.
 
     Raises:
-        ToolchainError: when the process cannot be started, is no Python, or ends without an answer.
+        ToolchainError: when the process cannot be started, is no Python, ends without an answer, or takes longer than
+            the time limit, which ends it.
     """
-    python = _python()
+    python, limit = _python(), time_limit()
     # Nothing of the caller's Python is needed: no site (-S), no modules of its paths (-P and the environment).
     environment = {key: value for key, value in os.environ.items() if key == "PYTHONHOME" or key[:6] != "PYTHON"}
     try:
@@ -44,7 +52,13 @@ def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
             capture_output=True,
             check=False,
             env={**environment, **_ENVIRONMENT},
+            timeout=limit,
         )
+    except subprocess.TimeoutExpired:
+        raise ToolchainError(
+            f"the process that compiles {name} was ended: it took longer than {limit:g} s; {TIME_LIMIT} is the limit "
+            "in seconds, 0 for none"
+        ) from None
     except OSError as error:
         raise ToolchainError(
             f"Python cannot be started for the compilation of {name}: {python}: {error.strerror}; {EXECUTABLE}"
@@ -55,6 +69,22 @@ def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
     if "failure" in told:
         raise ToolchainError(f"NVRTC cannot be used for {name}: {told['failure']}")
     return told, code
+
+
+def time_limit() -> float | None:
+    """Return the seconds that one compilation may take; None for any.
+
+    Raises:
+        ToolchainError: for what is no number of seconds.
+    """
+    given = os.environ.get(TIME_LIMIT, "")
+    try:
+        seconds = float(given) if given else SECONDS
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= threading.TIMEOUT_MAX:
+        raise ToolchainError(f"{TIME_LIMIT} is {shown(given)}; a number of seconds is expected, 0 for no limit")
+    return seconds or None
 
 
 def _python() -> str:

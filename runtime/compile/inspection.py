@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from codegen.errors import CodegenError
-from codegen.plain import json_value
+from pydantic import Field, TypeAdapter, ValidationError
+
 from runtime.compile import child, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
@@ -36,6 +37,9 @@ INSTRUCTIONS = {
 }
 LEFT_OUT = frozenset({"QGMMA", "QMMA"})
 """Opcodes of which kernels that have none say nothing: receipts are older than they."""
+
+_COUNTS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
+_INSTRUCTION_BYTES = 16  # of all architectures since sm_70
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
     Raises:
         ToolchainError: when the disassembler is missing or fails.
     """
-    counts = _counted(compiled.findings)
+    counts = _counted(compiled.findings, compiled.code)
     if counts is None:
         counts = count_instructions(compiled.code)
         with contextlib.suppress(CacheError):  # one that cannot be written serves what it has
@@ -78,13 +82,14 @@ def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
     return replace(resources(compiled), instructions=told)
 
 
-def _counted(findings: str) -> dict[str, int] | None:
-    """Return the counts that an entry of the cache has; None if it has none, or of other instructions."""
+def _counted(findings: str, code: bytes) -> dict[str, int] | None:
+    """Return the counts that an entry of the cache has; None if it has none, or of another cubin."""
     try:
-        counts = json_value(findings)
-    except CodegenError:  # "", or whatever else was put there
+        counts = _COUNTS.validate_json(findings, strict=True)
+    except ValidationError:  # "", or whatever else was put there
         return None
-    return counts if isinstance(counts, dict) and counts.keys() == INSTRUCTIONS.keys() else None
+    fit = sum(counts.values()) * _INSTRUCTION_BYTES <= len(code)
+    return counts if fit and counts.keys() == INSTRUCTIONS.keys() else None
 
 
 def resources(compiled: Compiled) -> Usage:
@@ -97,10 +102,10 @@ def told_by_compiler(symbol: str, log: str) -> Usage:
     """Return what a log of the compiler tells of a kernel; no instructions, and no shared memory of a launch."""
     own = _told_of(symbol, log)
     return Usage(
-        registers=_number(r"Used (\d+) registers", own),
-        spill_bytes=_number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
-        stack_bytes=_number(r"(\d+) bytes stack frame", log),
-        static_shared_bytes=_number(r"(\d+) bytes smem", own),
+        registers=_number(r"Used (\d{1,9}) registers", own),
+        spill_bytes=_number(r"(\d{1,9}) bytes spill stores", log) + _number(r"(\d{1,9}) bytes spill loads", log),
+        stack_bytes=_number(r"(\d{1,9}) bytes stack frame", log),
+        static_shared_bytes=_number(r"(\d{1,9}) bytes smem", own),
         dynamic_shared_bytes=0,
         instructions={},
     )

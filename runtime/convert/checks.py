@@ -8,12 +8,15 @@ from typing import Any, get_args
 import torch
 
 from codegen.patterns.base import KeyBlockSize, QueryBlockSize
+from codegen.wording import shown
 from runtime.errors import ArgumentError
 
 Shape = tuple[int, int]
 """Queries and keys of a block."""
 QUERY_SIZES: tuple[int, ...] = get_args(get_args(QueryBlockSize)[0])
 KEY_SIZES: tuple[int, ...] = get_args(get_args(KeyBlockSize)[0])
+MOST = 2**31 - 1
+"""Queries, keys, batches or heads: kernels number them in 32 bits."""
 WORD = 32
 """Keys that a word of ``mask_bits`` is about."""
 INTEGERS = (torch.int32, torch.int64)
@@ -40,6 +43,8 @@ def check_tensor(
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise ArgumentError(name, "is a nested or sparse tensor, expected a dense one")
     if tensor.dtype not in dtypes:
         raise ArgumentError(name, f"is {tensor.dtype}, expected {words(dtypes)}")
     if tensor.dim() not in ranks:
@@ -60,14 +65,26 @@ def check_shape(name: str, tensor: torch.Tensor, *sizes: tuple[str, int | None])
             raise ArgumentError(name, f"has shape {tuple(tensor.shape)}: {label} is {size}, expected {wanted}")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> None:
+def check_count(name: str, value: Any, least: int = 1, most: int | None = MOST) -> None:
     """Check a whole number.
 
     Raises:
-        ArgumentError: if it is none, or less than the least.
+        ArgumentError: if it is none, less than the least or more than the most.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ArgumentError(name, f"is {value!r}, expected a whole number, {least} or more")
+        raise ArgumentError(name, f"is {shown(value)}, expected a whole number, {least} or more")
+    if most is not None and value > most:
+        raise ArgumentError(name, f"is {shown(value)}, expected {most} at most")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check an option that is on or off.
+
+    Raises:
+        ArgumentError: for anything but True and False.
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(name, f"is {shown(value)}, expected True or False")
 
 
 def check_block(name: str, block: Any, *, has_bits: bool = False) -> None:
@@ -81,7 +98,7 @@ def check_block(name: str, block: Any, *, has_bits: bool = False) -> None:
     key_sizes = [size for size in KEY_SIZES if not has_bits or size % WORD == 0]
     if queries not in QUERY_SIZES or keys not in key_sizes:
         allowed = f"queries {words(QUERY_SIZES)}; keys {words(key_sizes)}"
-        raise ArgumentError(name, f"is {tuple(block)}, allowed are{' with mask_bits' * has_bits} {allowed}")
+        raise ArgumentError(name, f"is {shown(tuple(block))}, allowed are{' with mask_bits' * has_bits} {allowed}")
 
 
 def check_pair(name: str, block: Any) -> None:
@@ -91,7 +108,7 @@ def check_pair(name: str, block: Any) -> None:
         ArgumentError: if it is not two whole numbers.
     """
     if not isinstance(block, tuple | list) or len(block) != 2:
-        raise ArgumentError(name, f"is {block!r}, expected (queries, keys) of a block, such as (128, 128)")
+        raise ArgumentError(name, f"is {shown(block)}, expected (queries, keys) of a block, such as (128, 128)")
     for size in block:
         check_count(name, size)
 
@@ -104,4 +121,4 @@ def check_width(max_blocks: Any, max_partial_blocks: Any = None) -> None:
     """
     for name, value in (("max_blocks", max_blocks), ("max_partial_blocks", max_partial_blocks)):
         if value is not None:
-            check_count(name, value)
+            check_count(name, value, most=None)

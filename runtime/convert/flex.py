@@ -59,6 +59,9 @@ def from_block_mask(
     """
     if not isinstance(block_mask, BlockMask):
         raise ArgumentError("block_mask", f"is {type(block_mask).__name__}, expected a BlockMask")
+    for name, count in (("batch", batch), ("heads", heads)):
+        if count is not None:
+            check_count(name, count)
     block = block_mask.BLOCK_SIZE
     q_len, kv_len = (
         _length(name, given, of_mask)
@@ -76,7 +79,6 @@ def from_block_mask(
         raise ArgumentError("block_mask", "is a slice, which has no mask_mod: set it to that of the whole mask")
     told_apart = [partial.shape[0] if batch is None else batch, partial.shape[1] if heads is None else heads]
     for name, count, there in zip(("batch", "heads"), told_apart, partial.shape, strict=False):
-        check_count(name, count)
         if there not in (1, count):
             raise ArgumentError(name, f"is {count}, the mask has lists for {there}")
     full, partial = (blocks.expand(*told_apart, rows, columns) for blocks in (full, partial))
@@ -104,6 +106,8 @@ def to_block_mask(pattern: TopK | BlockLists, *, q_len: int, kv_len: int, heads:
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected TopK or BlockLists: it has no lists")
     check_count("q_len", q_len)
     check_count("kv_len", kv_len)
+    if heads is not None:
+        check_count("heads", heads)
     indices = pattern.kv_indices
     counts = ascending(indices).counts if isinstance(pattern, TopK) else pattern.kv_num_blocks
     check_shape(
@@ -111,7 +115,7 @@ def to_block_mask(pattern: TopK | BlockLists, *, q_len: int, kv_len: int, heads:
     )
     list_heads = indices.shape[1]
     pack = 1 if heads is None or list_heads == 1 else heads // list_heads
-    if heads is not None and (heads < 1 or heads % list_heads):
+    if heads is not None and heads % list_heads:
         raise ArgumentError("heads", f"is {heads}, not a multiple of {list_heads}, which there are lists for")
     columns = ceil_div(kv_len, pattern.block[1])
     some = _for_flex(counts, indices, columns, pack)

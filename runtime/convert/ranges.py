@@ -6,7 +6,16 @@ import torch
 
 from runtime.convert.bits import numbers_of, partial_and_full
 from runtime.convert.blocks import any_in_blocks, ceil_div
-from runtime.convert.checks import INTEGERS, Shape, check_block, check_count, check_shape, check_tensor, check_width
+from runtime.convert.checks import (
+    INTEGERS,
+    Shape,
+    check_block,
+    check_count,
+    check_flag,
+    check_shape,
+    check_tensor,
+    check_width,
+)
 from runtime.patterns import BlockLists
 
 
@@ -94,6 +103,7 @@ def from_cu_seqlens(
     check_tensor("cu_seqlens", cu_seqlens, INTEGERS, (1,))
     check_count("cu_seqlens: its length", cu_seqlens.shape[0], 2)
     check_count("total", total)
+    check_flag("causal", causal)
     tokens = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     # Number of the first boundary behind a token. Before the first document a run ends where it starts, or earlier.
     behind = torch.searchsorted(cu_seqlens, tokens, right=True)

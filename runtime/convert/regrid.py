@@ -8,7 +8,7 @@ import torch
 
 from runtime.convert.bits import Visible, numbers_of, partial_and_full
 from runtime.convert.blocks import ceil_div, lists_of
-from runtime.convert.checks import KEY_SIZES, QUERY_SIZES, WORD, Shape, check_block, check_width
+from runtime.convert.checks import KEY_SIZES, QUERY_SIZES, WORD, Shape, check_block, check_pair, check_width
 from runtime.patterns import BlockLists
 
 LEAST_SIZE = 16
@@ -47,6 +47,8 @@ class BlockMaps:
             ArgumentError: naming the argument.
         """
         check_width(max_blocks, max_partial_blocks)
+        if target is not None:
+            check_pair("target", target)
         queries, keys = target_of(self.block, has_bits=self.partial is not None) if target is None else target
         merges = bool(self.block[0] % queries or self.block[1] % keys)
         has_bits = merges or self.partial is not None

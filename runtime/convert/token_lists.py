@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from codegen.wording import shown
 from runtime.convert.bits import numbers_of, partial_and_full
 from runtime.convert.blocks import any_in_blocks, ascending, ceil_div, map_of, whole_lists
-from runtime.convert.checks import INTEGERS, Shape, check_block, check_count, check_tensor, check_width
+from runtime.convert.checks import INTEGERS, Shape, check_block, check_count, check_flag, check_tensor, check_width
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, TopK
 
@@ -59,6 +60,7 @@ def from_token_lists(
     lists = _in_order(indices, layout)
     check_block("block", block)
     check_count("heads", heads)
+    check_flag("causal", causal)
     kv_heads = lists.shape[1]
     if heads % kv_heads:
         raise ArgumentError("heads", f"is {heads}, not a multiple of {kv_heads}, which there are lists for")
@@ -104,7 +106,7 @@ def to_token_lists(pattern: TopK | BlockLists, *, layout: str = "htk") -> torch.
 def _order(layout: str) -> str:
     """Return the letters of all four dimensions in the order of a layout."""
     if not isinstance(layout, str) or sorted(layout) not in (sorted("htk"), sorted("bhtk")):
-        raise ArgumentError("layout", f"is {layout!r}, expected each of h, t, k once, and b with several batches")
+        raise ArgumentError("layout", f"is {shown(layout)}, expected each of h, t, k once, and b with several batches")
     return layout if "b" in layout else "b" + layout
 
 

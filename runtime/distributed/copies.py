@@ -9,7 +9,7 @@ import torch
 
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.copy_2d import MAX_PITCH, copy_2d
-from runtime.driver.enqueue import current_stream
+from runtime.driver.streams import current_stream
 
 _WIDE = torch.complex128
 """16 bytes: what a thread loads at once. torch copies strided tensors element by element, 2 bytes at a time."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.streams import current_stream, is_lasting
 from runtime.driver.workspace import NO_MEMORY, Memory, reserve
-
-
-def current_stream(device: torch.device) -> int:
-    """Return the handle of torch's current stream of a device, without the Stream object that torch makes of it."""
-    stream: int = torch._C._cuda_getCurrentRawStream(device.index)
-    return stream
 
 
 def enqueue(
@@ -34,6 +31,39 @@ def enqueue(
         prologue: whether the plan's prologue goes before, if it has one.
     """
     stream = current_stream(device)
+    note_launch(loaded, device, stream)
     held = reserve(device, stream, memory, addresses)
     loaded.launch(signature, addresses, stream, prologue=prologue)
     del held  # not before: freed memory could be allocated again
+
+
+def enqueue_prologue(loaded: LoadedKernel, device: torch.device, grid: int, addresses: Mapping[str, int]) -> None:
+    """Launch the plan's prologue by itself on torch's current stream of a device.
+
+    Args:
+        loaded: the kernel.
+        device: of the tensors; its primary context is current.
+        grid: thread blocks.
+        addresses: of the tensors that it reads and writes, by parameter.
+    """
+    stream = current_stream(device)
+    note_launch(loaded, device, stream)
+    loaded.launch_prologue(device.index, grid, addresses, stream)
+
+
+def note_launch(loaded: LoadedKernel, device: torch.device, stream: int) -> None:
+    """Note what the code of a kernel must stay loaded for: graphs, and streams that may still have to run it.
+
+    Args:
+        loaded: the kernel.
+        device: of the launch; its primary context is current.
+        stream: handle of torch's current stream of the device.
+    """
+    launched = loaded.library.launched
+    if torch.cuda.is_current_stream_capturing():
+        loaded.library.keep()
+    elif (device.index, stream) not in launched:
+        if is_lasting(device, stream):
+            launched.add((device.index, stream))
+        else:
+            loaded.library.keep()

@@ -12,7 +12,7 @@ from typing import Any
 from codegen.plan import Epilogue, Param, Plan, Prologue, param_offsets, params_size
 from codegen.problem import BlockSize
 from runtime.compile.compiler import Compiled
-from runtime.driver import process
+from runtime.driver import library, process
 from runtime.driver.api import call, driver
 from runtime.driver.tensor_map import MapEncoder
 from runtime.errors import DeviceError
@@ -115,10 +115,10 @@ class LoadedKernel:
         cuda = driver()
         self.plan: Plan = compiled.plan
         self.layout = ParameterLayout.of(compiled.plan.params)
-        self._library = call(cuda.cuLibraryLoadData, compiled.code, [], [], 0, [], [], 0)
+        prologue = compiled.plan.prologue
+        self.library = library.load(compiled.code, self.plan.shared_bytes, prologue.shared_bytes if prologue else 0)
         self._kernel = self._find(compiled.plan.stem)
         self._function = cuda.CUfunction(int(self._kernel))
-        prologue = compiled.plan.prologue
         self._prologue_kernel = self._prologue = None
         if prologue is not None:
             self._prologue_kernel = self._find(prologue.symbol)
@@ -132,7 +132,7 @@ class LoadedKernel:
     def _find(self, symbol: str) -> Any:
         """Return a kernel of the library, whose parameters are as this side lays them out."""
         cuda = driver()
-        kernel = call(cuda.cuLibraryGetKernel, self._library, symbol.encode())
+        kernel = call(cuda.cuLibraryGetKernel, self.library.handle, symbol.encode())
         _, size = call(cuda.cuKernelGetParamInfo, kernel, 0)
         if size != self.layout.size:
             raise AssertionError(f"Params is {size} bytes in {symbol}, {self.layout.size} bytes here")

@@ -1,9 +1,8 @@
-"""Device memory that kernels need beside their arguments, kept from launch to launch."""
+"""Device memory that kernels need beside their arguments: counters that are kept, scratch memory that is not."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -11,63 +10,62 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.problem import COUNTER_BYTES, LaunchArgs
+from runtime.driver.allocate import allocator
+from runtime.driver.api import call, driver
+from runtime.driver.context import entered
+from runtime.driver.streams import is_lasting
 
-PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, which is a stream of its own in each thread
-
-_counters: dict[tuple[int, int, int], torch.Tensor] = {}
-_scratch: dict[tuple[int, int, int], torch.Tensor] = {}
-
-
-def owner(device: torch.device, stream: int) -> tuple[int, int, int]:
-    """Return what a stream is known by: its device, its handle and, where the handle does not say all, the thread."""
-    return device.index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0
+_counters: dict[tuple[int, int], torch.Tensor] = {}  # by device and handle, of streams that last
 
 
 def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
-    """Return ``number`` counters, all 0.
+    """At least ``number`` counters, all 0, as int32.
 
-    A kernel leaves them at 0, and launches on one stream follow each other, so each stream needs one set. A CUDA graph
-    may run beside anything: a launch that is being captured gets its own, cleared by the graph. A launch that a fault
-    cuts short leaves them as they are; the fault ends the CUDA context, so that nothing is launched on them again.
+    A kernel leaves them at 0, and launches on one stream follow each other, so each stream keeps one set. A launch has
+    a set of its own, cleared on its stream before it, in two cases: in a CUDA graph capture, as a graph may run beside
+    anything, and on a stream that may end before the process does, as the next stream may have its handle. A launch
+    that a fault cuts short leaves counters as they are; the fault ends the CUDA context, so that nothing is launched on
+    them again.
+
+    Args:
+        device: of the launch; its primary context is current.
+        stream: handle of torch's current stream of the device.
+        number: of counters.
     """
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(number, dtype=torch.int32, device=device)
-    key = owner(device, stream)
-    found = _counters.get(key)
+        return _cleared(device, stream, number)
+    found = _counters.get((device.index, stream))
     if found is None or found.numel() < number:
-        found = _counters[key] = _kept(device, stream, torch.zeros, number, torch.int32)
+        if not is_lasting(device, stream):
+            return _cleared(device, stream, number)
+        found = _counters[device.index, stream] = _kept(device, stream, number)
     return found
 
 
-def scratch(device: torch.device, stream: int, size: int) -> torch.Tensor:
-    """Return at least ``size`` bytes of uninitialised scratch memory, which the next launch on the stream reuses.
+def scratch(device: torch.device, size: int) -> torch.Tensor:
+    """``size`` bytes of uninitialised memory of the current stream, which torch may give to the next call on it."""
+    return allocator(device)((size,), (1,), torch.uint8)
 
-    A launch that is being captured gets its own.
+
+def _cleared(device: torch.device, stream: int, number: int) -> torch.Tensor:
+    """New counters of the current stream, cleared on it. No operator of torch runs: none of its modes sees them."""
+    made = allocator(device)((number,), (1,), torch.int32)
+    call(driver().cuMemsetD32Async, made.data_ptr(), 0, number, stream)
+    return made
+
+
+def _kept(device: torch.device, stream: int, number: int) -> torch.Tensor:
+    """New counters of the current stream that outlive the call.
+
+    They are made in a thread of its own: where torch.compile warms up for CUDA graphs, memory that this thread
+    allocates is of the graphs' pool, and torch refuses what stays in it.
     """
-    if torch.cuda.is_current_stream_capturing():
-        return torch.empty(size, dtype=torch.uint8, device=device)
-    key = owner(device, stream)
-    found = _scratch.get(key)
-    if found is None or found.numel() < size:
-        found = _scratch[key] = _kept(device, stream, torch.empty, size, torch.uint8)
-    return found
-
-
-def _kept(
-    device: torch.device, stream: int, make: Callable[..., torch.Tensor], number: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return a new tensor of a stream that outlives the call.
-
-    It is made in a thread of its own: where torch.compile warms up for CUDA graphs, what this thread allocates is of
-    the graphs' pool, and torch refuses what stays in it. A stream of each thread would be another one there.
-    """
+    current = torch.cuda.current_stream(device)
 
     def made() -> torch.Tensor:
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
-            return make(number, dtype=dtype, device=device)
+        with entered(device.index), torch.cuda.stream(current):
+            return _cleared(device, stream, number)
 
-    if device.type != "cuda" or stream == PER_THREAD_STREAM:
-        return make(number, dtype=dtype, device=device)
     with ThreadPoolExecutor(1) as apart:
         return apart.submit(made).result()
 
@@ -126,7 +124,7 @@ def reserve(device: torch.device, stream: int, memory: Memory, addresses: dict[s
         for name, offset in memory.counter_places:
             addresses[name] = first + offset
     if memory.scratch:
-        kept = scratch(device, stream, memory.scratch)
+        kept = scratch(device, memory.scratch)
         first = kept.data_ptr()
         for name, offset in memory.scratch_places:
             addresses[name] = first + offset

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
+from codegen.expressions.declared import MOST_NAME, meets, wrong_name
 from codegen.expressions.nodes import (
     DTYPES,
     MOST_DIMS,
     SIZES,
-    VARIABLES,
     Aux,
     ExpressionError,
     Item,
@@ -25,7 +25,6 @@ from codegen.expressions.nodes import (
     children,
     item,
 )
-from codegen.expressions.nodes import FUNCTIONS as CALLED
 from codegen.wording import shown
 from runtime.expressions.dtypes import NAMES
 from runtime.expressions.order import operands_first
@@ -33,8 +32,8 @@ from runtime.expressions.order import operands_first
 _SIZE_OF = {variable: size for size, variable in SIZES.items()}
 _SHORT = {"q_idx": "q", "kv_idx": "kv"}
 _Dims = tuple[str | int, ...]
-_TAKEN = {*VARIABLES, *SIZES, *CALLED, *DTYPES, "and", "or", "not", "if", "else", "in", "is", "true", "false"}
-_MOST_OF_NAME = 40
+_TAKEN = {*SIZES, *DTYPES}
+_MOST_OF_NAME = MOST_NAME - 2  # a number may follow
 
 
 class Captured:
@@ -71,14 +70,17 @@ class Captured:
 
     def _free(self, wanted: str) -> str:
         """Return a name that no other tensor has: the wanted one, or that with a number, or aux with a number."""
-        if not wanted:
-            wanted = "aux"
-        elif wanted not in self.tensors:
+        if wanted and _is_free(wanted, self.tensors):
             return wanted
-        number = 0 if wanted == "aux" else 2
-        while f"{wanted}{number}" in self.tensors:
+        number = 2 if wanted else 0
+        while not _is_free(f"{wanted or 'aux'}{number}", self.tensors):
             number += 1
-        return f"{wanted}{number}"
+        return f"{wanted or 'aux'}{number}"
+
+
+def _is_free(name: str, taken: Collection[str]) -> bool:
+    """Tell whether a name is not taken, and meets with no stride or size of another tensor in a source, nor they."""
+    return name not in taken and meets(name, taken) is None and all(meets(other, {name}) is None for other in taken)
 
 
 def _called(name: str) -> str:
@@ -110,8 +112,8 @@ def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_name(name: str) -> bool:
-    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) and "__" not in name
-    return bool(plain) and len(name) <= _MOST_OF_NAME and name not in _TAKEN and not re.fullmatch(r"aux\d*", name)
+    taken = name in _TAKEN or re.fullmatch(r"aux\d*", name)
+    return not taken and not wrong_name(name) and len(name) <= _MOST_OF_NAME
 
 
 def from_the_start(index: Node, size: int) -> Node:
@@ -210,9 +212,17 @@ def _apart(keys: list[tuple[str, _Dims]], tensors: Mapping[str, torch.Tensor]) -
     for name, dims in keys:
         others = [other for whose, other in keys if whose == name]
         differ = [SIZES[str(dim)] for at, dim in enumerate(dims) if len({other[at] for other in others}) > 1]
-        new = "_".join([name, *(_SHORT.get(variable, variable) for variable in differ)])
-        while differ and new in taken:
-            new += "x"
+        new = _joined(name, [_SHORT.get(variable, variable) for variable in differ])
+        number = 1
+        while differ and not _is_free(new, taken):
+            number += 1
+            new = _joined(name, [*(_SHORT.get(variable, variable) for variable in differ), f"x{number}"])
         taken.add(new)
         apart[name, dims] = Aux(new, NAMES[tensors[name].dtype], dims)
     return apart
+
+
+def _joined(name: str, parts: Sequence[str]) -> str:
+    """Return a name with parts behind it; of a long one its beginning."""
+    behind = "".join(f"_{part}" for part in parts)
+    return name[: MOST_NAME - len(behind)].rstrip("_") + behind if behind else name

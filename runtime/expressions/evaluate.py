@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,11 +34,17 @@ def evaluate(node: Node, values: Values, aux: Mapping[str, torch.Tensor]) -> tor
     Raises:
         ArgumentError: for a variable or an aux tensor that is not given, and an aux tensor of another shape.
     """
+    *_, (_, value) = each_value(node, values, aux)
+    return value
+
+
+def each_value(node: Node, values: Values, aux: Mapping[str, torch.Tensor]) -> Iterator[tuple[Node, torch.Tensor]]:
+    """Yield all that an expression is made of with its value, each once; the expression itself comes last."""
     given = _Given(values, aux)
     known: dict[int, torch.Tensor] = {}
     for each in operands_first(node):
         known[id(each)] = given.value(each, known)
-    return known[id(node)]
+        yield each, known[id(each)]
 
 
 class _Given:

@@ -108,12 +108,15 @@ def _known_power(base: Node, exponent: float) -> Node:
         raise ExpressionError(f"raises to the power {shown(exponent)}, expected an integer to {_MOST_POWER}, or 0.5")
     if exponent < 0 and base.type is not Type.FLOAT:
         raise ExpressionError("raises an integer to a negative power, which is none; x.float() has one")
-    result: Node = literal(1.0 if Type.FLOAT in (base.type, literal(exponent).type) else 1)
-    square, left = base, int(abs(exponent))
+    of_floats = Type.FLOAT in (base.type, literal(exponent).type)
+    square = converted(base, Type.FLOAT if of_floats else Type.INT)
+    result, left = None, int(abs(exponent))
     while left:
         if left % 2:
-            result = square if isinstance(result, Literal) and square.type is result.type else _times(result, square)
+            result = square if result is None else _times(result, square)
         square, left = (_times(square, square) if left > 1 else square), left // 2
+    if result is None:
+        return literal(1.0 if of_floats else 1)
     return _reciprocal(result) if exponent < 0 else result
 
 
@@ -121,14 +124,28 @@ def _times(one: Node, other: Node) -> Node:
     return operation("*", one, other)
 
 
-def _to(input: Node, *what: Any, dtype: Any = None, **options: Any) -> Node:
-    """Convert to a dtype, or to that of another value; devices and how to copy do not matter."""
-    del options
-    for each in (*what, dtype):
+def _to(
+    input: Node,
+    *what: Any,
+    dtype: Any = None,
+    device: Any = None,
+    non_blocking: Any = None,
+    copy: Any = None,
+    memory_format: Any = None,
+) -> Node:
+    """Convert to a dtype, or to that of another value; devices and how to copy do not matter.
+
+    Of numbers torch takes an integer for a device, and others for values with the types that Python has.
+    """
+    del device, non_blocking, copy, memory_format
+    other = what[0] if what else None
+    if isinstance(other, Node):
+        return converted(input, other.type)
+    if isinstance(other, bool | float):
+        return converted(input, type_of(torch.bool if isinstance(other, bool) else torch.float64))
+    for each in (*what[:2], dtype):
         if isinstance(each, torch.dtype):
             return converted(input, type_of(each))
-        if isinstance(each, Node) and not isinstance(each, Literal):
-            return converted(input, each.type)
     return input
 
 
@@ -285,6 +302,8 @@ FUNCTIONS: Mapping[str, Callable[..., Node]] = {
     name: function for function, names in _SEVERAL.items() for name in names.split()
 }
 """Function by the name that torch calls it when it asks a mode."""
+AS_GIVEN = {_to}
+"""Functions whose numbers are no values: they come as they were given."""
 VALUES = {"input", "other", "condition", "exponent", "mask", "value", "fill_value"}
 """Parameters that are numbers or tensors, of all functions that have them."""
 SOME = "where, abs, clamp, minimum, maximum, exp, exp2, log, log2, tanh, sigmoid, sqrt, rsqrt, masked_fill, logical_not"

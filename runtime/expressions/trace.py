@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import numbers
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from codegen.expressions.nodes import Aux, ExpressionError, Node, Type, Variable
 from codegen.wording import one_line, shown
 from runtime.errors import ArgumentError
 from runtime.expressions.captured import Captured, from_the_start, settled
-from runtime.expressions.functions import FUNCTIONS, SOME, VALUES
+from runtime.expressions.functions import AS_GIVEN, FUNCTIONS, SOME, VALUES
 from runtime.expressions.places import line_of_error, line_of_frame, line_of_function, refused, users_frames
 from runtime.expressions.symbols import Symbol, literal, row, symbol
 
@@ -133,8 +134,8 @@ def _traced(argument: str, function: Any, names: tuple[str, ...]) -> tuple[Node,
 def _call(argument: str, function: Callable[..., Any], mode: _Mode, names: tuple[str, ...]) -> Any:
     symbols = [symbol(Variable(name)) for name in names]
     try:
-        with _uncompiled(), mode:
-            return function(*symbols)
+        with torch._guards.tracing(torch._guards.TracingContext(_IN_A_KERNEL)), mode:  # type: ignore[arg-type]
+            return (_undisturbed() if "torch._dynamo" in sys.modules else _called)(function, symbols)
     except CodegenError:
         raise
     except Exception as error:  # whatever a function may raise
@@ -143,12 +144,22 @@ def _call(argument: str, function: Callable[..., Any], mode: _Mode, names: tuple
         raise refused(argument, place, f"{what} (called with {', '.join(names)})") from error
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Let functions that torch.compile has wrapped run as they were written; there are none before it is imported."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+_IN_A_KERNEL = SimpleNamespace(in_kernel_invocation=True, shape_env=None)
+"""What functions that torch.compile has wrapped ask for, in this thread: within a kernel they run as they were written.
+
+``torch.compiler.set_stance`` is of the process: of two threads that trace, one would leave it switched.
+"""
+
+
+def _called(function: Callable[..., Any], symbols: Sequence[Symbol]) -> Any:
+    return function(*symbols)
+
+
+@cache
+def _undisturbed() -> Callable[..., Any]:
+    """Return the same for where torch.compile has been imported, which leaves all frames within alone."""
+    undisturbed: Callable[..., Any] = torch._dynamo.disable(_called)
+    return undisturbed
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
@@ -188,12 +199,11 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         for parameter, value in bound.arguments.items():
             if parameter in VALUES and not isinstance(value, torch.Tensor | numbers.Real):
                 raise ExpressionError(f"calls {name} with {shown(value)}, expected a number or a value")
+        values = torch.Tensor if function in AS_GIVEN else torch.Tensor | numbers.Real
+        args = [self.node(each) if isinstance(each, values) else each for each in bound.args]
         return function(
-            *map(self._operand, bound.args), **{key: self._operand(each) for key, each in bound.kwargs.items()}
+            *args, **{key: self.node(each) if isinstance(each, values) else each for key, each in bound.kwargs.items()}
         )
-
-    def _operand(self, value: Any) -> Any:
-        return self.node(value) if isinstance(value, torch.Tensor | numbers.Real) else value
 
     def node(self, value: Any) -> Node:
         """Return a value as a part of the tree.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -83,17 +84,13 @@ def _chooser(params: Mapping[str, Any]) -> Chooser | None:
         raise ArgumentError("params['pattern']", f"has fields {sorted(fields)}: {error}") from None
 
 
-_windows: dict[Any, VideoWindow] = {}
 MOST_WINDOWS = 16  # sizes of videos whose lists are kept
 
 
+@lru_cache(maxsize=MOST_WINDOWS)
 def _window(fields: tuple[tuple[str, Any], ...]) -> VideoWindow:
     """Return a window of a video's size, whose tiles and lists are made once."""
-    if fields not in _windows:
-        while len(_windows) >= MOST_WINDOWS:
-            _windows.pop(next(iter(_windows)))
-        _windows[fields] = VideoWindow(**dict(fields))
-    return _windows[fields]
+    return VideoWindow(**dict(fields))
 
 
 def _grid(params: Mapping[str, Any]) -> tuple[int, ...]:

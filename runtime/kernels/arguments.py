@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from codegen.alternatives import suggest_for
 from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.encode_tiled import STRIDE_BYTES
 from codegen.library import NamedSpec
+from codegen.wording import shown
 from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {
@@ -27,8 +29,18 @@ TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TM
 HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
+NO_TANGENT = "has a tangent of forward-mode differentiation, which kernels do not compute: use backward, or detach it"
 _MAX_FLOAT = 3.4028234e38
 _MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kLeastLogit, -1e30
+
+
+def has_tangent(tensor: Any) -> bool:
+    """Whether forward-mode differentiation is on and a tensor has a tangent, which no kernel computes with."""
+    if forward_ad._current_level < 0 or not isinstance(tensor, torch.Tensor):
+        return False
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return False
+    return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
 def call_key(*tensors: torch.Tensor | None) -> Any:
@@ -38,6 +50,8 @@ def call_key(*tensors: torch.Tensor | None) -> Any:
     try:
         for t in tensors:
             key += (None,) if t is None else (t.shape, t.stride(), t.dtype, t.device, grad and t.requires_grad)
+        if forward_ad._current_level >= 0:
+            key += map(has_tangent, tensors)
     except (AttributeError, RuntimeError):
         return None
     return tuple(key)
@@ -74,16 +88,26 @@ class Signatures(dict[Any, Any]):
         return found
 
 
+def check_dense(name: str, tensor: Any) -> None:
+    """Check that an argument is a dense tensor, of one shape.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        what = "is a nested tensor" if tensor.is_nested else f"has layout {tensor.layout}"
+        raise ArgumentError(name, f"{what}, expected a dense tensor")
+
+
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:
     """Check one dense input: type, device, dtype, rank, emptiness, last dimension, strides.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.layout != torch.strided:
-        raise ArgumentError(name, f"has layout {tensor.layout}, expected a dense tensor")
+    check_dense(name, tensor)
     if tensor.device.type != "cuda":
         raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
     if device is not None and tensor.device != device:
@@ -97,8 +121,19 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     if tensor.numel() == 0:
         raise ArgumentError(name, f"is empty: {tuple(tensor.shape)}")
     check_size(name, tensor.shape)
+    refuse_gradient(name, tensor)
+
+
+def refuse_gradient(name: str, tensor: torch.Tensor) -> None:
+    """Check that autograd wants no derivative of what a kernel computes of a tensor, by backward or in forward mode.
+
+    Raises:
+        ArgumentError: with what to do instead.
+    """
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(name, "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
+    if has_tangent(tensor):
+        raise ArgumentError(name, NO_TANGENT)
 
 
 def to_quantise(given: torch.dtype, expected: torch.dtype, call: str) -> str:
@@ -194,6 +229,13 @@ def check_output(name: str, tensor: torch.Tensor) -> None:
                 "cannot be written",
             )
         reach += (size - 1) * stride
+
+
+def written(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a kernel is about to write into; autograd, which does not see that, takes it for changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+    return tensor
 
 
 def check_overlap(name: str, tensor: torch.Tensor, output_name: str, output: torch.Tensor) -> None:
@@ -293,7 +335,7 @@ def check_scale(scale: Any) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise ArgumentError("scale", f"is {type(scale).__name__}, expected a number")
     if not 1e-37 <= scale <= 1e38:
-        raise ArgumentError("scale", f"is {scale}, expected a number from 1e-37 to 1e38")
+        raise ArgumentError("scale", f"is {shown(scale)}, expected a number from 1e-37 to 1e38")
     return float(scale)
 
 
@@ -306,7 +348,7 @@ def check_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(name, f"is {type(value).__name__}, expected a number")
     if not abs(value) <= _MAX_FLOAT:
-        raise ArgumentError(name, f"is {value}, expected a finite float32")
+        raise ArgumentError(name, f"is {shown(value)}, expected a finite float32")
     return float(value)
 
 

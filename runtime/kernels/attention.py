@@ -34,6 +34,7 @@ from runtime.kernels.arguments import (
     check_strides,
     check_tensor,
     used_strides,
+    written,
 )
 from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.aux_tensors import AuxArguments
@@ -201,8 +202,7 @@ class AttentionKernel:
             check_sink_values(sink)
             self._check_values(scales)
         outputs: _Outputs = signature.extra
-        if out is None:
-            out = outputs.allocate(*outputs.out_layout)
+        out = outputs.allocate(*outputs.out_layout) if out is None else written(out)
         at_q, at_k, at_v, at_out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (at_q | at_k | at_v | at_out) % TMA_ALIGNMENT:
             for name, address in (("q", at_q), ("k", at_k), ("v", at_v), ("out", at_out)):

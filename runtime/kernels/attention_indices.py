@@ -9,7 +9,7 @@ import torch
 from codegen.patterns import IndexTensor
 from codegen.spec import AttentionSpec
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_shape, shape_words
+from runtime.kernels.arguments import check_dense, check_shape, shape_words
 from runtime.kernels.index_values import check_index_values
 
 
@@ -61,8 +61,7 @@ class IndexArguments:
         length = {f"{spec.name}_length": 0} if "any" in spec.dims else {}
         if tensor is None:
             return {**dict.fromkeys(names, 0), **length}
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(spec.name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        check_dense(spec.name, tensor)
         if tensor.device != q.device:
             raise ArgumentError(spec.name, f"is on {tensor.device}, q is on {q.device}")
         if tensor.dtype != torch.int32:

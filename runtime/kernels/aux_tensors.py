@@ -14,7 +14,7 @@ from codegen.spec import AttentionSpec, BlockMaskSpec
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError
 from runtime.expressions.dtypes import TORCH_DTYPES
-from runtime.kernels.arguments import check_shape
+from runtime.kernels.arguments import NO_TANGENT, check_dense, check_shape, has_tangent
 
 
 class AuxArguments:
@@ -88,14 +88,15 @@ class AuxArguments:
 
     def _describe(self, aux: Aux, tensor: Any, device: torch.device, sizes: Mapping[str, int]) -> dict[str, int]:
         name = f"aux[{aux.name!r}]"
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        check_dense(name, tensor)
         if tensor.device != device:
             raise ArgumentError(name, f"is on {tensor.device}, expected {device}: call .to({str(device)!r})")
         if tensor.dtype != TORCH_DTYPES[aux.dtype]:
             raise ArgumentError(name, f"is {tensor.dtype}, expected {TORCH_DTYPES[aux.dtype]}")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(name, "requires a gradient, and has none by this kernel: pass it with .detach()")
+        if has_tangent(tensor):
+            raise ArgumentError(name, NO_TANGENT)
         expected: list[tuple[str, tuple[int, ...] | None]] = [
             (str(dim), tuple(sorted({1, sizes[str(dim)]})) if dim in SIZES else (int(dim),)) for dim in aux.dims
         ]

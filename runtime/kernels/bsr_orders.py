@@ -8,8 +8,7 @@ from weakref import ref
 
 import torch
 
-from runtime.driver.enqueue import current_stream
-from runtime.driver.workspace import owner
+from runtime.driver.streams import current_stream, is_lasting
 from runtime.kernels.arguments import remember
 
 
@@ -29,7 +28,8 @@ class OrderMemory:
     result is right with an old one too. Cut block rows and transposed indices say where blocks lie.
 
     Each stream finds orders of its own: that of another may not be written yet. A call that is being captured finds
-    its own in the graph, and leaves none: what a capture enqueues has not run.
+    its own in the graph, and leaves none: what a capture enqueues has not run. Nor does a call on a stream that may end
+    before the process does: the next stream may have its handle.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class OrderMemory:
         """Return where a call may look for an order and leave one; None: nowhere."""
         if matrix.is_inference() or torch.cuda.is_current_stream_capturing():
             return None  # inference tensors have no version counter
-        return owner(matrix.device, current_stream(matrix.device))
+        device, stream = matrix.device, current_stream(matrix.device)
+        return (device.index, stream) if is_lasting(device, stream) else None
 
     def find(self, matrix: torch.Tensor, key: Any, place: Any) -> torch.Tensor | None:
         """Return the order that a call at this place left; None if it left none, or the matrix is another now.

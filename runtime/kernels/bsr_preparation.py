@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,16 +13,25 @@ from codegen.plan import Plan
 from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_groups
 from codegen.select.problem import said_by
 from codegen.spec import BsrSpmmSpec
-from runtime.driver.enqueue import current_stream
+from runtime.driver.enqueue import enqueue_prologue
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, call_key, check_address, check_shape, check_tensor, remember
+from runtime.kernels.arguments import (
+    MAX_EXTENT,
+    TORCH_DTYPES,
+    call_key,
+    check_address,
+    check_shape,
+    check_tensor,
+    remember,
+)
 from runtime.kernels.bsr_arguments import (
     check_indices,
     check_prepared,
     check_structure,
     check_values,
 )
+from runtime.kernels.bsr_batch import BATCH_RANK, COPIED_BYTES, column_step, matrices_at_once
 from runtime.kernels.bsr_orders import OrderMemory
 from runtime.prepare.matrix import check_layout, check_row_pointers
 from runtime.prepare.prepared import EFFORTS, ORDERS, Effort, PreparedBsr, RowOrder
@@ -167,10 +177,16 @@ class BsrPreparation:
             operand.add(self._remembered_order(operand, validate))
         else:
             self._check_once(operand)
-            # What is wrong with b is told when it is checked.
-            given = isinstance(b, torch.Tensor) and b.dim() in (2, 3) and b.shape[-1] > 0
-            operand.add(self._find_order(a, b.shape[-1] if given else None, "fast"))
+            operand.add(self._find_order(a, _columns_of(b), "fast"))
         return operand
+
+    def widest(self, a: Operand) -> int:
+        """Return the columns of a launch for a batch, at most: partial sums of cut block rows take memory for each."""
+        if self._cutting is None or not isinstance(a.row_order, RowSplit):
+            return MAX_EXTENT
+        cut = RowCut.at(a.row_order.limit, self._block_rows(a.matrix), a.values_shape[0])
+        _, of_tile = self._cutting.workspace(cut, 1)
+        return int(max(1, COPIED_BYTES // max(1, of_tile)) * self._spec.tile.n)
 
     def _check_once(self, a: Operand) -> None:
         """Check the structure of a raw matrix, unless that of one like it was checked before."""
@@ -246,8 +262,7 @@ class BsrPreparation:
         if packets.shape[0]:
             tensors = {"a": values, "entries": clusters.entries, "packets": packets}
             addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-            stream = current_stream(values.device)
-            self._loaded.launch_prologue(values.device.index, clusters.rounds.shape[0], addresses, stream)
+            enqueue_prologue(self._loaded, values.device, clusters.rounds.shape[0], addresses)
         return packets
 
     def _check(self, a: PreparedBsr, validate: bool) -> PreparedBsr:
@@ -340,6 +355,13 @@ class BsrPreparation:
             raise ArgumentError("a", f"{OTHER_KERNEL}: it is packed, {self._stem} takes what is not")
         if not isinstance(packed, torch.Tensor):
             raise ArgumentError("a.packed", f"is {type(packed).__name__}, expected a torch.Tensor")
+        packer = json.loads(a.kernel or "{}").get("dtype")  # packed bytes do not tell of what type they are
+        if packer != self._spec.dtype:
+            what = "an unknown type" if packer is None else packer
+            reason = (
+                f"is of {what}, {self._stem} takes {self._spec.dtype}: pack the values by its prepare(a, pack=True)"
+            )
+            raise ArgumentError("a.packed", reason)
         given = (packed.dtype, tuple(packed.shape), packed.device)
         wanted = (torch.uint8, (_packed_bytes(a.row_order, self._gathered),), a.matrix.device)
         if given != wanted:
@@ -356,6 +378,13 @@ class BsrPreparation:
 
     def _block_columns(self, a: torch.Tensor) -> int:
         return int(a.shape[1]) // self._spec.block.cols
+
+
+def _columns_of(b: Any) -> int | None:
+    """Return the columns of a launch; None for what is no operand, which the checks of the call tell."""
+    if not isinstance(b, torch.Tensor) or b.dim() not in (2, BATCH_RANK) or b.numel() == 0:
+        return None
+    return int(b.shape[1]) if b.dim() != BATCH_RANK else matrices_at_once(b) * column_step(b)
 
 
 def _parts(row_order: RowOrder | None, index: TransposedIndex | None) -> dict[str, torch.Tensor]:

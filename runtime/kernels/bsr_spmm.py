@@ -29,6 +29,7 @@ from runtime.kernels.arguments import (
     check_shape,
     check_strides,
     check_tensor,
+    remember,
     used_strides,
 )
 from runtime.kernels.bsr_arguments import (
@@ -39,9 +40,11 @@ from runtime.kernels.bsr_arguments import (
     check_structure,
     check_values,
 )
+from runtime.kernels.bsr_batch import BATCH_RANK, beside, column_step, copied, matrices_at_once, scales_beside
 from runtime.kernels.bsr_preparation import BsrPreparation, Operand
 from runtime.kernels.bsr_scales import (
     NO_SCALES,
+    SCALE_DEPTH,
     Scales,
     check_scale_address,
     check_scale_values,
@@ -117,6 +120,7 @@ class BsrSpmmKernel:
         self._dtype, self._output = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[self._plan.output]
         self._preparation = BsrPreparation(compiled.plan, loaded)
         self._signatures = Signatures()
+        self._batches: dict[Any, None] = {}  # those that were checked
 
     def __repr__(self) -> str:
         return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
@@ -150,8 +154,10 @@ class BsrSpmmKernel:
                 than half the SMs, two tiles for each SM, of a B as wide as they were split for.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
                 column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
-                device memory of its size. Or (batch, K, N): every entry is such a matrix and has a launch of its own;
-                c and out then have a batch dimension too.
+                device memory of its size. Or (batch, K, N): every entry is such a matrix; c and out then have a batch
+                dimension too. A launch multiplies with many of them, as columns of one matrix. Where they do not lie
+                side by side (strides (N, batch N, 1) or (N K, 1, K), N a multiple of 16 bytes) they are copied, 256 MiB
+                for a launch at most; matrices of more than 16 MiB are not copied, and have a launch each.
             c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
                 May be ``out`` itself.
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
@@ -167,8 +173,8 @@ class BsrSpmmKernel:
                 scales are positive and finite. Costs kernels and a synchronisation.
 
         Returns:
-            C (M, N), or (batch, M, N): A @ B or A @ B + beta c, then the spec's epilogue. In block rows without blocks
-            A @ B is 0.
+            C (M, N), or (batch, M, N), whose matrices lie side by side: A @ B or A @ B + beta c, then the spec's
+            epilogue. In block rows without blocks A @ B is 0.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -268,14 +274,25 @@ class BsrSpmmKernel:
             validate: see there.
             packets: what A is packed to, or was; None: this launch has memory of its own for that.
             prologue: whether the kernel that goes before is launched, if there is one.
-            own_out: what ``_empty`` returned, to be written if there is no ``out``.
+            own_out: columns of the result of a batch, to be written if there is no ``out``.
         """
-        key = (a.key, beta, call_key(b, c, bias, out, *scales))
+        stride = None if own_out is None else own_out.stride(0)
+        key = (a.key, beta, stride, call_key(b, c, bias, out, *scales))
         last, found = self._signatures.last
         if key != last:
             found = self._signatures.find(key)
         if found is None:
-            checked = self._check(a.matrix, b, c=c, beta=beta, bias=bias, out=out, scales=scales, row_order=a.row_order)
+            checked = self._check(
+                a.matrix,
+                b,
+                c=c,
+                beta=beta,
+                bias=bias,
+                out=out,
+                scales=scales,
+                row_order=a.row_order,
+                own_stride=stride,
+            )
             found = self._signatures.keep(key, checked)
         if validate:
             check_indices("a", a.matrix)
@@ -319,34 +336,80 @@ class BsrSpmmKernel:
         out: torch.Tensor | None,
         validate: bool,
     ) -> torch.Tensor:
-        """Multiply with each matrix of a batch. What is wrong with a matrix is told by its own call."""
-        _check_batch(b, c, out)
-        batch, rows, written = b.shape[0], a.matrix.shape[1 if self.spec.transpose_a else 0], out
-        if written is None:
-            written = self._empty((batch * rows, b.shape[2]), b).unflatten(0, (batch, rows))
-        packets = self._preparation.packets(a)  # the first matrix' launch packs A for all
-        for i in range(batch):
-            self._one(
+        """Multiply with each matrix of a batch: with several in a launch, as columns of one, unless they are large."""
+        key = (a.key, beta, call_key(b, c, bias, out, *scales))
+        if key[-1] is None or key not in self._batches:
+            self._check_batch(a, b, c=c, beta=beta, bias=bias, scales=scales, out=out)
+            remember(self._batches, key, None)
+        if validate:
+            check_indices("a", a.matrix)
+            check_scale_values(scales)
+        batch, rows, step = b.shape[0], a.matrix.shape[1 if self.spec.transpose_a else 0], column_step(b)
+        at_once = matrices_at_once(b, c, out, self._preparation.widest(a))
+        written = None
+        if out is None:
+            written = allocator(b.device)((rows, batch * step), (batch * step, 1), self._output)
+        packets = self._preparation.packets(a)  # the first launch packs A for all
+        for i in range(0, batch, at_once):
+            end = min(batch, i + at_once)
+            part = slice(i, end)
+            operands = self._operands(b, c, out, scales=scales, part=part, step=step) if at_once > 1 else None
+            if operands is None:
+                operands = (b[i], None if c is None else c[i], None if out is None else out[i], scales.of_matrix(i))
+            wide, added, into, of_columns = operands
+            own = None if written is None else written[:, i * step : end * step][:, : wide.shape[1]]
+            found = self._one(
                 a,
-                b[i],
-                c=None if c is None else c[i],
+                wide,
+                c=added,
                 beta=beta,
                 bias=bias,
-                scales=scales.of_matrix(i),
-                out=None if out is None else out[i],
-                validate=validate and i == 0,
+                scales=of_columns,
+                out=into,
+                validate=False,
                 packets=packets,
                 prologue=a.packed is None and (packets is None or i == 0),
-                own_out=written[i],
+                own_out=own,
             )
-        return written
+            if out is not None and into is None:
+                out[part].copy_(found.unflatten(1, (-1, step))[..., : b.shape[2]].transpose(0, 1))
+        # In place, as what is no view may be written to behind a custom function of autograd.
+        return out if written is None else written.as_strided_((batch, rows, b.shape[2]), (step, batch * step, 1))
+
+    def _operands(
+        self, b: torch.Tensor, c: Any, out: Any, *, scales: Scales, part: slice, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, Scales]:
+        """Return some matrices of a batch as columns of one: of b, c and out, which is None if it must be copied to."""
+        by_columns = self.spec.b_layout == "column_major"
+        wide = beside(b[part])
+        if wide is None:
+            wide = copied(b[part], step, by_columns=by_columns)
+        added = None if c is None else beside(c[part])
+        if c is not None and added is None:
+            added = copied(c[part], step)
+        into = None if out is None else beside(out[part], exact=True)
+        if scales.b is not None and scales.b.dim() == BATCH_RANK:
+            scales = Scales(scales.a, scales_beside(scales.b[part], step))
+        return wide, added, into, scales
+
+    def _check_batch(
+        self, a: Operand, b: torch.Tensor, *, c: Any, beta: float, bias: Any, scales: Scales, out: Any
+    ) -> None:
+        """Check a batch, and its first matrix as one that is alone."""
+        _check_batch(b, c, out)
+        first = {name: None if t is None else t[0] for name, t in (("c", c), ("out", out))}
+        self._check_arguments(a.matrix, b[0], **first, beta=beta, bias=bias, scales=scales.of_matrix(0))
+        if scales.b is not None and scales.b.dim() == BATCH_RANK and scales.b.shape[0] != b.shape[0]:
+            reason = f"has shape {tuple(scales.b.shape)}, expected (batch {b.shape[0]}, N, K / {SCALE_DEPTH})"
+            raise ArgumentError("scale_b", reason)
 
     def _empty(self, shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
         """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
         rows, columns = shape
         padded = -(-columns // STORE) * STORE
         written = allocator(b.device)((rows, padded), (padded, 1), self._output)
-        return written if padded == columns else written[:, :columns]
+        # In place, as what is no view may be written to behind a custom function of autograd.
+        return written if padded == columns else written.as_strided_((rows, columns), (padded, 1))
 
     def _without_blocks(
         self, c: torch.Tensor | None, beta: float, bias: torch.Tensor | None, out: torch.Tensor
@@ -408,6 +471,25 @@ class BsrSpmmKernel:
             )
         check_strides("b", kept)
 
+    def _check_arguments(
+        self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any, scales: Scales
+    ) -> tuple[int, int, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """Check the arguments of a call; return the rows of C, those of B, and what tensor maps see of c."""
+        check_tensor("b", b, self._dtype, 2)
+        check_structure("a", a, self.spec.block, b.device)
+        check_values("a", a, self._dtype)
+        rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
+        columns = b.shape[1]
+        check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
+        self._check_layout(b, self.spec.b_layout == "column_major")
+        added = self._check_added(c, beta, (rows, columns), b.device)
+        self._check_bias(bias, rows, b.device)
+        blocks = a.values().shape[0]
+        check_scales(self.spec, self.compiled.named.stem, scales, (blocks, columns, depth), b.device)
+        if out is not None:
+            check_out(out, self._output, (rows, columns), b.device)
+        return rows, depth, added
+
     def _check(
         self,
         a: torch.Tensor,
@@ -419,24 +501,12 @@ class BsrSpmmKernel:
         out: Any,
         scales: Scales = NO_SCALES,
         row_order: Any = None,
+        own_stride: int | None = None,
     ) -> _Checked:
-        """Check a call of a new signature and prepare it."""
-        check_tensor("b", b, self._dtype, 2)
-        check_structure("a", a, self.spec.block, b.device)
-        check_values("a", a, self._dtype)
-        rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
+        """Check a call of a new signature and prepare it; ``own_stride`` is that of the rows of ``own_out``."""
+        rows, depth, added = self._check_arguments(a, b, c=c, beta=beta, bias=bias, out=out, scales=scales)
         columns = b.shape[1]
-        check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
-        by_columns = self.spec.b_layout == "column_major"
-        self._check_layout(b, by_columns)
-        added = self._check_added(c, beta, (rows, columns), b.device)
-        self._check_bias(bias, rows, b.device)
-        blocks = a.values().shape[0]
-        check_scales(self.spec, self.compiled.named.stem, scales, (blocks, columns, depth), b.device)
-        stride = -(-columns // STORE) * STORE
-        if out is not None:
-            check_out(out, self._output, (rows, columns), b.device)
-            stride = out.stride(0)
+        stride = (own_stride or -(-columns // STORE) * STORE) if out is None else out.stride(0)
         values = a.values()
         shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
         if isinstance(row_order, RowSplit):

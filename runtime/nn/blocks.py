@@ -23,7 +23,8 @@ def checked_block(block: Any, shape: torch.Size | None) -> tuple[int, int]:
         ArgumentError: for others than kernels take, and where they do not divide the weight.
     """
     pair = (block, block) if isinstance(block, int) else block
-    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(size in SIZES for size in pair)):
+    fits = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(size, int) for size in pair)
+    if not (fits and all(size in SIZES for size in pair)):
         allowed = ", ".join(map(str, SIZES))
         raise ArgumentError("block", f"is {block!r}, expected one or two of {allowed}")
     rows, cols = pair
@@ -50,13 +51,43 @@ def largest_blocks(weight: torch.Tensor, block: tuple[int, int], density: Any) -
     return mask.view(norms.shape)
 
 
-def mask_indices(mask: Any, shape: tuple[int, int] | None, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def check_places(crow: torch.Tensor, col: torch.Tensor, block_columns: int) -> None:
+    """Check the places of the blocks of a weight (synchronises). The columns of a row may be in any order.
+
+    Args:
+        crow: int32 or int64 (block rows + 1,): first block of each block row, and one more.
+        col: as crow, (stored blocks,): block column of each block.
+        block_columns: of the weight.
+
+    Raises:
+        ArgumentError: naming ``crow_indices`` or ``col_indices``.
+    """
+    stored = col.shape[0]
+    lengths = crow.diff()
+    if int(crow[0]) != 0 or int(crow[-1]) != stored or bool((lengths < 0).any()):
+        raise ArgumentError("crow_indices", f"must rise from 0 to the number of stored blocks, {stored}")
+    if stored == 0:
+        return
+    least, most = int(col.min()), int(col.max())
+    if least < 0 or most >= block_columns:
+        raise ArgumentError("col_indices", f"ranges from {least} to {most}, allowed: 0 to {block_columns - 1}")
+    row = torch.repeat_interleave(torch.arange(lengths.shape[0], device=col.device), lengths)
+    places = (row * block_columns + col).sort().values
+    twice = places[1:][places.diff() == 0]
+    if twice.shape[0]:
+        where, column = divmod(int(twice[0]), block_columns)
+        raise ArgumentError("col_indices", f"has block column {column} twice in block row {where}, each may come once")
+
+
+def mask_indices(
+    mask: Any, shape: tuple[int, int] | None, device: torch.device | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return row pointers and block columns, int32, of the blocks that a mask says.
 
     Args:
         mask: bool (block rows, block columns).
         shape: that it must have; None: any.
-        device: of the result.
+        device: of the result; None: that of the mask.
 
     Raises:
         ArgumentError: for what is no such mask.
@@ -67,6 +98,9 @@ def mask_indices(mask: Any, shape: tuple[int, int] | None, device: torch.device)
     if mask.dim() != 2 or (shape is not None and tuple(mask.shape) != shape):
         expected = "(block rows, block columns)" if shape is None else f"{shape}, a bit for each block"
         raise ArgumentError("mask", f"has shape {tuple(mask.shape)}, expected {expected}")
-    there = mask.to(device)
+    if mask.is_meta:
+        remedy = "make the mask with device='cpu', and the layer with from_mask(..., device='meta')"
+        raise ArgumentError("mask", f"is on meta and has no values: {remedy}")
+    there = mask if device is None else mask.to(device)
     counts = there.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return torch.nn.functional.pad(counts, (1, 0)), there.nonzero()[:, 1].to(torch.int32)

@@ -8,10 +8,14 @@ import torch
 from torch import nn
 
 from runtime.errors import ArgumentError
-from runtime.nn.blocks import checked_block, largest_blocks, mask_indices
+from runtime.nn.blocks import check_places, checked_block, largest_blocks, mask_indices
 from runtime.ops.bsr import bsr_matmul
 from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
 from runtime.prepare.matrix import check_layout
+
+_PLACES = ("crow_indices", "col_indices")
+_STATE = ("values", "bias", *_PLACES)
+_INTEGERS = (torch.int32, torch.int64)
 
 
 class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -24,6 +28,8 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
     transposed.
 
     Optimisers work on ``values``. Places of the blocks are buffers, saved in the state, and do not change in training.
+    They keep their type and their values when the layer is cast or moved, to "meta" and back with ``to_empty`` too;
+    ``reset_parameters`` then draws new weights, as FSDP does for layers of ``from_mask(..., device="meta")``.
 
     Attributes:
         values: parameter (stored blocks, rows, cols): the stored blocks of W.
@@ -51,8 +57,16 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         """
         super().__init__()
         check_layout("weight", weight)
+        if weight.is_meta:
+            remedy = "BlockSparseLinear.from_mask(mask, block, device='meta') makes such a layer of a mask"
+            raise ArgumentError("weight", f"is on meta, where the places of its blocks have no values: {remedy}")
+        self._away: dict[str, torch.Tensor] = {}  # what index buffers held, on the CPU, while the layer is on meta
         with torch.no_grad():
             prepared = prepare_bsr(weight.detach())
+        if not prepared.values.is_floating_point():
+            raise ArgumentError("weight", f"is {prepared.values.dtype}, expected a floating-point type")
+        block_columns = prepared.columns // prepared.values.shape[2]
+        check_places(prepared.crow_indices, prepared.col_indices, block_columns)
         self.out_features, self.in_features = prepared.shape
         self.block = (prepared.values.shape[1], prepared.values.shape[2])
         self._check_bias(bias, weight)
@@ -106,6 +120,9 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         """
         if not isinstance(linear, nn.Linear):
             raise ArgumentError("linear", f"is {type(linear).__name__}, expected a torch.nn.Linear")
+        if nn.parameter.is_lazy(linear.weight) or linear.weight.is_meta:
+            what = "is on meta" if linear.weight.is_meta else "is not initialised"
+            raise ArgumentError("linear", f"{what}, so its weight has no values; from_mask needs none")
         if (density is None) == (mask is None):
             raise ArgumentError("density", "and mask: one of them is expected")
         weight = linear.weight.detach()
@@ -132,7 +149,8 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             mask: bool (block rows, block columns): the blocks that W has.
             block: rows and columns of a block, or both in one number.
             bias: whether there is one.
-            device: of the layer; by default that of the mask.
+            device: of the layer; by default that of the mask, within ``torch.device("meta")`` meta. A layer on meta
+                wants a mask that is not.
             dtype: of the weights and the bias.
 
         Returns:
@@ -142,20 +160,37 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             ArgumentError: naming what does not fit.
         """
         rows, cols = checked_block(block, None)
-        crow, col = mask_indices(mask, None, torch.device(mask.device if device is None else device))
-        blocks, features = mask.shape, (mask.shape[0] * rows, mask.shape[1] * cols)
-        bound = (max(1, col.shape[0]) * cols / blocks[0]) ** -0.5
-        values = torch.empty((col.shape[0], rows, cols), device=crow.device, dtype=dtype).uniform_(-bound, bound)
-        weight = torch.sparse_bsr_tensor(crow, col, values, size=features, check_invariants=False)
-        own = torch.empty(features[0], device=crow.device, dtype=dtype).uniform_(-bound, bound) if bias else None
-        return cls(weight, own)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ArgumentError("dtype", f"is {dtype!r}, expected a floating-point type")
+        target = _device(device)
+        on_meta = target.type == "meta" if target is not None else torch.get_default_device().type == "meta"
+        crow, col = mask_indices(mask, None, None if on_meta else target)
+        features = mask.shape[0] * rows, mask.shape[1] * cols
+        values = torch.empty((col.shape[0], rows, cols), device=crow.device, dtype=dtype)
+        weight = torch.sparse_bsr_tensor(crow, col, values, size=features, device=crow.device, check_invariants=False)
+        layer = cls(weight, torch.empty(features[0], device=crow.device, dtype=dtype) if bias else None)
+        if on_meta:
+            return layer.to("meta")
+        layer.reset_parameters()
+        return layer
+
+    def reset_parameters(self) -> None:
+        """Draw new weights and a new bias, as ``from_mask`` does; the places of the blocks stay."""
+        inputs = max(1, self.values.shape[0]) * self.block[1] / max(1, self.out_features // self.block[0])
+        with torch.no_grad():
+            for parameter in (self.values, self.bias):
+                if parameter is not None:
+                    parameter.uniform_(-(inputs**-0.5), inputs**-0.5)
 
     @property
     def weight(self) -> BsrMatrix:
         """W, as ``bsr_matmul`` takes it; ``weight.to_sparse()`` is it as torch has it."""
-        order = tuple(getattr(self, f"_order_{i}") for i in range(self._orders))
-        index = tuple(getattr(self, f"_index_{i}") for i in range(self._indices))
-        return BsrMatrix(self.values, self.crow_indices, self.col_indices, self.in_features, order, index, self._how)
+        # DDP writes the same numbers into buffers before each forward pass. Autograd compares versions, not numbers,
+        # and would refuse the backward pass of the one before; .data has a version of its own.
+        order = tuple(getattr(self, f"_order_{i}").data for i in range(self._orders))
+        index = tuple(getattr(self, f"_index_{i}").data for i in range(self._indices))
+        crow, col = self.crow_indices.data, self.col_indices.data
+        return BsrMatrix(self.values, crow, col, self.in_features, order, index, self._how)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T + bias.
@@ -169,7 +204,9 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         Raises:
             ArgumentError: as ``bsr_matmul``, and for another number of features.
         """
-        if x.shape[-1] != self.in_features:
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError("x", f"is {type(x).__name__}, expected a torch.Tensor")
+        if not x.dim() or x.shape[-1] != self.in_features:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (..., in_features {self.in_features})")
         tokens = x.reshape(-1, self.in_features)
         y = bsr_matmul(self.weight, tokens.mT, bias=self.bias, arrange=True).mT
@@ -183,23 +220,147 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, {density}, bias={self.bias is not None}"
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
-        """Load a state, whose blocks may lie elsewhere if they are as many; of one with others load nothing."""
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Change parameters and buffers as ``nn.Module`` does, but for the places of the blocks, which only move."""
+        before = {name: self._buffers[name] for name in self._index_names()}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if new is old:
+                continue
+            if new.is_meta:
+                if not old.is_meta:
+                    self._away[name] = old.cpu()
+                self._buffers[name] = torch.empty_like(old, device="meta")
+            elif not old.is_meta or name in self._away:  # new has other values after to_empty, and others after type
+                self._buffers[name] = self._away.pop(name, old).to(new.device)
+        return self
+
+    def _index_names(self) -> list[str]:
+        """Names of all buffers that say where the blocks are."""
+        order = [f"_order_{i}" for i in range(self._orders)]
+        return [*_PLACES, *order, *(f"_index_{i}" for i in range(self._indices))]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *arguments: Any) -> None:
+        """Load a state, whose blocks may lie elsewhere if they are as many; of one that does not fit load nothing."""
         errors = arguments[-1]
-        for name in ("values", "crow_indices", "col_indices"):
-            own, given = getattr(self, name), state_dict.get(prefix + name, None)
-            if given is not None and given.shape != own.shape:
-                errors.append(
-                    f"size mismatch for {prefix}{name}: {tuple(given.shape)}, the layer has {tuple(own.shape)}"
-                )
+        given = {name: state_dict[prefix + name] for name in _STATE if prefix + name in state_dict}
+        given = {name: tensor for name, tensor in given.items() if getattr(self, name) is not None}
+        for name, tensor in given.items():
+            shape, own_shape = getattr(tensor, "shape", None), getattr(self, name).shape
+            if isinstance(tensor, torch.Tensor) and shape != own_shape:
+                errors.append(f"size mismatch for {prefix}{name}: {tuple(shape)}, the layer has {tuple(own_shape)}")
                 return
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-        if self.crow_indices.is_meta:
-            return  # there is nothing to prepare yet
-        with torch.no_grad():
-            parts = self.crow_indices, self.col_indices, self.values.detach()
-            size = (self.out_features, self.in_features)
-            self._keep(prepare_bsr(torch.sparse_bsr_tensor(*parts, size=size, check_invariants=False)))
+        own = self._own_places()
+        try:
+            self._check_state(given, assign=bool(local_metadata.get("assign_to_params_buffers", False)))
+        except ArgumentError as error:
+            errors.append(f"{prefix}{error}")
+            return
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # what is prepared is for training too, wherever it is loaded
+            before, memory = tuple(tensor.clone() for tensor in own), self.values.data_ptr()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                self._settle(in_place=self.values.data_ptr() == memory)
+            except ArgumentError as error:  # put there by a hook of this layer, after the check above
+                self.crow_indices, self.col_indices = before
+                errors.append(f"{prefix}{error}")
+
+    def _check_state(self, given: dict[str, Any], *, assign: bool) -> None:
+        """Check a state before anything of it is loaded.
+
+        Args:
+            given: what it has of the layer, by name, of the layer's shapes.
+            assign: whether its tensors take the place of the layer's.
+
+        Raises:
+            ArgumentError: naming the tensor.
+        """
+        for name, tensor in given.items():
+            own = getattr(self, name)
+            if not isinstance(tensor, torch.Tensor):
+                raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+            if name in _PLACES and tensor.dtype not in _INTEGERS:
+                raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32 or torch.int64")
+            if name not in _PLACES and not tensor.is_floating_point():
+                raise ArgumentError(name, f"is {tensor.dtype}, expected a floating-point type")
+            if tensor.is_meta and not own.is_meta and (name in _PLACES or not assign):
+                raise ArgumentError(name, f"is on meta and has no values, the layer is on {own.device}")
+        if assign:
+            self._check_assigned({name: given.get(name, getattr(self, name)) for name in _STATE})
+        crow, col = (given.get(name, getattr(self, name)).detach() for name in _PLACES)
+        if crow.is_meta or col.is_meta:
+            return
+        crow, col = crow.cpu(), col.cpu()
+        check_places(crow, col, self.in_features // self.block[1])
+        known = not self.crow_indices.is_meta
+        if known and all(torch.equal(x, own.to(x)) for x, own in zip((crow, col), self._own_places(), strict=True)):
+            return
+        missing = [name for name in ("values", *_PLACES) if name not in given]
+        if missing:
+            raise ArgumentError(missing[0], "is missing beside other places of the blocks, which move all three")
+
+    def _own_places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row pointers and block columns."""
+        return self.crow_indices, self.col_indices
+
+    @staticmethod
+    def _check_assigned(tensors: dict[str, Any]) -> None:
+        """Check that tensors make a layer together.
+
+        Raises:
+            ArgumentError: naming one that does not fit ``values``.
+        """
+        values = tensors["values"]
+        if not values.is_contiguous():
+            raise ArgumentError("values", f"has strides {tuple(values.stride())}, expected contiguous blocks")
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.device != values.device:
+                raise ArgumentError(name, f"is on {tensor.device}, values are on {values.device}")
+            if name == "bias" and tensor is not None and tensor.dtype != values.dtype:
+                raise ArgumentError(name, f"is {tensor.dtype}, values are {values.dtype}")
+
+    def _settle(self, *, in_place: bool) -> None:
+        """Prepare the places that were loaded.
+
+        Args:
+            in_place: whether values were written where they are, which autograd notices. Buffers are then written too,
+                so that CUDA graphs read the new places; else they are new, as backward passes may read the old ones.
+
+        Raises:
+            ArgumentError: for places that a weight cannot have.
+        """
+        crow, col = self._own_places()
+        if crow.is_meta:
+            return  # what they are is kept beside, if it is known at all
+        check_places(crow, col, self.in_features // self.block[1])
+        self._away.clear()
+        before = {name: self._buffers[name] for name in self._index_names()}
+        self.crow_indices, self.col_indices = (x.to(torch.int32, copy=True).contiguous() for x in (crow, col))
+        parts = *self._own_places(), self.values.detach()
+        size = (self.out_features, self.in_features)
+        weight = torch.sparse_bsr_tensor(*parts, size=size, device=crow.device, check_invariants=False)
+        self._keep(prepare_bsr(weight))
+        for name, old in before.items():
+            new = self._buffers[name]
+            if in_place and (old.device, old.dtype) == (new.device, new.dtype) and not old.is_inference():
+                self._buffers[name] = old.copy_(new)
+
+
+def _device(device: Any) -> torch.device | None:
+    """Return a device.
+
+    Raises:
+        ArgumentError: for what is none.
+    """
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError("device", f"is {device!r}, expected a device such as 'cuda' or 'meta'") from None
 
 
 def _stored(weight: torch.Tensor, block: tuple[int, int], mask: Any) -> torch.Tensor:
@@ -208,4 +369,4 @@ def _stored(weight: torch.Tensor, block: tuple[int, int], mask: Any) -> torch.Te
     crow, col = mask_indices(mask, (weight.shape[0] // rows, weight.shape[1] // cols), weight.device)
     blocks = weight.unflatten(0, (-1, rows)).unflatten(2, (-1, cols)).transpose(1, 2)
     values = blocks[mask.to(weight.device)]
-    return torch.sparse_bsr_tensor(crow, col, values, size=weight.shape, check_invariants=False)
+    return torch.sparse_bsr_tensor(crow, col, values, size=weight.shape, device=crow.device, check_invariants=False)

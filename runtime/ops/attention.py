@@ -9,9 +9,10 @@ from typing import Any, Literal, overload
 import torch
 
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_dense
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.attention_checks import RANK, check_flag, check_numbers, refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
@@ -123,7 +124,8 @@ def block_sparse_attention(
     q, k, v and ``sink`` have gradients, by default the same bits in every call, with every pattern and option. Blocks
     of lists have 64 queries and keys or multiples of them (docs/training.md). ``out`` and whatever else has no gradient
     are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
-    the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused.
+    the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused, and so is forward-mode differentiation
+    (``torch.func.jvp``, dual tensors), whatever ``torch.no_grad`` says.
 
     Operands in FP8 stand in the place of q, k and v: ``block_sparse_attention(quantise_attention(q, k, v), pattern)``
     (docs/fp8.md). They have no gradients, and no operator for ``torch.compile``.
@@ -165,6 +167,9 @@ def block_sparse_attention(
         SpecError: for an option that no kernel has, and where a gradient is required that none computes.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
+    if not (type(return_lse) is type(validate) is type(deterministic) is bool):
+        for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
+            check_flag(name, flag)
     if isinstance(q, QuantisedAttention):
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         return _quantised(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
@@ -179,9 +184,9 @@ def block_sparse_attention(
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
     if direct and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
-        direct = not any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    if deterministic is not True and deterministic is not False:
-        raise ArgumentError("deterministic", f"is {deterministic!r}, expected True or False")
+        direct = not any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    if not direct:
+        _check_operator(scale, softcap, q=q, k=k, v=v, sink=sink, kv_lengths=kv_lengths, out=out)
     compute: Callable[..., AttentionResult] = attend if direct else partial(operator, deterministic=deterministic)
     result = compute(
         q,
@@ -212,17 +217,29 @@ def _quantised(
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
     if score is not None:
         spec_json, tensors = joined(pattern, tensors, score)
-    for name, tensor in (("sink", options["sink"]), *(("score or mask", tensor) for tensor in tensors)):
-        if tensor is not None and tensor.requires_grad and _grad_enabled():
+    for name, tensor in (*vars(given).items(), *options.items(), *(("score or mask", tensor) for tensor in tensors)):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     more: dict[str, Any] = {"scored": score is not None, "validate": validate, "lse": lse, "overflow": overflow}
     out, kv_lengths, codes = options["out"], options["kv_lengths"], (given.q, given.k, given.v_t)
     others = (kv_lengths, out, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits, *tensors)
     direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, options["sink"], others)
+    if not direct:
+        _check_operator(options["scale"], options["softcap"])
     compute: Callable[..., AttentionResult] = attend_quantised if direct else operator_fp8
     found = compute(given, tensors, spec_json, **more, **options)
     return found if lse else found[0]
+
+
+def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
+    """Check what torch's operators would refuse in words of their own."""
+    if torch.compiler.is_dynamo_compiling():
+        return
+    check_numbers(scale, softcap)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_dense(name, tensor)
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
@@ -233,10 +250,13 @@ def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bo
     """
     if is_watched() or not PLAIN.issuperset(map(type, (q, k, v, sink, *others))):
         return _is_refused(q, k, v, sink, *others)
-    return not (
-        _grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
-    )
+    try:
+        return not (
+            _grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
+        )
+    except AttributeError:  # None in the place of q, k or v, which the checks of a call name
+        return True
 
 
 def _is_refused(*tensors: Any) -> bool:
@@ -262,6 +282,10 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     if not isinstance(pattern, BlockMask):
         what = "an object of runtime.patterns or a FlexAttention BlockMask"
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected {what}")
+    for name, tensor in (("q", q), ("k", k)):
+        check_dense(name, tensor)
+        if tensor.dim() != RANK:
+            raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {RANK}")
     from runtime.convert import from_block_mask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     q_block, kv_block = pattern.BLOCK_SIZE

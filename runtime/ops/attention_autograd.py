@@ -6,12 +6,14 @@ sinks and the lengths of batches; nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import NO_TANGENT, has_tangent
 from runtime.ops.attention_checks import check_types
 from runtime.ops.attention_gradients import attend_backward
 from runtime.ops.aux_tensors import apart, aux_names, learned_aux, score_names
@@ -113,6 +115,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         ctx.save_for_backward(q, k, v, out, lse, sink, kv_lengths, *tensors)
         ctx.spec_json = call.others[-1]
         ctx.options = {name: call.options[name] for name in _OPTIONS if name in call.options}
+        if torch.are_deterministic_algorithms_enabled():  # of this call, whatever is set when its backward pass runs
+            ctx.options["deterministic"] = True
         ctx.set_materialize_grads(False)
         if call.options.get("lse"):
             return out, lse
@@ -129,6 +133,9 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         named = _named(ctx.spec_json, ctx.needs_input_grad[6:])
         found: Sequence[Any] = (None,) * 4
         of_named: Sequence[Any] = ()
+        for gradient in (dout, dlse):
+            if has_tangent(gradient):
+                raise ArgumentError("dout", NO_TANGENT)
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
             needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
@@ -154,6 +161,23 @@ def _differentiated(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def _each(overload: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors among the arguments of an operator, each with the name of its argument."""
+    for each, value in zip(overload._schema.arguments, arguments, strict=False):
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                yield "pattern" if each.name == "tensors" else each.name, tensor
+
+
+def _refuse_tangents(overload: Any, arguments: Sequence[Any]) -> None:
+    """Refuse what forward-mode differentiation follows: below autograd it would be dropped without a word."""
+    if forward_ad._current_level < 0:
+        return
+    for name, tensor in _each(overload, arguments):
+        if has_tangent(tensor):
+            raise ArgumentError(name, NO_TANGENT)
+
+
 def with_gradients(overload: Any) -> Callable[..., Any]:
     """Return what autograd does with the operator that returns a new result.
 
@@ -162,6 +186,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
     """
 
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
+        _refuse_tangents(overload, arguments)
         below = keys & torch._C._after_autograd_keyset
         q, k, v, tensors, sink, kv_lengths, *others = arguments
         learned = learned_aux(others[-1], tensors) if torch.is_grad_enabled() else ()
@@ -169,6 +194,10 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
             if torch._C._are_functorch_transforms_active():
                 reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
                 raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
+            for name, tensor in _each(overload, arguments):
+                if tensor.is_inference():
+                    reason = "was made under torch.inference_mode(), and autograd cannot keep it"
+                    raise ArgumentError(name, f"{reason} for the backward pass: pass a clone made outside of it")
             call = _Forward(overload, below, tuple(others), {**options, "aux_gradients": list(learned)})
             return _Attention.apply(call, q, k, v, sink, kv_lengths, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():
@@ -185,6 +214,7 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
     """
 
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
+        _refuse_tangents(overload, arguments)
         named = {each.name: value for each, value in zip(overload._schema.arguments, arguments, strict=False)}
         learned = learned_aux(arguments[-1], named["tensors"]) if torch.is_grad_enabled() else ()
         differentiated = (
@@ -193,6 +223,24 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
         for name in (*differentiated, *learned):
             reason = f"is given, and {name} requires a gradient, which what is written has not"
             raise ArgumentError("out", f"{reason}; leave it out, or call it under torch.no_grad()")
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
+
+    return called
+
+
+def never_with_gradients(overload: Any) -> Callable[..., Any]:
+    """Return what autograd does with an operator of FP8: refuse what requires a gradient.
+
+    Raises:
+        ArgumentError: by what is returned.
+    """
+
+    def called(keys: Any, *arguments: Any, **options: Any) -> Any:
+        _refuse_tangents(overload, arguments)
+        for name, tensor in _each(overload, arguments):
+            if _differentiated(tensor):
+                raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from codegen.library import find_spec
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import Signatures
+from runtime.kernels.arguments import Signatures, call_key, check_scale
 from runtime.kernels.attention import AttentionKernel, AttentionResult
 from runtime.ops.attention_checks import (
     KV_LENGTHS,
@@ -24,11 +24,14 @@ from runtime.ops.attention_checks import (
     check_options,
     check_out,
     check_overflow,
+    check_softcap,
     check_values,
+    read_tensors,
 )
 from runtime.ops.attention_choice import CLASSES_KEPT, Call, ShapeClass, arch_of, chosen, kernel_head_dim, resolve
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.ops.modes import refuse_capture
 
 KERNELS_KEPT = 256
 
@@ -42,12 +45,28 @@ class Route:
         scale: the softmax scale where a call gives none; None: the kernel's default.
         arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
         indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
+        checked: keys of index tensors that are checked before ``arranged`` makes others of them.
     """
 
     kernel: AttentionKernel
     scale: float | None
     arranged: Callable[[Tensors, int, int], Tensors] | None
     indices: int
+    checked: Signatures = field(default_factory=Signatures)
+
+    def lists_of(self, spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> Tensors:
+        """Return the kernel's index tensors of the caller's.
+
+        Raises:
+            ArgumentError: for tensors that are none of the pattern, of which others could be made all the same.
+        """
+        if self.arranged is None:
+            return tensors
+        key = call_key(*tensors)
+        if key is None or key not in self.checked:
+            check_lists(spec_json, tensors, q, k)
+            self.checked.keep(key, True)
+        return self.arranged(tensors, q.shape[2], k.shape[2])
 
 
 _routes = Signatures()
@@ -86,6 +105,10 @@ def attend(
     key: Any = None
     route: Route | None = None
     tensors, aux = apart(spec_json, tensors)
+    if scale is not None:
+        check_scale(scale)
+    if softcap is not None:
+        softcap = check_softcap(softcap)  # before it is a part of a key
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         key = (
@@ -103,32 +126,29 @@ def attend(
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
-    except (AttributeError, TypeError):
-        pass  # an argument is of another type, which the checks name
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        key = route = None  # an argument is of another type, which the checks name
     if route is None:
-        _check(q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)
         route = remember(Call(*key))
         _routes.keep(key, route)
-    if out is not None:
-        inputs = {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths, **aux}
-        check_no_overlap(out, inputs)
-    if validate:
-        check_overflow(overflow)
-    given = tensors
-    if route.arranged is not None:
+    try:
+        if out is not None:
+            check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
         if validate:
+            check_overflow(overflow)
+        given = route.lists_of(spec_json, tensors, q, k)
+        if validate and route.arranged is not None:
             check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
             validate = False
-        given = route.arranged(tensors, q.shape[2], k.shape[2])
-    if kv_lengths is not None:
-        given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
-    try:
+        if kv_lengths is not None:
+            given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
         scale = route.scale if scale is None else scale
         return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
-    except ArgumentError:
-        _check(
-            q, k, v, tensors, spec_json, scale=scale, softcap=softcap, sink=sink, kv_lengths=kv_lengths, out=out
-        )  # says more of what is wrong
+    except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
+        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)  # says more of what is wrong
         raise
 
 
@@ -143,6 +163,7 @@ def _check(
     softcap: Any,
     sink: Any,
     kv_lengths: Any,
+    aux: dict[str, torch.Tensor],
     out: Any,
 ) -> None:
     """Check all arguments of a call."""
@@ -150,7 +171,7 @@ def _check(
     check_options(q, softcap, scale, sink, kv_lengths)
     check_lists(spec_json, tensors, q, k)
     if out is not None:
-        check_out(out, q, {"q": q, "k": k, "v": v, "sink": sink, "kv_lengths": kv_lengths})
+        check_out(out, q, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
 
 
 def remember(call: Call) -> Route:
@@ -179,9 +200,7 @@ def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel
 @lru_cache(maxsize=KERNELS_KEPT)
 def _loaded(spec: str, device: torch.device) -> AttentionKernel:
     """Compile and load a kernel for a device."""
-    if torch.cuda.is_current_stream_capturing():
-        reason = "the first call of a kind compiles and loads its kernel: make one before the capture"
-        raise ArgumentError("q", f"is in a CUDA graph capture, and {reason}")
+    refuse_capture("q", device, "the first call of a kind compiles and loads its kernel")
     kernel = load_kernel(find_spec(json.loads(spec)), device=device)
     assert isinstance(kernel, AttentionKernel)
     return kernel

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase
+from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     FP8_DTYPES,
+    NO_TANGENT,
+    check_dense,
     check_number,
     check_output,
     check_scale,
@@ -21,6 +24,7 @@ from runtime.kernels.arguments import (
     check_sink_values,
     check_strides,
     check_tensor,
+    has_tangent,
 )
 from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
@@ -38,7 +42,7 @@ def refuse_transformed(
     names: str = "q, k, v and pattern",
     mapped: str = "pass the batch as a dimension, (batch, heads, length, head_dim)",
 ) -> None:
-    """Refuse tensors that stand for several, or for parts on several devices.
+    """Refuse tensors that stand for several, for parts on several devices, or that have a tangent.
 
     Args:
         tensors: arguments of a call.
@@ -46,7 +50,7 @@ def refuse_transformed(
         mapped: what works in place of a mapped one.
 
     Raises:
-        ArgumentError: for one under ``torch.vmap``, and for a DTensor.
+        ArgumentError: for one under ``torch.vmap``, of forward-mode differentiation, and for a DTensor.
     """
     distributed = sys.modules.get("torch.distributed.tensor")
     for tensor in tensors:
@@ -54,6 +58,8 @@ def refuse_transformed(
             continue
         if torch._C._functorch.is_batchedtensor(tensor):
             raise ArgumentError(names, f"one of them is mapped by torch.vmap: {mapped}")
+        if has_tangent(tensor):
+            raise ArgumentError(names, f"one of them {NO_TANGENT}")
         if distributed is not None and isinstance(tensor, distributed.DTensor):
             reason = "is a DTensor: pass each rank's part, tensor.to_local()"
             raise ArgumentError(names, f"one of them {reason}")
@@ -75,6 +81,8 @@ def check_types(q: Any, k: Any, v: Any, tensors: Tensors, spec_json: str, *, sin
         if tensor is None or tensor.device != q.device:
             has = "is missing" if tensor is None else f"is on {tensor.device}, q is on {q.device}"
             raise ArgumentError(f"aux[{name!r}]", has)
+    if sink is not None:
+        check_dense("sink", sink)
     if sink is not None and sink.dtype != torch.float32:
         raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
     if kv_lengths is not None:
@@ -83,8 +91,7 @@ def check_types(q: Any, k: Any, v: Any, tensors: Tensors, spec_json: str, *, sin
 
 def _check_operand(name: str, tensor: Any, q: Any) -> None:
     """Check the type, rank and device of q, k or v."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    check_dense(name, tensor)
     if tensor.dtype not in DTYPES:
         how = ": FP8 wants its scales (runtime.quantised_operands)" if tensor.dtype in FP8_DTYPES else ""
         raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16{how}")
@@ -128,15 +135,55 @@ def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengt
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    if scale is not None:
-        check_scale(scale)
-    if softcap is not None and not SOFTCAPS[0] <= check_number("softcap", softcap) <= SOFTCAPS[1]:
-        raise ArgumentError("softcap", f"is {softcap}, expected a number from {SOFTCAPS[0]} to {SOFTCAPS[1]}")
+    check_numbers(scale, softcap)
     if sink is not None:
         check_sink(sink, q.shape[1], q.device)
     if kv_lengths is not None:
         _check_index(KV_LENGTHS.name, kv_lengths, q)
         check_shape(KV_LENGTHS.name, kv_lengths.shape, [("batch", tuple(sorted({1, q.shape[0]})))])
+
+
+def check_softcap(softcap: Any) -> float:
+    """Return the softcap of a call as a float.
+
+    Raises:
+        ArgumentError: unless it is a number that kernels are made for.
+    """
+    number = check_number("softcap", softcap)
+    if not SOFTCAPS[0] <= number <= SOFTCAPS[1]:
+        raise ArgumentError("softcap", f"is {softcap}, expected a number from {SOFTCAPS[0]} to {SOFTCAPS[1]}")
+    return number
+
+
+def check_numbers(scale: Any, softcap: Any) -> None:
+    """Check the softmax scale and the softcap of a call, where they are given.
+
+    Raises:
+        ArgumentError: naming the first that is wrong.
+    """
+    if scale is not None:
+        check_scale(scale)
+    if softcap is not None:
+        check_softcap(softcap)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check an option that is on or off.
+
+    Raises:
+        ArgumentError: for anything but True and False.
+    """
+    if value is not True and value is not False:
+        raise ArgumentError(name, f"is {shown(value)}, expected True or False")
+
+
+def read_tensors(
+    q: Any, k: Any, v: Any, tensors: Tensors, aux: dict[str, torch.Tensor], *, sink: Any, kv_lengths: Any
+) -> dict[str, Any]:
+    """Return all tensors that a call reads, by the names that messages have for them."""
+    listed = {f"the pattern's tensor {place}": tensor for place, tensor in enumerate(tensors)}
+    of_aux = {f"aux[{name!r}]": tensor for name, tensor in aux.items()}
+    return {"q": q, "k": k, "v": v, **listed, **of_aux, "sink": sink, "kv_lengths": kv_lengths}
 
 
 def _model(spec_json: str) -> tuple[dict[str, Any], PatternBase]:
@@ -163,7 +210,9 @@ def check_lists(spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tens
         sizes["query_blocks"] = (-(-q.shape[2] // block["q"]),)
     for spec, tensor in zip(model.index_tensors, tensors, strict=False):
         if tensor is None:
-            continue
+            if spec.optional:
+                continue
+            raise ArgumentError(spec.name, "is missing: it is a tensor of the pattern")
         _check_index(spec.name, tensor, q)
         if isinstance(block, dict) and len(spec.dims) >= LIST_RANK <= tensor.dim():
             _check_query_blocks(spec.name, tensor, q.shape[2], block["q"])
@@ -183,17 +232,14 @@ def _check_query_blocks(name: str, tensor: torch.Tensor, q_len: int, queries: in
 
 def _check_index(name: str, tensor: Any, q: torch.Tensor) -> None:
     """Check the type and the device of an index tensor."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    check_dense(name, tensor)
     if tensor.device != q.device:
         raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}: pass {name}.to(q.device)")
     if tensor.dtype != torch.int32:
         raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
 
 
-def check_out(
-    out: Any, q: torch.Tensor, inputs: dict[str, torch.Tensor | None], dtype: torch.dtype | None = None
-) -> None:
+def check_out(out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dtype | None = None) -> None:
     """Check a tensor to write into, of ``dtype``, by default that of q.
 
     Raises:
@@ -207,15 +253,17 @@ def check_out(
     check_no_overlap(out, inputs)
 
 
-def check_no_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
-    """Check that a tensor to write into shares no memory with what is read.
+def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
+    """Check that a tensor to write into shares no memory with what is read; what is no dense tensor is not looked at.
 
     Raises:
         ArgumentError: naming the input, if their ranges of memory overlap.
     """
+    check_dense("out", out)
     first, end = _range(out)
     for name, tensor in inputs.items():
-        if tensor is not None:
+        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+        if dense and tensor.device == out.device:
             begins, ends = _range(tensor)
             if begins < end and first < ends:
                 raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
@@ -255,5 +303,10 @@ def check_overflow(overflow: torch.Tensor | None) -> None:
     Raises:
         ArgumentError: if it did.
     """
-    if overflow is not None and bool((overflow != 0).any()):
+    if overflow is None:
+        return
+    check_dense("overflow", overflow)
+    if overflow.dtype != torch.int32 or overflow.is_meta:
+        raise ArgumentError("overflow", f"is {overflow.dtype} on {overflow.device}, expected torch.int32 on a GPU")
+    if bool((overflow != 0).any()):
         raise ArgumentError("pattern", "has lists that are cut off: they were made with too few entries (max_blocks)")

@@ -6,22 +6,25 @@ from typing import Any
 
 import torch
 
+from codegen.wording import shown
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_shape, check_tensor
+from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_scale, check_shape, check_tensor
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import Route, remember
 from runtime.ops.attention_checks import (
     RANK,
     check_lists,
-    check_no_overlap,
     check_options,
     check_out,
     check_overflow,
+    check_softcap,
     check_values,
+    read_tensors,
 )
 from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.ops.quantise import BLOCK_ROWS
 from runtime.ops.quantise_attention import QuantisedAttention
 
 _SMOOTHED = (
@@ -66,33 +69,79 @@ def attend_quantised(
         for name, has in (("softcap", softcap is not None), ("score", scored), ("sink", sink is not None)):
             if has:
                 raise ArgumentError(name, _SMOOTHED)
-    fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
-    shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-    more = (softcap, sink is not None, kv_lengths is not None, lse, fp8)
-    key = (spec_json, shape, q.shape, k.shape, q.dtype, q.device, *more)
-    last, known = _routes.last
-    route: Route | None = known
-    if key != last:
-        route = _routes.find(key)
+    if scale is not None:
+        check_scale(scale)
+    if softcap is not None:
+        softcap = check_softcap(softcap)  # before it is a part of a key
+    options: dict[str, Any] = {"scale": scale, "sink": sink, "kv_lengths": kv_lengths, "lse": lse, "out": out}
+    options |= {"validate": validate, "overflow": overflow}
+    key: Any = None
+    route: Route | None = None
+    try:
+        fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
+        shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
+        more = (softcap, sink is not None, kv_lengths is not None, lse, fp8)
+        key = (spec_json, shape, q.shape, k.shape, q.dtype, q.device, *more)
+        last, route = _routes.last
+        if key != last:
+            route = _routes.find(key)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        key = route = None  # something is of another type, which the checks name
     if route is None:
-        check_codes(given)
-        check_options(q, softcap, scale, sink, kv_lengths)
-        check_lists(spec_json, tensors, q, k)
+        _check(given, tensors, spec_json, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
         route = remember(Call(*key))
         _routes.keep(key, route)
+    try:
+        found = _call(given, tensors, aux, spec_json, route, **options)
+    except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
+        _check(given, tensors, spec_json, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
+        raise
+    if found.lse is None or given.mean_logits is None:
+        return found
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
+
+
+def _check(given: QuantisedAttention, tensors: Tensors, spec_json: str, **options: Any) -> None:
+    """Check all arguments of a call."""
+    check_codes(given)
+    check_options(given.q, **options)
+    check_lists(spec_json, tensors, given.q, given.k)
+
+
+def _call(
+    given: QuantisedAttention,
+    tensors: Tensors,
+    aux: dict[str, torch.Tensor],
+    spec_json: str,
+    route: Route,
+    *,
+    scale: float | None,
+    sink: torch.Tensor | None,
+    kv_lengths: torch.Tensor | None,
+    lse: bool,
+    out: torch.Tensor | None,
+    validate: bool,
+    overflow: torch.Tensor | None,
+) -> AttentionResult:
+    """Call the kernel of a route."""
+    q, k = given.q, given.k
+    if given.mean_logits is not None and lse:
+        check_tensor("mean_logits", given.mean_logits, torch.float32, RANK - 1, q.device)
+        sizes = [(name, (size,)) for name, size in zip(("batch", "heads", "q_len"), q.shape, strict=False)]
+        check_shape("mean_logits", given.mean_logits.shape, sizes)
+    scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
     if out is not None:
-        inputs = {"q": q, "k": k, "v": given.v_t, "sink": sink, "kv_lengths": kv_lengths, **aux}
-        check_out(out, q, inputs, dtype=given.output)
-        check_no_overlap(out, inputs)
-    lengths = q.shape[2], k.shape[2]
+        inputs = read_tensors(q, k, given.v_t, tensors, aux, sink=sink, kv_lengths=kv_lengths)
+        check_out(out, q, {**inputs, **scales, "mean_logits": given.mean_logits}, dtype=given.output)
     if validate:
         check_overflow(overflow)
-        if route.arranged is not None:
-            check_values(spec_json, tensors, lengths, sink, kv_lengths)
-    arranged = tensors if route.arranged is None else route.arranged(tensors, *lengths)
+    arranged = route.lists_of(spec_json, tensors, q, k)
+    if validate and route.arranged is not None:
+        check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+        check_scales(scales)
     if kv_lengths is not None:
         arranged = (*arranged, *(None,) * (route.indices - 1 - len(arranged)), kv_lengths)
-    scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
     kernel: Any = route.kernel
     found: AttentionResult = kernel(
         q,
@@ -106,12 +155,7 @@ def attend_quantised(
         validate=validate and route.arranged is None,
         aux=aux,
     )
-    if validate and route.arranged is not None:
-        check_scales(scales)
-    if found.lse is None or given.mean_logits is None:
-        return found
-    factor = q.shape[3] ** -0.5 if scale is None else scale
-    return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
+    return found
 
 
 def check_scales(scales: dict[str, torch.Tensor]) -> None:
@@ -121,6 +165,7 @@ def check_scales(scales: dict[str, torch.Tensor]) -> None:
         ArgumentError: with the first one that is not.
     """
     for name, tensor in scales.items():
+        check_tensor(name, tensor, torch.float32, RANK - 1)
         wrong = tensor[~((tensor > 0) & tensor.isfinite())].tolist()
         if wrong:
             raise ArgumentError(name, f"has {wrong[0]}, expected positive, finite numbers")
@@ -139,8 +184,11 @@ def check_codes(given: QuantisedAttention) -> None:
         raise ArgumentError("q", f"is {what}, expected {expected}: runtime.quantise_attention makes it")
     for name, tensor in (("q", q), ("k", k), ("v_t", v_t)):
         check_tensor(name, tensor, q.dtype, RANK, q.device)
-    if given.output not in DTYPES:
-        raise ArgumentError("output", f"is {given.output}, expected {' or '.join(map(str, DTYPES))}")
+    if not isinstance(given.output, torch.dtype) or given.output not in DTYPES:
+        raise ArgumentError("output", f"is {shown(given.output)}, expected {' or '.join(map(str, DTYPES))}")
+    for name, rows in (("q_rows", given.q_rows), ("k_rows", given.k_rows)):
+        if type(rows) is not int or rows not in BLOCK_ROWS:
+            raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len = k.shape[1:3]
     check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (head_dim,))])

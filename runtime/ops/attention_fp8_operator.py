@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from runtime.kernels.attention import AttentionResult
+from runtime.ops.attention_autograd import never_with_gradients
 from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
@@ -67,7 +68,9 @@ for _name, _implementation, _without_values in (
     ("block_sparse_attention_fp8", _run, _fake),
     ("block_sparse_attention_fp8_out", _run_out, _fake_out),
 ):
+    _overload = getattr(torch.ops.sparse_kernel_codegen, _name).default
     _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+    _library.impl(_name, never_with_gradients(_overload), "Autograd", with_keyset=True)
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _without_values, lib=_library)
 
 

@@ -29,6 +29,7 @@ from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
+from runtime.ops.modes import refuse_capture
 from runtime.ops.scores import split
 
 KERNELS_KEPT = 256
@@ -274,9 +275,7 @@ def _addressable(tensor: torch.Tensor) -> torch.Tensor:
 @lru_cache(maxsize=KERNELS_KEPT)
 def _loaded(named: NamedSpec, device: torch.device) -> AttentionBackwardKernel:
     """Compile and load a kernel for a device."""
-    if torch.cuda.is_current_stream_capturing():
-        reason = "the first backward pass of a kind compiles and loads its kernels: make one before the capture"
-        raise ArgumentError("dout", f"is in a CUDA graph capture, and {reason}")
+    refuse_capture("dout", device, "the first backward pass of a kind compiles and loads its kernels")
     kernel = load_kernel(named, device=device)
     assert isinstance(kernel, AttentionBackwardKernel)
     return kernel

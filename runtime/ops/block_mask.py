@@ -16,7 +16,7 @@ from runtime.expressions.masks import mask_of
 from runtime.kernel import load_kernel
 from runtime.kernels.block_mask import BlockMaskKernel, checked_shape, device_of
 from runtime.ops.attention_choice import arch_of
-from runtime.ops.operators import NAMESPACE
+from runtime.ops.operators import NAMESPACE, refuse_capture
 from runtime.patterns import BlockLists, check_block
 
 KERNELS_KEPT = 64  # of masks
@@ -82,6 +82,7 @@ def create_block_mask(
 @lru_cache(KERNELS_KEPT)
 def _kernel(index: int, pattern: str) -> BlockMaskKernel:
     device = torch.device("cuda", index)
+    refuse_capture("mask", device)
     kernel = load_kernel({"op": "block_mask", "arch": arch_of(device), "pattern": json.loads(pattern)}, device=device)
     assert isinstance(kernel, BlockMaskKernel)
     return kernel

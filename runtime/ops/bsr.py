@@ -49,7 +49,9 @@ def bsr_matmul(
             ``runtime.prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
             computes the product.
         b: (K, N), or (batch, K, N), a's type. Its rows or its columns are contiguous, other strides multiples of 8
-            elements. Columns are copied by rows where blocks have 16 or 32 rows; nothing else is copied.
+            elements. Columns are copied by rows where blocks have 16 or 32 rows. A launch multiplies with many matrices
+            of a batch: those that do not lie side by side are copied, if they have 16 MiB at most; larger ones have a
+            launch each. Nothing else is copied.
         bias: (M,), contiguous, one element for each row of C.
         activation: of each element: ``relu``, ``gelu`` (by erf) or ``silu``.
         c: as the result, what is added; its rows are contiguous, other strides multiples of 8 elements.
@@ -59,7 +61,8 @@ def bsr_matmul(
         validate: also check the values of indices, and that what was prepared is still of ``a``. Synchronises.
 
     Returns:
-        (M, N), or (batch, M, N), in b's type; rows are padded to a multiple of 8 elements.
+        (M, N), or (batch, M, N), in b's type; rows are padded to a multiple of 8 elements, N'. Matrices of a batch lie
+        side by side, with strides (N', batch N', 1), as another product takes them without a copy.
 
     Raises:
         ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.

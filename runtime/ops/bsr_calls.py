@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from codegen.library import find_spec
-from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
@@ -19,7 +18,8 @@ from runtime.ops.attention_calls import KERNELS_KEPT
 from runtime.ops.attention_choice import DTYPES, arch_of, rounded
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
-from runtime.ops.bsr_layout import by_rows, is_by_columns, readable
+from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of
+from runtime.ops.operators import refuse_capture
 from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index
@@ -95,7 +95,7 @@ def multiply(
             a.crow_indices.device,
             a.col_indices.device,
             a.values.dtype,
-            b.shape[-1],
+            width_of(b, c),
             b.dtype,
             b.device,
             by_columns,
@@ -183,7 +183,7 @@ def product_of(
         block=(a.values.shape[1], a.values.shape[2]),
         rows=a.shape[0],
         columns=a.columns,
-        width=rounded(b.shape[-1]),
+        width=rounded(width_of(b, c)),
         stored=rounded(a.values.shape[0]),
         evenness=how.get("evenness"),
         ordered=how.get("order") == "rows" and bool(a.order) and not kernel and not transpose_a,
@@ -257,9 +257,7 @@ def _finished(product: torch.Tensor, bias: Any, c: Any, beta: float, activation:
 @lru_cache(maxsize=KERNELS_KEPT)
 def _loaded(spec: str, device: torch.device) -> BsrSpmmKernel | BsrSddmmKernel:
     """Compile and load a kernel for a device."""
-    if torch.cuda.is_current_stream_capturing():
-        reason = "the first call of a kind compiles and loads its kernel: make one before the capture"
-        raise ArgumentError("b", f"is in a CUDA graph capture, and {reason}")
+    refuse_capture("b", device)
     kernel = load_kernel(find_spec(json.loads(spec)), device=device)
     assert isinstance(kernel, BsrSpmmKernel | BsrSddmmKernel)
     return kernel

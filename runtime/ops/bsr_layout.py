@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.kernels.bsr_arguments import STORE
+from runtime.kernels.bsr_batch import BATCH_RANK, column_step, matrices_at_once
 
 ALIGNED = STORE
 """Elements of 16 bytes: rows, or columns, begin at a multiple of them."""
@@ -34,11 +35,19 @@ def by_rows(t: torch.Tensor) -> torch.Tensor:
     if is_by_rows(t) and _starts_aligned(t):
         return t
     columns = t.shape[-1]
-    padded = t.new_empty((*t.shape[:-1], -(-columns // ALIGNED) * ALIGNED))
-    return padded[..., :columns].copy_(t)
+    padded = -(-columns // ALIGNED) * ALIGNED
+    if t.dim() == BATCH_RANK:  # side by side, as a launch takes many of them
+        batch, rows, _ = t.shape
+        return t.new_empty((rows, batch, padded)).transpose(0, 1)[..., :columns].copy_(t)
+    return t.new_empty((*t.shape[:-1], padded))[..., :columns].copy_(t)
 
 
 def readable(b: torch.Tensor) -> torch.Tensor:
     """Return a dense operand that kernels can read by rows or by columns: itself, or a copy with padded rows."""
     aligned = b.dim() == 2 or b.stride(0) % ALIGNED == 0 or b.shape[0] == 1
     return b if aligned and _starts_aligned(b) and is_by_columns(b) else by_rows(b)
+
+
+def width_of(b: torch.Tensor, c: torch.Tensor | None) -> int:
+    """Return the columns of a launch: of the operand, or of the matrices of a batch that one launch multiplies with."""
+    return int(b.shape[-1]) if b.dim() != BATCH_RANK else matrices_at_once(b, c) * column_step(b)

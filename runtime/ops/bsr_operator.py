@@ -15,7 +15,7 @@ from runtime.errors import ArgumentError
 from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
 from runtime.ops.bsr_layout import ALIGNED
-from runtime.ops.operators import NAMESPACE, STRIDES
+from runtime.ops.operators import NAMESPACE, STRIDES, gradients_once
 from runtime.prepare.bsr_matrix import BsrMatrix
 
 _MATMUL = (
@@ -64,9 +64,10 @@ def _fake_matmul(*arguments: Any, transpose_a: bool = False, **_: Any) -> torch.
     check_operand(matrix, b, transpose_a=transpose_a)
     check_added(matrix, b, bias, c, transpose_a=transpose_a)
     rows, width = (columns if transpose_a else matrix.shape[0]), b.shape[-1]
-    stride = (width + ALIGNED - 1) // ALIGNED * ALIGNED
-    shape = (*b.shape[:-2], rows, width)
-    found: torch.Tensor = b.new_empty_strided(shape, (rows * stride, stride, 1)[-len(shape) :])
+    step = (width + ALIGNED - 1) // ALIGNED * ALIGNED
+    batch = b.shape[:-2]  # whose matrices lie side by side
+    strides = (step, batch[0] * step, 1) if batch else (step, 1)
+    found: torch.Tensor = b.new_empty_strided((*batch, rows, width), strides)
     return found
 
 
@@ -91,24 +92,25 @@ def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], out
     ctx.save_for_backward(*tensors, *given["order"], *given["index"])
 
 
-def _refuse_double(name: str) -> None:
-    """Refuse a backward pass that is itself to have a gradient.
-
-    Raises:
-        ArgumentError: if one is recorded.
-    """
-    if torch.is_grad_enabled():
-        reason = "is to have a gradient of its gradient, which is not written: call backward without create_graph"
-        raise ArgumentError(name, reason)
-
-
 def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Return the gradients of values, b, bias and c."""
-    _refuse_double("bsr_matmul")
-    values, crow, col, b, bias, c, result, *lists = ctx.saved_tensors
-    orders, columns, how = ctx.places
+    saved, orders = ctx.saved_tensors, ctx.places[0]
+
+    def compute() -> tuple[Any, ...]:
+        return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, ctx.needs_input_grad)
+
+    values, b, bias, c = gradients_once("bsr_matmul", compute, (grad, *saved))
+    of_order, of_index = [None] * orders, [None] * (len(saved) - 7 - orders)
+    return values, None, None, b, bias, c, of_order, of_index, None, None
+
+
+def _gradients_of_matmul(
+    grad: torch.Tensor, saved: Any, places: Any, options: dict[str, Any], needs: Any
+) -> tuple[Any, ...]:
+    """Return the gradients of values, b, bias and c that are needed."""
+    values, crow, col, b, bias, c, result, *lists = saved
+    orders, columns, how = places
     order, index = lists[:orders], lists[orders:]
-    options, needs = ctx.options, ctx.needs_input_grad
     operators, transpose_a = torch.ops.sparse_kernel_codegen, options["transpose_a"]
     inner = grad
     if options["activation"] == "relu":
@@ -118,24 +120,23 @@ def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         before = operators.bsr_matmul(values, crow, col, b, bias, c, order, index, columns, how, **again)
         derivative = {"gelu": torch.ops.aten.gelu_backward, "silu": torch.ops.aten.silu_backward}
         inner = derivative[options["activation"]](grad, before)
-    found: list[Any] = [None] * len(_MATMUL_NAMES)
-    found[6:8] = [None] * len(order), [None] * len(index)
+    of_values = of_b = of_bias = of_c = None
     if needs[0]:
         pair = [t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b)]
         pair = pair[::-1] if transpose_a else pair
         block = values.shape[1:]
-        found[0] = operators.bsr_sddmm(*pair, crow, col, order, index, columns, *block, how, arrange=True)
+        of_values = operators.bsr_sddmm(*pair, crow, col, order, index, columns, *block, how, arrange=True)
     if needs[3]:
-        found[3] = operators.bsr_matmul(
+        of_b = operators.bsr_matmul(
             *(values, crow, col, inner, None, None, order, index, columns, how),
             transpose_a=not transpose_a,
             arrange=True,
         )
     if needs[4]:
-        found[4] = inner.sum(-1) if inner.dim() == 2 else inner.sum((0, 2))
+        of_bias = inner.sum(-1) if inner.dim() == 2 else inner.sum((0, 2))
     if needs[5]:
-        found[5] = inner * options["beta"]
-    return tuple(found)
+        of_c = inner * options["beta"]
+    return of_values, of_b, of_bias, of_c
 
 
 def _save_sddmm(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
@@ -147,20 +148,24 @@ def _save_sddmm(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], outp
 
 def _backward_sddmm(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Return the gradients of a and b: products with the gradient of C, which is as sparse as C."""
-    _refuse_double("bsr_sddmm")
     a, b, crow, col, *lists = ctx.saved_tensors
     orders, columns, how = ctx.places
     order, index = lists[:orders], lists[orders:]
-    found: list[Any] = [None] * 10
-    found[4:6] = [None] * len(order), [None] * len(index)
-    for place, (other, transpose_a) in enumerate(((b, False), (a, True))):
-        if ctx.needs_input_grad[place]:
-            found[place] = torch.ops.sparse_kernel_codegen.bsr_matmul(
-                *(grad.contiguous(), crow, col, other, None, None, order, index, columns, how),
-                transpose_a=transpose_a,
-                arrange=True,
-            )
-    return tuple(found)
+
+    def gradient(place: int, other: torch.Tensor, transpose_a: bool) -> Any:
+        if not ctx.needs_input_grad[place]:
+            return None
+        return torch.ops.sparse_kernel_codegen.bsr_matmul(
+            *(grad.contiguous(), crow, col, other, None, None, order, index, columns, how),
+            transpose_a=transpose_a,
+            arrange=True,
+        )
+
+    def compute() -> tuple[Any, ...]:
+        return gradient(0, b, False), gradient(1, a, True)
+
+    found = gradients_once("bsr_sddmm", compute, (grad, a, b))
+    return (*found, None, None, [None] * len(order), [None] * len(index), None, None, None, None)
 
 
 def _refuse_vmap(*_: Any) -> NoReturn:

@@ -12,8 +12,9 @@ from codegen.select import Choice
 from codegen.select.backward import BackwardKernels
 from codegen.spec import AttentionBackwardSpec
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_dense, check_shape
 from runtime.ops.attention import pattern_of
-from runtime.ops.attention_checks import check_lists, check_operands, check_options
+from runtime.ops.attention_checks import check_flag, check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.aux_tensors import learned_aux
@@ -108,8 +109,9 @@ def explain_attention(
     Raises:
         ArgumentError, SpecError, DeviceError: as the call would.
     """
-    if arch is None and not q.is_cuda:
-        raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
+    for flag, value in (("return_lse", return_lse), ("gradients", gradients), ("deterministic", deterministic)):
+        check_flag(flag, value)
+    _check_arch(arch, q)
     pattern = pattern_of(pattern, q, k)
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
     if score is not None:
@@ -118,6 +120,7 @@ def explain_attention(
         check_operands(q, k, v, on_gpu=arch is None)
     check_lists(spec_json, tensors, q, k)
     check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
+    _check_sink(sink, q.shape[1])
     call = Call(
         spec_json,
         tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
@@ -140,10 +143,29 @@ def explain_attention(
             "deterministic": deterministic,
             "aux_gradients": learned,
         }
-        kind = spec_json, arch or arch_of(q.device), q.dtype, q.shape[3]
+        kind = spec_json, arch_of(q.device) if arch is None else arch, q.dtype, q.shape[3]
         backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
-    found = resolve(call, arch or arch_of(q.device), name)
+    found = resolve(call, arch_of(q.device) if arch is None else arch, name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]
     steps += [] if found.fit is None else [str(found.fit)]
     return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps), backward)
+
+
+def _check_arch(arch: Any, q: Any) -> None:
+    """Check that a call says, by itself or by its tensors, for which architecture."""
+    if arch is not None and not isinstance(arch, str):
+        raise ArgumentError("arch", f"is {type(arch).__name__}, expected a name")
+    check_dense("q", q)
+    if arch is None and not q.is_cuda:
+        raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
+
+
+def _check_sink(sink: Any, heads: int) -> None:
+    """Check sinks that may be on no GPU."""
+    if sink is None:
+        return
+    check_dense("sink", sink)
+    check_shape("sink", sink.shape, [("heads", (heads,))])
+    if sink.dtype != torch.float32:
+        raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_dense
 from runtime.kernels.attention import AttentionResult
 
 
 def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, lse2: torch.Tensor) -> AttentionResult:
     """Return the attention over two disjoint sets of keys, of which one has the results: ring attention, split keys.
 
-    A result's weight is exp(lse); a side without keys (lse -inf) has none, whatever its ``out`` holds. A ``sink`` joins
-    one of the two calls only.
+    A result's weight is exp(lse); a side without keys (lse -inf) has none, whatever its ``out`` holds, and gradients of
+    0. A ``sink`` joins one of the two calls only.
 
     Args:
         out1: (batch, heads, q_len, head_dim), or any (..., head_dim); floating point.
@@ -25,19 +26,31 @@ def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, 
         and lse -inf.
 
     Raises:
-        ArgumentError: where shapes, types or devices differ.
+        ArgumentError: for what is no dense floating-point tensor, and where shapes, types or devices differ.
     """
+    for name, tensor in (("out1", out1), ("lse1", lse1), ("out2", out2), ("lse2", lse2)):
+        check_dense(name, tensor)
+        if not tensor.is_floating_point():
+            raise ArgumentError(name, f"is {tensor.dtype}, expected a floating-point type")
     for name, tensor, other in (("out2", out2, out1), ("lse2", lse2, lse1)):
         if (tensor.shape, tensor.dtype, tensor.device) != (other.shape, other.dtype, other.device):
             first = f"{name[:-1]}1 is {tuple(other.shape)} {other.dtype} on {other.device}"
             raise ArgumentError(name, f"is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}, {first}")
-    if lse1.shape != out1.shape[:-1] or lse1.dtype != torch.float32:
+    if out1.dim() == 0 or lse1.shape != out1.shape[:-1] or lse1.dtype != torch.float32:
         reason = f"is {tuple(lse1.shape)} {lse1.dtype}, expected {tuple(out1.shape[:-1])} torch.float32"
         raise ArgumentError("lse1", reason)
-    lse = torch.logaddexp(lse1, lse2)
-    shares = [(one - lse).exp().unsqueeze(-1) for one in (lse1, lse2)]
+    if lse1.device != out1.device:
+        raise ArgumentError("lse1", f"is on {lse1.device}, out1 is on {out1.device}")
+    empty = lse1 == -torch.inf, lse2 == -torch.inf
+    neither = empty[0] & empty[1]
+    # Infinities are replaced before they are subtracted, and NaN before it is multiplied: behind a torch.where they
+    # would still reach the gradients, as 0 times NaN.
+    largest = torch.maximum(lse1, lse2).masked_fill(neither, 0.0).detach()
+    weights = [(lse - largest).exp() for lse in (lse1, lse2)]
+    total = (weights[0] + weights[1]).masked_fill(neither, 1.0)
     parts = [
-        torch.where((one == -torch.inf).unsqueeze(-1), 0.0, share * out.float())
-        for one, share, out in zip((lse1, lse2), shares, (out1, out2), strict=True)
+        (weight / total).unsqueeze(-1) * out.float().masked_fill(none.unsqueeze(-1), 0.0)
+        for weight, out, none in zip(weights, (out1, out2), empty, strict=True)
     ]
+    lse = (largest + total.log()).masked_fill(neither, -torch.inf)
     return AttentionResult((parts[0] + parts[1]).to(out1.dtype), lse)

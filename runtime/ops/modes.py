@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+
+from runtime.errors import ArgumentError
 
 # Every call asks these; torch's own functions in Python take ten times as long.
 any_autocast = torch._C._is_any_autocast_enabled
@@ -17,8 +20,10 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 
 
 def is_watched() -> bool:
-    """Return whether a mode, a transform or a tracer is about."""
-    return bool(_dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None)
+    """Return whether a mode, a transform, a tracer or forward-mode differentiation is about."""
+    if _dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None:
+        return True
+    return forward_ad._current_level >= 0
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -32,3 +37,22 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
         else t
         for t in tensors
     )
+
+
+def refuse_capture(argument: str, device: torch.device, reason: str) -> None:
+    """Refuse to load a kernel while a CUDA graph captures the current stream of a device, which need not be torch's.
+
+    Args:
+        argument: to be named.
+        device: of the call's tensors.
+        reason: why nothing can be captured yet.
+
+    Raises:
+        ArgumentError: if that stream is being captured.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    with torch.cuda.device(device):
+        capturing = torch.cuda.is_current_stream_capturing()
+    if capturing:
+        raise ArgumentError(argument, f"is in a CUDA graph capture, and {reason}: make one before the capture")

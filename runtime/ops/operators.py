@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
 import torch
+
+from runtime.errors import ArgumentError
 
 NAMESPACE = "sparse_kernel_codegen"
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
@@ -21,3 +26,48 @@ def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor
 def nothing(tensor: torch.Tensor) -> torch.Tensor:
     """Return what operators return in place of float32 values that were not asked for."""
     return torch.empty((0,), dtype=torch.float32, device=tensor.device)
+
+
+def refuse_capture(name: str, device: torch.device) -> None:
+    """Refuse to compile and load a kernel while torch's current stream of a device is captured.
+
+    Args:
+        name: of an argument on that device.
+        device: of the tensors, which need not be torch's current one.
+
+    Raises:
+        ArgumentError: in a capture.
+    """
+    with torch.cuda.device(device):
+        capturing = torch.cuda.is_current_stream_capturing()
+    if capturing:
+        reason = "the first call of a kind compiles and loads its kernel: make one before the capture"
+        raise ArgumentError(name, f"is in a CUDA graph capture, and {reason}")
+
+
+class _Gradients(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Gradients that may be used, and have no gradients themselves: to ask for one is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, compute: Callable[[], tuple[Any, ...]], *inputs: Any) -> tuple[Any, ...]:
+        ctx.name = name
+        return compute()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        reason = "is to have a gradient of its gradient, which is not written: detach what it returns"
+        raise ArgumentError(ctx.name, reason)
+
+
+def gradients_once(name: str, compute: Callable[[], tuple[Any, ...]], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Compute gradients, of which a gradient is refused only where one is asked for.
+
+    Args:
+        name: of the operator.
+        compute: returns new tensors, and None.
+        inputs: what the gradients depend on.
+    """
+    if not torch.is_grad_enabled():  # as in each backward pass without create_graph
+        return compute()
+    found: tuple[Any, ...] = _Gradients.apply(name, compute, *inputs)  # type: ignore[no-untyped-call, unused-ignore]
+    return found

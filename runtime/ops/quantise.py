@@ -16,7 +16,7 @@ from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
-from runtime.ops.operators import NAMESPACE
+from runtime.ops.operators import NAMESPACE, refuse_capture
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 BLOCK_ROWS = (64, 128)
@@ -210,6 +210,7 @@ def _quantised(
 @lru_cache
 def _kernel(index: int, spec: str) -> QuantiseKernel:
     device = torch.device("cuda", index)
+    refuse_capture("x", device)
     kernel = load_kernel({"op": "quantise", "arch": arch_of(device), **json.loads(spec)}, device=device)
     assert isinstance(kernel, QuantiseKernel)
     return kernel

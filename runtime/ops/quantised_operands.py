@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from codegen.dtypes import FP8
-from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, V_KEYS
+from codegen.fp8 import KEYS_TOGETHER, V_KEYS
+from codegen.wording import shown
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, check_shape
+from runtime.kernels.arguments import TORCH_DTYPES, check_dense, check_number, check_shape
 from runtime.ops.attention_choice import DTYPES
-from runtime.ops.quantise import check_head_dim
+from runtime.ops.quantise import BLOCK_ROWS, check_head_dim
 from runtime.ops.quantise_attention import KEY_AXES, QuantisedAttention, check_queries
 from runtime.ops.static_scales import spread
 
@@ -51,9 +52,18 @@ def quantised_operands(
             what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             expected = f"{' or '.join(map(str, codes))}, as q; other types: runtime.quantise_attention"
             raise ArgumentError(name, f"is {what}, expected {expected}")
+        check_dense(name, tensor)
         check_head_dim(name, tensor, hadamard=False)
-    if output not in DTYPES:
-        raise ArgumentError("output", f"is {output}, expected {' or '.join(map(str, DTYPES))}")
+    if not isinstance(output, torch.dtype) or output not in DTYPES:
+        raise ArgumentError("output", f"is {shown(output)}, expected {' or '.join(map(str, DTYPES))}")
+    for name, rows in (("q_rows", q_rows), ("k_rows", k_rows)):
+        if type(rows) is not int or rows not in BLOCK_ROWS:
+            raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
+    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+        if isinstance(scale, torch.Tensor):
+            check_dense(name, scale)
+        elif isinstance(scale, int):
+            check_number(name, scale)  # whole numbers may have more digits than a message
     batch, kv_heads, length, head_dim = k.shape
     check_queries(q, batch, kv_heads, head_dim)
     check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])
@@ -73,8 +83,8 @@ def quantised_operands(
 
 def transposed_values(v: torch.Tensor) -> torch.Tensor:
     """Return V^T of codes (batch, kv_heads, kv_len, head_dim), as ``QuantisedAttention.v_t`` has it."""
-    order = torch.tensor(KEY_ORDER, device=v.device)
     bits = torch.nn.functional.pad(v.view(torch.uint8), (0, 0, 0, -v.shape[2] % V_KEYS))
-    ordered = bits.unflatten(2, (-1, KEYS_TOGETHER))[:, :, :, order].flatten(2, 3)
+    # KEY_ORDER: of 2 halves with 4 pairs each, lane by lane the pair of both. Indexing would copy it from the host.
+    ordered = bits.unflatten(2, (-1, 2, KEYS_TOGETHER // 4, 2)).transpose(3, 4).flatten(2, 5)
     found: torch.Tensor = ordered.mT.contiguous().view(v.dtype)
     return found

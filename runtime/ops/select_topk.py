@@ -11,7 +11,7 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.select_topk import SelectTopkKernel, checked_selection
 from runtime.ops.attention_choice import DTYPES, arch_of
-from runtime.ops.operators import NAMESPACE
+from runtime.ops.operators import NAMESPACE, refuse_capture
 
 
 def select_topk_blocks(
@@ -58,6 +58,7 @@ def select_topk_blocks(
 @lru_cache
 def _kernel(index: int, dtype: str) -> SelectTopkKernel:
     device = torch.device("cuda", index)
+    refuse_capture("q", device)
     kernel = load_kernel({"op": "select_topk", "arch": arch_of(device), "dtype": dtype}, device=device)
     assert isinstance(kernel, SelectTopkKernel)
     return kernel

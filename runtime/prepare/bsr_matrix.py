@@ -17,6 +17,8 @@ from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex, transposed_index
 
+_CLUSTER_TENSORS = 4
+"""Tensors of row clusters, the longest of all orders: a fifth one is the values, packed."""
 ORDERED_ROWS = 64
 """Rows of a block from which kernels take block rows by length, an order that serves products of any width."""
 
@@ -60,13 +62,14 @@ class BsrMatrix:
         return f"<BSR matrix {self.shape}, {self.values.shape[0]} stored blocks{beside}>"
 
     def with_values(self, values: torch.Tensor) -> BsrMatrix:
-        """Return the same matrix with other values, of a gradient too.
+        """Return the same matrix with other values, of another type or of a gradient too.
 
         Args:
             values: (stored blocks, rows, cols), as those of the matrix.
 
         Returns:
-            A matrix with these values, not copied, and with the indices and all that is prepared of this one.
+            A matrix with these values, not copied, and with the indices and all that is prepared of the places of the
+            blocks. Packed values are left out, as they are those of this matrix: each call then packs the new ones.
 
         Raises:
             ArgumentError: if they have another shape or are on another device.
@@ -78,7 +81,7 @@ class BsrMatrix:
         if values.device != self.values.device:
             raise ArgumentError("values", f"is on {values.device}, the matrix is on {self.values.device}")
         indices = self.crow_indices, self.col_indices, self.columns
-        return BsrMatrix(values, *indices, self.order, self.index, self.how)
+        return BsrMatrix(values, *indices, self.order[:_CLUSTER_TENSORS], self.index, self.how)
 
     def to_sparse(self) -> torch.Tensor:
         """Return the matrix as torch has it, layout torch.sparse_bsr, of the same values and indices."""
@@ -97,7 +100,7 @@ def parts_of_prepared(a: PreparedBsr) -> BsrMatrix:
     tensors: tuple[torch.Tensor, ...] = ()
     if isinstance(order, RowClusters):
         packed = () if a.packed is None else (a.packed,)
-        kind, tensors, numbers = "clusters", (*order[:4], *packed), list(order[4:])
+        kind, tensors, numbers = "clusters", (*order[:_CLUSTER_TENSORS], *packed), list(order[_CLUSTER_TENSORS:])
     elif isinstance(order, RowSplit):
         kind, tensors, numbers = "split", (order.chunks, order.total), [order.limit]
     elif order is not None:
@@ -130,13 +133,14 @@ def prepared_of(matrix: torch.Tensor, how: dict[str, Any], order: Any, index: An
     kind, numbers = how.get("order", "") if order else "", how.get("numbers", ())
     rows: Any = None
     if kind == "clusters":
-        rows = RowClusters(*order[:4], *numbers)
+        rows = RowClusters(*order[:_CLUSTER_TENSORS], *numbers)
     elif kind == "split":
         rows = RowSplit(*order, *numbers)
     elif kind == "rows":
         (rows,) = order
-    packed = order[4] if len(order) > 4 else None
-    return PreparedBsr(matrix, rows, TransposedIndex(*index) if index else None, packed)
+    packed = order[_CLUSTER_TENSORS] if len(order) > _CLUSTER_TENSORS else None
+    transposed = TransposedIndex(*index) if index else None
+    return PreparedBsr(matrix, rows, transposed, packed, kernel=how.get("kernel", ""))
 
 
 def prepare_bsr(a: torch.Tensor) -> BsrMatrix:

@@ -10,6 +10,7 @@ columns in common with a group joins it. Where that is asked for, groups then ex
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -113,18 +114,23 @@ def cluster_rows(
     return RowClusters(records, entries, starts, rows, ring_columns, block_rows, block_columns, col.shape[0])
 
 
+_searching = threading.Lock()
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread of the CPU: the search is many short calls, and several threads wait for each other.
+    """One search at a time, with one thread of the CPU: it is many short calls, and threads wait for each other.
 
-    512 rows with 64 of 512 random columns each take 0.4 s so, and 2 to 11 s with two threads on two busy cores.
+    512 rows with 64 of 512 random columns each take 0.4 s so, and 2 to 11 s with two threads on two busy cores. The
+    number is one of the process for threads that come later: two searches at once would save and restore each other's.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    with _searching:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Tensor) -> bool:

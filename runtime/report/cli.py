@@ -46,12 +46,12 @@ def report_command(
     from runtime.report.measurements import by_spec, results  # noqa: PLC0415
     from runtime.report.tree import tree_of  # noqa: PLC0415
 
-    site.check_place(out)
+    earlier = [out / name for name in site.check_place(out)]
     named_specs = sorted(chosen(specs, every=not specs), key=lambda named: named.stem)
     for one, other in pairwise(named_specs):
         if one.stem == other.stem:
             raise CodegenError(f"two of the specs are called {one.stem}: their pages would have one name")
-    tree = tree_of(out)
+    tree = tree_of(earlier)
     changes = None if diff is None else _changes(diff)
     with report(as_json=as_json) as told:
         known, found = known_records(), by_spec(results())

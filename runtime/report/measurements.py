@@ -25,6 +25,9 @@ OURS = "ours"
 SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"
 COLD, WARM = "cold_us", "warm_us"  # with nothing of it in the caches, and with all
 FIGURES = (SINGLE, BACK_TO_BACK, COLD, WARM, "milliseconds", "error", "absolute_error")
+ERRORS = ("error", "absolute_error")
+LEAST, MOST = 1e-9, 1e12
+"""Of a figure, whatever its unit: what is beyond was not measured."""
 SHAPE = ("batch", "heads", "kv_heads", "length", "height", "size", "columns", "row_blocks", "density", "pattern")
 
 
@@ -168,7 +171,7 @@ def rows_of(kernel: Kernel, found: Found) -> list[Row]:
     own = found.get(kernel.named.spec.hash, ())
     # Most rows are of the same spec without a file, whose kernel has another name.
     hashes = {kernel.source_sha256, source_sha256(render(find_spec(kernel.named.spec)))} if own else set()
-    rows += [row_of(file, row, is_current=row.get("source_sha256") in hashes) for file, row in own]
+    rows += [row_of(file, row, is_current=_word(row.get("source_sha256")) in hashes) for file, row in own]
     return [row for row in rows if row.calls]
 
 
@@ -199,13 +202,14 @@ def row_of(file: str, row: Mapping[str, Any], *, is_current: bool) -> Row:
         Call(label, *_figures(result, in_tflops), result.get("absolute_error", result.get("error")))
         for label, result in results.items()
     ]
-    failed = tuple((str(label), str(why)) for label, why in (row.get("failed") or {}).items())
+    reasons = row.get("failed")
+    failed = tuple((label, _word(why)) for label, why in reasons.items()) if isinstance(reasons, dict) else ()
     return Row(
         file,
         _name(row),
         _shape(row),
-        str(row.get("data", "")),
-        str(row.get("device", "")),
+        _word(row.get("data", "")),
+        _word(row.get("device", "")),
         "TFLOPS" if in_tflops else "us",
         tuple(sorted(calls, key=lambda call: call.label != OURS)),
         failed,
@@ -214,7 +218,7 @@ def row_of(file: str, row: Mapping[str, Any], *, is_current: bool) -> Row:
 
 
 def _numbers(file: str, where: str, result: Any) -> dict[str, float]:
-    """Return the figures of a result that pages tell.
+    """Return the figures of a result that pages tell: a time or a rate that nothing has, as 0 or infinity, is none.
 
     Raises:
         CodegenError: if one of them is no number.
@@ -224,7 +228,16 @@ def _numbers(file: str, where: str, result: Any) -> dict[str, float]:
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CodegenError(f"{file}: {one_line(where)}: {name} is {shown(value)}; a number is expected")
-    return found
+    return {name: float(value) for name, value in found.items() if _is_measured(name, value)}
+
+
+def _is_measured(name: str, value: float) -> bool:
+    return (name in ERRORS and value == 0) or LEAST <= value <= MOST
+
+
+def _word(value: Any) -> str:
+    """Return a part of a row in words, as pages have it; "" for nothing."""
+    return one_line(value) if isinstance(value, str) else "" if value in (None, [], {}) else shown(value)
 
 
 def _figures(result: Mapping[str, float], in_tflops: bool) -> tuple[float | None, float | None]:
@@ -237,8 +250,8 @@ def _figures(result: Mapping[str, float], in_tflops: bool) -> tuple[float | None
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    return str(row.get("name") or row.get("layer") or "")
+    return _word(row.get("name") or row.get("layer") or "")
 
 
 def _shape(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {row[name]}" for name in SHAPE if row.get(name) is not None)
+    return ", ".join(f"{name} {word}" for name in SHAPE if (word := _word(row.get(name))))

@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jinja2
 from markupsafe import Markup
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codegen.errors import CodegenError
 from codegen.explain import explained
-from codegen.files import is_file, read_text
+from codegen.files import is_file, read_bytes, read_text
 from codegen.folders import check_folder, write_folder
 from codegen.library import spec_text
 from codegen.listing import row_of
 from codegen.outline import functions
 from codegen.plain import json_value
-from codegen.receipts import VerificationRecord
+from codegen.receipts import Sha256, VerificationRecord
 from runtime.compile.inspection import INSTRUCTIONS
 from runtime.report import memory, patterns, pipeline
 from runtime.report.chain import links
@@ -65,9 +66,17 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_printable,
     )
     found.filters["name"] = _breakable
     return found
+
+
+def _printable(value: Any) -> Any:
+    """Return a value as a page has it: characters of a text that do not print by their codes."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in value)
 
 
 def _breakable(name: str) -> Markup:
@@ -178,8 +187,13 @@ def entry_of(view: View) -> dict[str, Any]:
     }
 
 
-def _share_of_limit(verification: VerificationRecord) -> float:
-    """Return the largest error of all cases over its limit: errors of gradients and of products differ in size."""
+def _share_of_limit(verification: VerificationRecord) -> float | None:
+    """Return the largest error of all cases over its limit: errors of gradients and of products differ in size.
+
+    None where a case did not pass: its figures may be none, and its limit 0.
+    """
+    if verification.failed:
+        return None
     return max(case.max_error / case.tolerance if case.max_error else 0.0 for case in verification.cases)
 
 
@@ -206,8 +220,18 @@ def with_mark(pages: dict[str, str]) -> dict[str, bytes]:
     return {**files, MARK: (json.dumps(mark, indent=2) + "\n").encode()}
 
 
+class _Mark(BaseModel):
+    """The mark of a report: the files that it wrote, by name, with their hashes."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schema_version: Literal[1]
+    made_by: Literal["codegen report"]
+    files: dict[Annotated[str, Field(pattern=r"^(index\.html|changes\.html|report\.css|kernel-\w+\.html)$")], Sha256]
+
+
 def check_place(out: Path) -> tuple[str, ...]:
-    """Refuse a place that holds anything but a report; return the files that the report there has.
+    """Refuse a place that holds anything but a report as it was written; return the files that it has.
 
     Raises:
         FileError: for such a place.
@@ -227,12 +251,15 @@ def write(out: Path, files: dict[str, bytes]) -> bool:
 
 
 def _names_of_mark(path: Path) -> tuple[str, ...]:
-    """Return the files that a mark names, and the mark; none if it is no mark."""
+    """Return the mark and the files that it names, of those that are as a report wrote them; none if it is no mark."""
     if not is_file(path):
         return ()
     try:
-        told = json_value(read_text(path))
-    except CodegenError:
+        told = _Mark.model_validate(json_value(read_text(path)))
+        return (MARK, *(name for name, sha256 in told.files.items() if _has_hash(path.with_name(name), sha256)))
+    except (CodegenError, ValidationError):
         return ()
-    files = told.get("files") if isinstance(told, dict) and told.get("made_by") == "codegen report" else None
-    return (MARK, *files) if isinstance(files, dict) else ()
+
+
+def _has_hash(path: Path, sha256: str) -> bool:
+    return is_file(path) and not path.is_symlink() and hashlib.sha256(read_bytes(path)).hexdigest() == sha256

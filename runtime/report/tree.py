@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from codegen import __version__
-from codegen.files import resolved
 from codegen.library import IN_SOURCE_TREE, ROOT
 from codegen.wording import one_line
 from runtime import git
@@ -32,8 +32,8 @@ def in_repository(root: Path = ROOT) -> bool:
     return IN_SOURCE_TREE and any((folder / ".git").exists() for folder in (root, *root.parents))
 
 
-def tree_of(out: Path, root: Path = ROOT) -> Tree:
-    """Return what is known of the package's tree; the report itself is no change of it.
+def tree_of(report: Collection[Path], root: Path = ROOT) -> Tree:
+    """Return what is known of the package's tree; the files of an earlier ``report`` are no change of it.
 
     Raises:
         CodegenError: if git refuses.
@@ -41,13 +41,4 @@ def tree_of(out: Path, root: Path = ROOT) -> Tree:
     """
     if not in_repository(root):
         return Tree()
-    commit, own = git.commit_of("HEAD", root), resolved(out)
-    changed = [name for name in git.changed_files(root) if not _is_within(root / name, own)]
-    return Tree(commit, tuple(map(one_line, changed)))
-
-
-def _is_within(path: Path, own: Path) -> bool:
-    """Return whether a file, or all that a new folder holds, is in a folder."""
-    if path.is_dir() and own.is_relative_to(path):
-        return all(each.is_relative_to(own) for each in path.rglob("*") if not each.is_dir())
-    return path.is_relative_to(own)
+    return Tree(git.commit_of("HEAD", root), tuple(map(one_line, git.changed_files(root, report))))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from codegen.attention_cases import gradient_cases_of as cases_of  # noqa: F401 - of other operators too it is beside run_case
 from codegen.library import find_spec
 from codegen.spec import AttentionBackwardSpec
 from runtime.kernel import Kernel, load_kernel
@@ -21,18 +22,11 @@ from runtime.verify.aux_tensors import scored
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
 
 Gradients = dict[str, torch.Tensor]
-LARGEST_PAIRS = 2 * 4096 * 4096  # of a case, all heads counted: the oracle keeps several matrices of them in float64
 # Of a gradient's largest error beside the larger one of torch's and of rounding's (see rounded). Errors as a whole, by
 # their root mean square, are held to RELATIVE_TO_TORCH; the largest of a million scatters more.
 RELATIVE_LARGEST = 3.0
 FLOAT_NOISE = 2.0**-20  # of the sum of the terms' sizes: those of a row of 256
 LEAST_NOISE = 1e-30  # where no pair is seen
-
-
-def cases_of(spec: AttentionBackwardSpec) -> tuple[Case, ...]:
-    """Return the cases of a kernel: those of the forward that the oracle has room for."""
-    cases = (*attention.cases_of(spec.forward), *attention.head_size_cases(spec.forward))
-    return tuple(case for case in cases if case.heads * case.batch * case.q_len * case.kv_len <= LARGEST_PAIRS)
 
 
 class Exact(NamedTuple):

@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 
+from codegen.cases import grouped_column_tiles
 from codegen.plan import Plan
-from codegen.problem import SpmmShape
 from codegen.spec import BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.prepare.prepared import PreparedBsr
 from runtime.verify import bsr_fp8
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
-
-MANY_COLUMNS = 1 << 24  # of B: more than any kernel has at once
 
 
 @dataclass(frozen=True)
@@ -121,9 +119,8 @@ def cases_of(plan: Plan) -> tuple[Case, ...]:
         return CASES + GATHER_CASES
     if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
         return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
-    wide = SpmmShape(rows=3 * spec.block.rows, depth=8192, columns=MANY_COLUMNS, blocks=0)
-    group = plan.problem(wide).numbers.get("group_tiles", 1)
-    if spec.mma == "wgmma" and group > 1 and not spec.transpose_a:  # column tiles in groups: two, and a narrower one
+    group = grouped_column_tiles(plan)
+    if group > 1:  # column tiles in groups: two, and a narrower one
         columns = 2 * group * spec.tile.n + 8
         return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
     return CASES

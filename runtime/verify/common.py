@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-# Largest absolute difference allowed on normal inputs. bf16 has 8 times fewer digits than fp16.
-ABSOLUTE = {"fp16": 2e-3, "bf16": 1.6e-2}
+from codegen.cases import ABSOLUTE
+
 RELATIVE_TO_TORCH = 2.0
 # Unit roundoff: a correctly rounded result may be off by this much of its size.
 ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}

@@ -124,9 +124,8 @@ class _Call:
         del stream
         return self.make("counters", number * COUNTER_BYTES, device, is_zero=True).zero_().view(torch.int32)
 
-    def scratch(self, device: torch.device, stream: int, size: int) -> torch.Tensor:
-        """Return scratch memory full of NaN, in the place of that of the workspace."""
-        del stream
+    def scratch(self, device: torch.device, size: int) -> torch.Tensor:
+        """Scratch memory full of NaN, in the place of that of the workspace."""
         return self.make("scratch memory", size, device)
 
     def finish(self, result: Any) -> Any:

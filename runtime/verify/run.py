@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from codegen.cases import RANDOM_SHAPES
 from codegen.library import NamedSpec
 from codegen.receipts import CaseRecord, VerificationRecord
 from runtime.driver.api import call, driver
@@ -90,7 +91,7 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
     if isinstance(kernel, AttentionKernel | AttentionBackwardKernel):
         forward = kernel.spec if isinstance(kernel, AttentionKernel) else kernel.spec.forward
         shapes = [attention.fitted(case, forward) for case in attention.random_cases()]
-        yield summary("random_shapes", [run_case(kernel, case, device) for case in shapes])
+        yield summary(RANDOM_SHAPES, [run_case(kernel, case, device) for case in shapes])
 
 
 def plain_failure(kernel: Kernel) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from runtime.errors import ArgumentError
+from runtime.kept import Streams, may_keep, outside_modes
 from runtime.ops.attention import block_sparse_attention
 from runtime.patterns import Pattern
 from runtime.video.tiles import Sizes, VideoTiles
@@ -42,6 +44,17 @@ def tiled_attention(
     return type(result)(*(tiles.untile(x) for x in result))
 
 
+class _Made(NamedTuple):
+    """What a window is on a device."""
+
+    tiles: VideoTiles
+    pattern: Pattern
+    streams: Streams
+
+
+_making = threading.Lock()
+
+
 @dataclass(frozen=True)
 class VideoWindow:
     """A chooser: self-attention over a video's tokens sees a window of tiles; cross-attention stays as it is.
@@ -62,9 +75,7 @@ class VideoWindow:
     tile: Sizes = (2, 8, 8)
     text: int = 0
     text_first: bool = False
-    _made: dict[torch.device, tuple[VideoTiles, Pattern]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _made: dict[torch.device, _Made] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, module: Any, q: torch.Tensor, k: torch.Tensor, exact: Pattern) -> Any:
         """Return the tiles and the pattern of a call, or ``exact`` where q and k are not of the same length.
@@ -91,8 +102,45 @@ class VideoWindow:
         return tiles, pattern
 
     def made(self, device: torch.device) -> tuple[VideoTiles, Pattern]:
-        """Return the tiles and the pattern for tensors of a device, made at the first call."""
-        if device not in self._made:
-            tiles = VideoTiles(self.grid, self.tile, text=self.text, text_first=self.text_first, device=device)
-            self._made[device] = tiles, tile_window(tiles, self.window)
-        return self._made[device]
+        """Return the tiles and the pattern for tensors of a device, made at the first call.
+
+        Under dispatch modes (fake tensors), transforms and tracers they are made in each call, and belong to these.
+
+        Raises:
+            ArgumentError: at a first call within the capture of a CUDA graph; naming what is wrong with the sizes.
+        """
+        device = torch.device(device)
+        if not may_keep():
+            return self._make(device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        found = self._made.get(device)
+        if found is None:
+            with _making, outside_modes():
+                found = self._made.get(device) or self._kept(device)
+        found.streams.read()
+        return found.tiles, found.pattern
+
+    def _kept(self, device: torch.device) -> _Made:
+        """Make and keep what ``made`` returns.
+
+        Raises:
+            ArgumentError: within a capture, where lists cannot come from the CPU.
+        """
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                if torch.cuda.is_current_stream_capturing():
+                    reason = f"has no lists on {device} yet, and a graph is being captured: call the window once before"
+                    raise ArgumentError("grid", reason)
+        tiles, pattern = self._make(device)
+        tensors = tiles.to_tiles, tiles.from_tiles, *pattern.index_tensors()
+        self._made[device] = found = _Made(tiles, pattern, Streams(tensors))
+        return found
+
+    def _make(self, device: torch.device) -> tuple[VideoTiles, Pattern]:
+        tiles = VideoTiles(self.grid, self.tile, text=self.text, text_first=self.text_first, device=device)
+        return tiles, tile_window(tiles, self.window)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the sizes: copies and other processes make their tensors anew."""
+        return {**self.__dict__, "_made": {}}

@@ -12,6 +12,7 @@ from runtime.convert.checks import check_count, check_shape, check_tensor
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, Pattern, TopK
 
+CPU = torch.device("cpu")  # named with each new tensor, as torch's default may be another device
 Sizes = tuple[int, int, int]
 """Of frames, rows and columns of tokens."""
 BLOCKS = (128, 64)
@@ -89,7 +90,7 @@ class VideoTiles:
         self.is_token = slots >= 0
         """Bool (length,) on the CPU, which slots are no padding."""
         places = self.is_token.nonzero().flatten()
-        inverse = torch.empty(self.tokens, dtype=torch.int64)
+        inverse = torch.empty(self.tokens, dtype=torch.int64, device=CPU)
         inverse[slots[places]] = places
         # Padding has the first token's values: finite ones, whatever a kernel makes of hidden keys.
         self.to_tiles = slots.clamp(min=0).to(device)
@@ -99,16 +100,18 @@ class VideoTiles:
 
     def _video_slots(self) -> torch.Tensor:
         """Return the token of each slot of the tiles, -1 for padding."""
-        numbers = torch.arange(math.prod(self.grid)).reshape(self.grid) + (self.text if self.text_first else 0)
-        padded = torch.full([n * size for n, size in zip(self.counts, self.tile_size, strict=True)], -1)
+        numbers = torch.arange(math.prod(self.grid), device=CPU).reshape(self.grid) + (
+            self.text if self.text_first else 0
+        )
+        padded = torch.full([n * size for n, size in zip(self.counts, self.tile_size, strict=True)], -1, device=CPU)
         padded[: self.grid[0], : self.grid[1], : self.grid[2]] = numbers
         (t, h, w), (tile_t, tile_h, tile_w) = self.counts, self.tile_size
         return padded.reshape(t, tile_t, h, tile_h, w, tile_w).permute(0, 2, 4, 1, 3, 5).reshape(-1)
 
     def _text_slots(self) -> torch.Tensor:
         """Return the token of each slot of the text, -1 for padding."""
-        slots = torch.full((self.text_blocks * self.block,), -1)
-        slots[: self.text] = torch.arange(self.text) + (0 if self.text_first else math.prod(self.grid))
+        slots = torch.full((self.text_blocks * self.block,), -1, device=CPU)
+        slots[: self.text] = torch.arange(self.text, device=CPU) + (0 if self.text_first else math.prod(self.grid))
         return slots
 
     def tile(self, x: torch.Tensor, dim: int = 2) -> torch.Tensor:
@@ -192,7 +195,9 @@ class VideoTiles:
     def _whole(self, seen: torch.Tensor, most: int) -> Pattern:
         """Return the pattern of blocks that are visible as a whole."""
         counts = seen.sum(-1, dtype=torch.int32)
-        numbers = torch.where(seen, torch.arange(seen.shape[-1]), seen.shape[-1]).sort(-1).values[..., :most]
+        numbers = (
+            torch.where(seen, torch.arange(seen.shape[-1], device=CPU), seen.shape[-1]).sort(-1).values[..., :most]
+        )
         lists = torch.where(numbers < seen.shape[-1], numbers, -1).to(torch.int32).contiguous().to(self.to_tiles.device)
         block = self.block, self.block
         if bool((counts == most).all()):

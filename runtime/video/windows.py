@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.patterns import Pattern
-from runtime.video.tiles import Sizes, VideoTiles, check_sizes
+from runtime.video.tiles import CPU, Sizes, VideoTiles, check_sizes
 
 
 def tile_window(tiles: VideoTiles, window: Sizes) -> Pattern:
@@ -35,9 +35,9 @@ def window_map(counts: tuple[int, ...], window: Sizes) -> torch.Tensor:
         counts: tiles along frames, rows and columns.
         window: tiles that a tile sees along them.
     """
-    seen = torch.ones(1, 1, dtype=torch.bool)
+    seen = torch.ones(1, 1, dtype=torch.bool, device=CPU)
     for count, size in zip(counts, window, strict=True):
-        numbers = torch.arange(count)
+        numbers = torch.arange(count, device=CPU)
         first = (numbers - size // 2).clamp(min=0).clamp(max=max(count - size, 0))[:, None]
         axis = (numbers >= first) & (numbers < first + size)
         seen = torch.kron(seen.to(torch.uint8), axis.to(torch.uint8)).to(torch.bool)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from codegen.cases import case_names, most_allowed
 from codegen.library import NamedSpec, find_spec
+from codegen.plans import plan_for
 from codegen.receipts import Receipt
 
 settings.register_profile("codegen", deadline=None)  # a busy machine is not a failure
@@ -93,6 +95,8 @@ def receipt() -> Callable[[NamedSpec, str], Receipt]:
     """Makes a receipt of a source whose cases all passed."""
 
     def make(named: NamedSpec, source: str) -> Receipt:
+        plan = plan_for(named)
+        largest = min(0.0005, most_allowed(plan))
         return Receipt.model_validate_json(
             Receipt.model_validate(
                 {
@@ -106,30 +110,31 @@ def receipt() -> Callable[[NamedSpec, str], Receipt]:
                         "arch": named.spec.arch,
                         "compiler": "NVRTC 13.0",
                         "compiler_package": "nvidia-cuda-nvrtc 13.0.88",
-                        "options": ("--gpu-architecture=sm_90a",),
+                        "options": (f"--gpu-architecture={named.spec.arch}",),
                         "registers": 168,
                         "spill_bytes": 0,
                         "stack_bytes": 0,
                         "static_shared_bytes": 0,
-                        "dynamic_shared_bytes": 196700,
+                        "dynamic_shared_bytes": plan.shared_bytes,
                         "instructions": {"UTMALDG": 8, "HGMMA": 32},
                     },
                     "verification": {
                         "device": "a device",
                         "driver": "580.0",
-                        "target": "sm_90a cubin",
+                        "target": f"{named.spec.arch} cubin",
                         "oracle": "float64",
                         "torch": "2.11.0",
-                        "worst_error": 0.0005,
-                        "cases": (
+                        "worst_error": largest,
+                        "cases": tuple(
                             {
-                                "name": "small",
+                                "name": name,
                                 "description": "one tile",
-                                "max_error": 0.0005,
+                                "max_error": largest,
                                 "torch_error": 0.0004,
-                                "tolerance": 0.002,
+                                "tolerance": most_allowed(plan),
                                 "passed": True,
-                            },
+                            }
+                            for name in case_names(plan)
                         ),
                     },
                     "measurement": (

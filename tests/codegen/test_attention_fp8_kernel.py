@@ -16,7 +16,9 @@ from codegen.plans import plan_for
 
 torch = pytest.importorskip("torch")
 
-from runtime.driver import launch, workspace  # noqa: E402
+from host_streams import pretend_stream  # noqa: E402
+
+from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments, attention, attention_fp8  # noqa: E402
 from runtime.prepare.quantised import FP8_TYPES, QuantisedInputs, quantise, transposed  # noqa: E402
@@ -121,10 +123,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     for module in (arguments, attention, attention_fp8):
         monkeypatch.setattr(module, "check_tensor", check)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(workspace, "_counters", {})
-    monkeypatch.setattr(workspace, "_scratch", {})
+    pretend_stream(monkeypatch, 7)
     named = find_spec({**FP8, "pattern": DENSE, "output": "fp16"})
     plan = plan_for(named)
     return attention_fp8.Fp8AttentionKernel(SimpleNamespace(named=named, plan=plan), Looks(plan))  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import host_mma_fp8  # noqa: E402
 from fp8_specs import MMA_SYNC_KERNELS  # noqa: E402
+from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.render import generate  # noqa: E402
@@ -29,8 +30,7 @@ CASE = Case("ragged", heads=2, kv_heads=1, q_len=150, kv_len=533, lists="out_of_
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pretend_stream(monkeypatch)
     for module in (arguments, attention, attention_fp8):
         monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
 

@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 
 import host_sm90a  # noqa: E402
 from fp8_specs import KERNELS  # noqa: E402
+from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.render import generate  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
-from runtime.driver import workspace  # noqa: E402
 from runtime.kernels import arguments, attention, attention_fp8  # noqa: E402
 from runtime.verify import attention_fp8 as verified  # noqa: E402
 from runtime.verify.attention import Case, fitted  # noqa: E402
@@ -29,10 +29,7 @@ CASE = Case("ragged", heads=2, kv_heads=1, q_len=150, kv_len=533, lists="out_of_
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(workspace, "_counters", {})
-    monkeypatch.setattr(workspace, "_scratch", {})
+    pretend_stream(monkeypatch)
     for module in (arguments, attention, attention_fp8):
         monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
 

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import host_kernel  # noqa: E402
+from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import NamedSpec, find_spec  # noqa: E402
 from codegen.render import generate  # noqa: E402
@@ -46,8 +47,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pretend_stream(monkeypatch)
     monkeypatch.setattr(attention_backward, "check_tensor", lambda *arguments: None)
 
 

@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 
 import host_block_mask  # noqa: E402
 import known_functions  # noqa: E402
+from host_streams import pretend_stream  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 from codegen.patterns.block_lists import expression_of  # noqa: E402
@@ -44,8 +45,7 @@ def fields(mask: str, **aux: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Lets calls on the CPU run the kernel on the host."""
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pretend_stream(monkeypatch)
 
     @lru_cache
     def kernel(index: None, pattern: str) -> host_block_mask.HostKernel:

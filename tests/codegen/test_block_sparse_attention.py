@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -176,9 +177,21 @@ def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pyte
     attention_calls._loaded.cache_clear()
     assert kernels[:2] == kernels[2:] and kernels[0] is not kernels[1]
     assert made == [("dense", device) for device in devices]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    current, capturing = [0], 1  # a stream of the second device, which is not torch's current one, is captured
+
+    @contextmanager
+    def entered(device: Any) -> Any:
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == capturing)
+    attention_calls._loaded(text, devices[0])
+    attention_calls._loaded.cache_clear()
     with pytest.raises(ArgumentError, match="make one before the capture"):
-        attention_calls._loaded(text, devices[0])
+        attention_calls._loaded(text, devices[1])
 
 
 def test_sizes_are_rounded_up_in_two_steps_to_an_octave() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ import bsr_oracle  # noqa: E402
 
 from runtime import ArgumentError  # noqa: E402
 from runtime.nn import BlockSparseLinear  # noqa: E402
+from runtime.nn.blocks import check_places  # noqa: E402
+from runtime.prepare.bsr_matrix import prepare_bsr  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +222,178 @@ def test_what_is_wrong_is_named(name: str) -> None:
     call, message = WRONG[name]
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+def test_buffers_may_be_written_between_a_forward_and_its_backward_pass() -> None:
+    """DDP copies the first rank's buffers in each forward pass: tests/stress/ddp_layers.py has two ranks do it."""
+    one, inputs = layer(), [torch.randn(5, 192).bfloat16().requires_grad_() for _ in range(2)]
+    right = torch.autograd.grad(sum(one(x).sum() for x in inputs), [*one.parameters(), *inputs])
+    ys = []
+    for x in inputs:
+        with torch.no_grad():
+            for buffer in one.buffers():
+                buffer.copy_(buffer.clone())
+        ys.append(one(x).sum())
+    for found, wanted in zip(torch.autograd.grad(sum(ys), [*one.parameters(), *inputs]), right, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_copies_compute_the_same() -> None:
+    one, x = layer(), torch.randn(5, 192).bfloat16()
+    averaged = torch.optim.swa_utils.AveragedModel(one, use_buffers=True)
+    averaged.update_parameters(one)
+    averaged.update_parameters(one)
+    file = io.BytesIO()
+    torch.save(one, file)
+    file.seek(0)
+    for other in (averaged, copy.deepcopy(one), torch.load(file, weights_only=False), copy.deepcopy(averaged)):
+        assert torch.equal(other(x), one(x))
+    moved = copy.deepcopy(one).to("meta").to_empty(device="cpu")
+    kept = copy.deepcopy(one).to_empty(device="cpu")
+    cast = copy.deepcopy(one).type(torch.float16).type(torch.bfloat16)
+    for other in (moved, kept, cast):
+        assert all(torch.equal(*pair) for pair in zip(other.buffers(), one.buffers(), strict=True))
+    assert torch.equal(cast(x.half().bfloat16()), one.half().bfloat16()(x.half().bfloat16()))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_of_other_places_does_not_reach_what_was_computed_before(assign: bool) -> None:
+    one = layer()
+    x = torch.randn(5, 192).bfloat16()
+    values = one.values
+    wanted = torch.autograd.grad(one(x).sum(), values)[0]
+    elsewhere = BlockSparseLinear.from_mask(mask().flip(1), 64, dtype=torch.bfloat16)
+    loss, before = one(x).sum(), list(one.buffers())
+    with torch.inference_mode():
+        one.load_state_dict(elsewhere.state_dict(), assign=assign)
+    if assign:
+        assert torch.equal(torch.autograd.grad(loss, values)[0], wanted)
+    else:
+        assert all(buffer is old for buffer, old in zip(one.buffers(), before, strict=True)), "graphs read these"
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    y = x.clone().requires_grad_()
+    one(y).sum().backward()  # nothing that was prepared is an inference tensor
+    assert torch.equal(one(x), elsewhere(x))
+
+
+def test_a_layer_that_begins_on_meta() -> None:
+    torch.manual_seed(3)
+    right = BlockSparseLinear.from_mask(mask(), 64, dtype=torch.bfloat16)
+    here = mask()
+    with torch.device("meta"):
+        layers = [BlockSparseLinear.from_mask(here, 64, dtype=torch.bfloat16)]
+        with pytest.raises(ArgumentError, match="mask: is on meta and has no values: make the mask with device='cpu'"):
+            BlockSparseLinear.from_mask(torch.ones(2, 3, dtype=torch.bool), 64)
+    layers.append(BlockSparseLinear.from_mask(here, 64, dtype=torch.bfloat16, device="meta"))
+    for one in layers:
+        assert all(tensor.is_meta for tensor in (*one.parameters(), *one.buffers()))
+        assert one.in_features == 192 and "3 of 6 blocks" in repr(one)
+        for _ in range(2):  # away once more
+            one.to("meta")
+            one.to_empty(device="cpu")
+            torch.manual_seed(3)
+            one.reset_parameters()  # as FSDP does
+            assert all(torch.equal(*pair) for pair in zip(one.buffers(), right.buffers(), strict=True))
+            assert torch.equal(whole(one), whole(right)) and torch.equal(one.bias, right.bias)
+        one.to("meta").load_state_dict(right.state_dict(), assign=True)
+        x = torch.randn(2, 192).bfloat16()
+        assert torch.equal(one(x), right(x))
+    one.to("meta")
+    with pytest.warns(UserWarning, match="no-op"):
+        one.load_state_dict(right.state_dict())
+    one.to_empty(device="cpu").load_state_dict(right.state_dict())
+    assert torch.equal(one(x), right(x))
+    with pytest.raises(ArgumentError, match="weight: is on meta"):
+        BlockSparseLinear(dense_layer().weight.detach().to_sparse_bsr((64, 64)).to("meta"))
+    with pytest.raises(ArgumentError, match="linear: is on meta"):
+        BlockSparseLinear.from_linear(dense_layer().to("meta"), 64, density=1)
+
+
+def damaged(state: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """A state with one to three changes, some of which leave it as good as it was."""
+    state = {name: tensor.clone() for name, tensor in state.items()}
+    for _ in range(draw.randint(1, 3)):
+        name = draw.choice(["crow_indices", "col_indices", "col_indices", "values", "bias"])
+        tensor = state.get(name)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        change = draw.choice(["number", "number", "type", "missing", "shape", "order", "meta", "value"])
+        if change == "number" and "indices" in name and tensor.numel() and not tensor.is_meta:
+            number = draw.choice([-1, 0, 1, 2, 3, 4, 99, -(2**31), 2**31 - 1])
+            tensor.flatten()[draw.randrange(tensor.numel())] = number if tensor.dtype.itemsize >= 4 else 1
+        elif change == "type":
+            state[name] = tensor.to(draw.choice([torch.int64, torch.float16, torch.float64, torch.bool, torch.uint8]))
+        elif change == "missing":
+            del state[name]
+        elif change == "shape":
+            state[name] = tensor[:-1] if draw.random() < 0.5 else tensor[None]
+        elif change == "order":
+            state[name] = tensor.flip(0)
+        elif change == "meta":
+            state[name] = tensor.to("meta")
+        elif change == "value":
+            state[name] = draw.choice([3, None, [1, 2]])  # type: ignore[assignment]
+    return state
+
+
+def test_a_damaged_state_is_refused_by_name_or_loaded_and_right() -> None:
+    draw, outcomes = random.Random(0), Counter[str]()
+    places = torch.tensor([[True, False, True, True], [False, True, False, True], [True] * 4])
+    for number in range(150):
+        one = BlockSparseLinear.from_mask(places, 16, dtype=torch.bfloat16)
+        before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+        state = damaged(BlockSparseLinear.from_mask(places.flip(1), 16, dtype=torch.bfloat16).state_dict(), draw)
+        strict, assign = draw.random() < 0.5, draw.random() < 0.3
+        try:
+            one.load_state_dict(state, strict=strict, assign=assign)
+        except RuntimeError as error:
+            assert any(name in str(error) for name in before), error
+            outcomes["refused"] += 1
+            if "Missing key" not in str(error):
+                for name, tensor in one.state_dict().items():
+                    assert torch.equal(tensor, before[name]), (number, name, "lost")
+        else:
+            outcomes["loaded"] += 1
+            expected = before | state
+            wanted = bsr_oracle.dense(*(expected[name] for name in NAMES), (48, 64))
+            assert torch.equal(whole(one).double(), wanted.to(one.values.dtype).double()), number
+        # What it holds is a layer either way, of which everything that was prepared is right.
+        check_places(one.crow_indices, one.col_indices, 4)
+        again = prepare_bsr(one.weight.to_sparse().detach())
+        for found, wanted in zip((*one.weight.order, *one.weight.index), (*again.order, *again.index), strict=True):
+            assert found.dtype == torch.int32 and torch.equal(found, wanted)
+    assert min(outcomes["refused"], outcomes["loaded"]) > 15, outcomes
+
+
+NAMES = ("values", "crow_indices", "col_indices")
+STATES: dict[str, tuple[Any, str]] = {
+    "out of range": (lambda s: s["col_indices"].fill_(99), "col_indices: ranges from 99 to 99, allowed: 0 to 2"),
+    "-1": (lambda s: s["col_indices"].copy_(torch.tensor([0, -1, 1])), "col_indices: ranges from -1 to 1, allowed"),
+    "twice": (lambda s: s["col_indices"].fill_(1), "col_indices: has block column 1 twice in block row 0, each may"),
+    "falls": (lambda s: s["crow_indices"].copy_(torch.tensor([0, 4, 3])), "crow_indices: must rise from 0 to the num"),
+    "floats": (lambda s: s.update(col_indices=s["col_indices"].half()), "col_indices: is torch.float16, expected torc"),
+    "integers": (lambda s: s.update(values=s["values"].int()), "values: is torch.int32, expected a floating-point"),
+    "moved": (lambda s: (s.pop("values"), s["col_indices"].copy_(torch.tensor([0, 1, 2]))), "values: is missing besid"),
+    "meta": (lambda s: s.update(crow_indices=s["crow_indices"].to("meta")), "crow_indices: is on meta and has no val"),
+    "a list": (lambda s: s.update(bias=[0.0] * 128), "bias: is list, expected a torch.Tensor"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_is_wrong_with_a_state_is_named(name: str) -> None:
+    change, message = STATES[name]
+    model = torch.nn.Sequential(layer())
+    state = {key[2:]: tensor.clone() for key, tensor in model.state_dict().items()}
+    change(state)
+    with pytest.raises(RuntimeError, match=rf"0\.{message}"):
+        model.load_state_dict({f"0.{key}": tensor for key, tensor in state.items()}, strict=False)
+
+
+def test_a_hook_of_the_layer_puts_no_wrong_places_into_it() -> None:
+    one = layer()
+    before = one.col_indices.clone()
+    one.register_load_state_dict_pre_hook(lambda module, state, *_: state["col_indices"].fill_(7))
+    with pytest.raises(RuntimeError, match="col_indices: ranges from 7 to 7"):
+        one.load_state_dict({name: tensor.clone() for name, tensor in one.state_dict().items()})
+    assert torch.equal(one.col_indices, before)

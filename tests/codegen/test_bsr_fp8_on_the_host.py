@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import host_bsr_fp8  # noqa: E402
 from bsr_fp8_specs import PRODUCTS, SAMPLED  # noqa: E402
+from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.render import generate  # noqa: E402
@@ -39,8 +40,7 @@ SDDMM_CASES = (
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pretend_stream(monkeypatch)
     for module in (arguments, bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm):
         if hasattr(module, "check_tensor"):
             monkeypatch.setattr(module, "check_tensor", lambda *arguments, **named: None)

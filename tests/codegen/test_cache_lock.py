@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -19,18 +20,34 @@ from stress.cache import SMALL, run_all
 
 from runtime.compile import cache_lock
 from runtime.compile.cache import KernelCache
+from runtime.compile.cache_folder import Folder
 from runtime.compile.cache_lock import locked, try_lock, unlock
 from runtime.errors import CacheError
 
 KERNEL = identity("kernel")
 HOLDER = """
 import sys
+from contextlib import closing
 from pathlib import Path
+from runtime.compile.cache_folder import Folder
+from runtime.compile.cache_folder import Folder
 from runtime.compile.cache_lock import locked
-with locked(Path(sys.argv[1]), "to hold it", 1):
+path = Path(sys.argv[1])
+with locked(lambda: closing(Folder.at(str(path.parent))), path.name, "to hold it", 1):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def opened(lock: Path) -> AbstractContextManager[Folder]:
+    """Open the folder of a lock file."""
+    return closing(Folder.at(str(lock.parent)))
+
+
+def taken(lock: Path) -> int | None:
+    """Try to hold a lock."""
+    with opened(lock) as folder:
+        return try_lock(folder, lock.name)
 
 
 @pytest.fixture
@@ -97,7 +114,7 @@ def test_clear_leaves_locks_that_are_held(tmp_path: Path, lock: Path, holder: su
     left = lock.with_name("left.lock")
     left.touch()
     KernelCache(tmp_path).clear()
-    assert lock.exists() and not left.exists() and try_lock(lock) is None
+    assert lock.exists() and not left.exists() and taken(lock) is None
 
 
 def test_a_lock_on_a_removed_file_does_not_count(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +126,11 @@ def test_a_lock_on_a_removed_file_does_not_count(lock: Path, monkeypatch: pytest
         flock(descriptor, operation)
 
     monkeypatch.setattr(cache_lock.fcntl, "flock", remove_then_lock)
-    assert try_lock(lock) is None
-    descriptor = try_lock(lock)
-    assert descriptor is not None and try_lock(lock) is None
-    unlock(lock, descriptor)
+    assert taken(lock) is None
+    descriptor = taken(lock)
+    assert descriptor is not None and taken(lock) is None
+    with opened(lock) as folder:
+        unlock(folder, lock.name, descriptor)
     assert not lock.exists()
 
 
@@ -121,7 +139,7 @@ def test_threads_exclude_each_other(lock: Path) -> None:
 
     def run() -> None:
         for _ in range(20):
-            with locked(lock, "to count", 60):
+            with locked(lambda: opened(lock), lock.name, "to count", 60):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cache_values import build, build_never, identity
+from cache_values import acl_of, build, build_never, identity
+from stress.cache_attacks import run_all
 from typer.testing import CliRunner
 
 from runtime import cli
@@ -41,6 +44,14 @@ def give_away() -> Callable[[Path], None]:
         os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
 
     return give
+
+
+def give_write(path: Path, kind: str) -> None:
+    """Let another user write by an access control list, of a file or folder itself or of what is made in a folder."""
+    try:
+        os.setxattr(path, f"system.posix_acl_{kind}", acl_of(OTHER_USER))
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error.strerror}")
 
 
 def uses(cache: KernelCache) -> list[Callable[[], object]]:
@@ -79,12 +90,49 @@ def test_the_folders_of_what_is_being_written_are_checked_too(cache: KernelCache
         (cache.folder / name).chmod(0o700)
 
 
-def test_a_group_may_write_if_it_is_the_users_own(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.folder.chmod(0o775)
+def test_a_group_may_write_above_the_cache_if_it_is_the_users_own(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = cache.folder.parent
+    above.chmod(0o775)
     monkeypatch.setattr(cache_trust, "_is_private", lambda gid, uid: True)
     assert cache.get_or_build(KERNEL, build_never)[1]
+    give_write(above, "access")
+    refused(cache, above, f"can be written by its group, {above.stat().st_gid} and those whom its", "chmod go-w")
+    above.chmod(0o755)  # as the message says
+    assert cache.get_or_build(KERNEL, build_never)[1]
+    above.chmod(0o775)
     monkeypatch.setattr(cache_trust, "_is_private", lambda gid, uid: False)
-    refused(cache, cache.folder, f"can be written by its group, {cache.folder.stat().st_gid} (mode 0775)", "chmod go-w")
+    refused(cache, above, f"can be written by its group, {above.stat().st_gid}", "chmod go-w")
+
+
+@pytest.mark.parametrize("place", [".", "entries", "tmp", "locks", f"entries/{KERNEL.key}"])
+@pytest.mark.parametrize("by", ["group", "access"])
+def test_in_the_cache_only_the_owner_may_write(
+    cache: KernelCache, place: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the group: who else has it, no list says. An access list shows in the bits of the group."""
+    monkeypatch.setattr(cache_trust, "_is_private", lambda gid, uid: True)
+    path, group = (cache.folder / place).resolve(), cache.folder.stat().st_gid
+    if by == "group":
+        path.chmod(path.stat().st_mode | 0o020)
+    else:
+        give_write(path, by)
+    named = " and those whom its access control list names" if by == "access" else ""
+    with pytest.raises(CacheError, match=re.escape(f"{path} can be written by its group, {group}{named} (mode 0")):
+        cache.get_or_build(KERNEL, build_never)
+    path.chmod(path.stat().st_mode & ~0o022)
+    assert cache.get_or_build(KERNEL, build_never)[1]
+
+
+def test_a_default_list_of_a_folder_gives_nobody_anything(cache: KernelCache) -> None:
+    for path in (cache.folder.parent, cache.folder, *(cache.folder / name for name in ("entries", "tmp", "locks"))):
+        give_write(path, "default")
+    other = identity("other")
+    assert not cache.get_or_build(other, build)[1] and cache.get_or_build(other, build_never)[1]
+    assert stat.S_IMODE((cache.folder / "entries" / other.key).stat().st_mode) == 0o600
+    inner = KernelCache(cache.folder.parent / "inner")
+    assert not inner.get_or_build(other, build)[1] and inner.get_or_build(other, build_never)[1]
 
 
 def test_which_groups_are_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +149,9 @@ def test_which_groups_are_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(cache_trust.pwd, "getpwuid", lambda uid: User)
     monkeypatch.setattr(cache_trust.grp, "getgrgid", lambda gid: Group)
     assert private() and not private(8)
+    monkeypatch.setattr(User, "pw_gid", 0)
+    assert not private(0)  # in containers it is everybody's
+    monkeypatch.setattr(User, "pw_gid", 7)
     monkeypatch.setattr(Group, "gr_mem", ["me", "somebody"])
     assert not private()
     monkeypatch.setattr(Group, "gr_mem", [])
@@ -277,3 +328,13 @@ def test_the_path_is_told_whatever_else_is_wrong(monkeypatch: pytest.MonkeyPatch
     tmp_path.chmod(0o777)
     result = CliRunner().invoke(cli.app, ["cache", "path"])
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path}\n")
+
+
+def test_attacks_are_refused() -> None:
+    """A small version of ``python tests/stress/cache_attacks.py --full``."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is for its user alone
+        rows = run_all(0.5, Path(folder))
+    assert not [row for row in rows if not row[1]]
+    tried = [name for name, _, _, told in rows if not told.startswith("not tried")]
+    if len(tried) < len(rows):
+        pytest.skip("tried " + ", ".join(tried) + "; " + "; ".join(row[3] for row in rows if row[0] not in tried))

@@ -23,6 +23,9 @@ from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")
 
+from host_streams import pretend_stream  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.expressions.draw import draw_aux  # noqa: E402
@@ -68,13 +71,10 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[attention.AttentionKernel, Driver]]:
     """Makes kernels that take CPU tensors and are launched by a Driver on stream 7."""
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    pretend_stream(monkeypatch, 7)
     for module in (attention, attention_backward, attention_fp8):
         monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(workspace, "_counters", {})
-    monkeypatch.setattr(workspace, "_scratch", {})
 
     def make(name: str) -> tuple[attention.AttentionKernel, Driver]:
         named = find_spec(name)
@@ -132,7 +132,16 @@ def test_each_launch_has_the_numbers_and_addresses_of_its_call(kernel: Any, name
             assert field(call, block, spec.name) == (tensor.data_ptr(),)
 
 
-def test_tiles_of_a_last_round_are_divided(kernel: Any) -> None:
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The scratch memory of each launch."""
+    made: list[Any] = []
+    scratch = workspace.scratch
+    monkeypatch.setattr(workspace, "scratch", lambda *given: (made.append(scratch(*given)), made[-1])[1])
+    return made
+
+
+def test_tiles_of_a_last_round_are_divided(kernel: Any, taken: list[Any]) -> None:
     call, driver = kernel("h100_topk32")
     q, k, v = qkv()
     lists = torch.zeros(1, 2, 2, 32, dtype=torch.int32)
@@ -144,14 +153,13 @@ def test_tiles_of_a_last_round_are_divided(kernel: Any) -> None:
     assert field(call, block, "units") == (32,) and field(call, block, "tiles") == (4,)
     assert grid == divided[1] > 4
     counters, partial_bytes = plan.stream_k.workspace(*divided)
-    of_stream = workspace.owner(torch.device("cpu"), stream)
-    kept = workspace._counters[of_stream], workspace._scratch[of_stream]
-    assert kept[0].numel() >= counters and kept[1].numel() >= partial_bytes
-    assert field(call, block, "units_done") == (kept[0].data_ptr(),)
-    assert field(call, block, "partials") == (kept[1].data_ptr(),)
+    kept = workspace._counters[None, stream]  # type: ignore[index] # the CPU has no number
+    assert kept.numel() >= counters and taken[0].numel() >= partial_bytes
+    assert field(call, block, "units_done") == (kept.data_ptr(),)
+    assert field(call, block, "partials") == (taken[0].data_ptr(),)
 
 
-def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any) -> None:
+def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any, taken: list[Any]) -> None:
     call, driver = kernel("h100_topk32")
     q, k, v = qkv(heads=66)
     call(q, k, v, torch.zeros(1, 1, 2, 32, dtype=torch.int32))
@@ -159,7 +167,7 @@ def test_a_call_that_fills_its_rounds_takes_no_memory(kernel: Any) -> None:
     assert grid == 132
     for name in ("stream_k_tiles", "stream_k_ctas", "partials", "units_done"):
         assert field(call, block, name) == (0,), name
-    assert not workspace._counters and not workspace._scratch
+    assert not workspace._counters and not taken
 
 
 def test_shares_are_those_of_the_problem(kernel: Any) -> None:
@@ -294,8 +302,7 @@ def refused_gradients(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check nothing of a tensor but its gradient, where ``kernel`` checks nothing at all."""
 
     def refuse(name: str, tensor: Any, *rest: Any) -> None:
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise ArgumentError(name, "requires a gradient")
+        arguments.refuse_gradient(name, tensor)
 
     monkeypatch.setattr(attention, "check_tensor", refuse)
 
@@ -669,6 +676,31 @@ def test_the_result_is_written_where_the_caller_says(kernel: Any) -> None:
     assert call(q, k, v, out=out)[0] is out
     ((_, _, block),) = driver.launches
     assert field(call, block, "o") == (out.data_ptr(),) and field(call, block, "o_head_stride") == (128,)
+    with torch.inference_mode():
+        assert call(q, k, v, out=(of_inference := torch.empty_like(out)))[0] is of_inference
+
+
+def test_what_a_kernel_has_written_over_is_not_differentiated_with(kernel: Any) -> None:
+    call, _ = kernel("l4_causal")
+    q, k, v = qkv()
+    out, weights = torch.zeros_like(q), torch.ones_like(q).requires_grad_()
+    product = weights * out  # keeps out for the gradient of the weights
+    call(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@pytest.mark.usefixtures("refused_gradients")
+def test_a_tangent_is_refused_after_calls_without(kernel: Any) -> None:
+    call, driver = kernel("h100_dense")
+    q, k, v = qkv()
+    with forward_ad.dual_level():
+        call(q, k, v)
+        with torch.no_grad(), pytest.raises(ArgumentError, match="v: has a tangent"):
+            call(q, k, forward_ad.make_dual(v, v))
+        call(q, k, v)
+    call(q, k, v)
+    assert len(driver.launches) == 3
 
 
 @pytest.mark.usefixtures("refused_gradients")
@@ -968,8 +1000,8 @@ def test_memory_of_a_launch_is_held_until_it_is_enqueued(
     """In a capture nothing else holds it, and freed memory is allocated again at once."""
     made: list[Any] = []
 
-    def make(device: Any, stream: int, size: int) -> Any:
-        tensor = torch.zeros(max(size, 1), dtype=torch.int32)
+    def make(*given: Any) -> Any:
+        tensor = torch.zeros(max(given[-1], 1), dtype=torch.int32)
         made.append(weakref.ref(tensor))
         return tensor
 

@@ -15,8 +15,10 @@ from codegen.plans import plan_for
 
 torch = pytest.importorskip("torch")
 
+from host_streams import pretend_memory  # noqa: E402
+
 from runtime import kernel as loading  # noqa: E402
-from runtime.driver import context, workspace  # noqa: E402
+from runtime.driver import context, enqueue  # noqa: E402
 from runtime.errors import ArgumentError, DeviceError  # noqa: E402
 from runtime.kernels import (  # noqa: E402
     attention,
@@ -223,14 +225,14 @@ def on_cpu(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> Contexts:
             monkeypatch.setattr(module, "check_tensor", lambda *given: None)
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", lambda *given: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(workspace, "_counters", {})
-    monkeypatch.setattr(workspace, "_scratch", {})
+    pretend_memory(monkeypatch)
 
     def capturing() -> bool:
         assert contexts.current == OWN
         return False
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", capturing)
+    monkeypatch.setattr(enqueue, "note_launch", lambda *given: capturing())
     for module in (attention, bsr_spmm, bsr_sddmm, bsr_spgemm, copying, quantise, select_topk):
         allocator = module.allocator
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from codegen import exports
+from codegen import exports, folders
 from codegen.descriptor import (
     GridRecord,
     KernelFacts,
@@ -31,7 +32,20 @@ from codegen.sized_launch import sized_launch
 
 CUBIN, LOG = b"\x7fELF, machine code", "ptxas info    : Used 168 registers"
 SIZES = {"batch": 1, "heads": 4, "kv_heads": 4, "q_len": 256, "kv_len": 256, "list_batches": 1, "list_heads": 4}
-Make = Callable[..., dict[str, bytes]]
+Make = Callable[..., Receipt]
+
+
+@pytest.fixture
+def receipt(receipt: Make) -> Make:
+    """Makes a receipt of CUBIN."""
+
+    def make(named: NamedSpec, source: str) -> Receipt:
+        made, plan = receipt(named, source), generate(named).plan
+        own = {"sha256": hashlib.sha256(CUBIN).hexdigest(), "launch_sha256": plan.launch_sha256}
+        cubin = made.cubin.model_copy(update={**own, "dynamic_shared_bytes": plan.shared_bytes})
+        return made.model_copy(update={"cubin": cubin})
+
+    return make
 
 
 @pytest.fixture
@@ -208,6 +222,21 @@ def test_a_write_that_fails_changes_nothing(
         write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD)
     monkeypatch.undo()
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == files
+    assert [each.name for each in folder.parent.iterdir()] == ["h100_topk32"]
+
+
+def test_what_is_put_into_a_folder_while_it_is_written_anew_is_kept(
+    folder: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swap(fresh: Path, to: Path, *arguments: Any) -> None:
+        (to / "mine").write_text("mine")  # after the look, before the folder is replaced
+        real(fresh, to, *arguments)
+
+    real = folders._swap
+    monkeypatch.setattr(folders, "_swap", swap)
+    with pytest.raises(FileError, match="h100_topk32: holds mine: no export wrote this folder"):
+        write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == {**files, "mine": b"mine"}
     assert [each.name for each in folder.parent.iterdir()] == ["h100_topk32"]
 
 

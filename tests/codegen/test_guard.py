@@ -38,7 +38,7 @@ class Kernel:
         self.seen += [x, *others, *named.values()]
         result = allocator(CPU)(*contiguous(x.shape), x.dtype) if out is None else out
         lse = allocator(CPU)(*contiguous(x.shape[:1]), torch.float32)
-        counters, scratch = workspace.counters(CPU, 0, 3), workspace.scratch(CPU, 0, 50)
+        counters, scratch = workspace.counters(CPU, 0, 3), workspace.scratch(CPU, 50)
         assert not counters.any() and counters.numel() == 3 and scratch.numel() == 50 and bool((scratch == 0xFF).all())
         assert bool(lse.isnan().all()) and (out is not None or bool(result.isnan().all()))
         result.copy_(x)

@@ -6,6 +6,7 @@ import importlib.metadata
 import sys
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,15 @@ def test_a_chooser_may_return_tiles() -> None:
     assert torch.equal(diffusers_attention(q, k, v, pattern_for=window), out)
     cross = bshd(50)
     assert_close(diffusers_attention(q, cross, cross, pattern_for=window), dense(q, cross, cross))
+
+
+def test_windows_of_vllm_omni_come_and_go_from_threads() -> None:
+    def call(number: int) -> None:
+        for step in range(1, 4 * vllm_omni.MOST_WINDOWS):
+            size = (step * (number + 1)) % 40 + 1
+            window = vllm_omni._window((("grid", (size, 8, 8)), ("window", (1, 1, 1))))
+            assert window.grid == (size, 8, 8)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(8)))
+    assert vllm_omni._window.cache_info().currsize <= vllm_omni.MOST_WINDOWS

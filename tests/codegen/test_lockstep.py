@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from host_streams import pretend_stream  # noqa: E402
+
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.parse import parse_spec  # noqa: E402
@@ -57,10 +59,12 @@ def test_only_whole_tiles_are_marked(stream_k_tail: bool) -> None:
 def test_counters_of_divided_tiles_are_not_those_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, int] = {}
     kept = torch.zeros(64, dtype=torch.int32)
+    pretend_stream(monkeypatch)
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: kept[:number])
-    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.empty(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    loaded = SimpleNamespace(launch=lambda signature, addresses, stream, prologue: given.update(addresses))
+    monkeypatch.setattr(workspace, "scratch", lambda device, size: torch.empty(size, dtype=torch.uint8))
+    loaded = SimpleNamespace(
+        launch=lambda signature, addresses, stream, prologue: given.update(addresses), library=None
+    )
     args = LaunchArgs({}, 1, counters={"progress": SCHEDULER_COUNTERS, "units_done": 16}, scratch={"partials": 4})
     enqueue(loaded, None, {}, torch.device("cuda", 0), workspace.Memory.of(args))  # type: ignore[arg-type]
     assert given["progress"] == kept.data_ptr()

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 import host_quantise  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.ops import quantise as ops  # noqa: E402
@@ -479,3 +480,23 @@ def test_a_fake_result_is_like_the_real_one(fields: dict[str, Any]) -> None:
         fake = torch.ops.sparse_kernel_codegen.quantise(*fakes, spec=spec)
     for one, other in zip(real, fake, strict=True):
         assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+
+
+class _Operators(TorchDispatchMode):
+    """Keeps the names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.names.add(function.overloadpacket.__name__)
+        return function(*arguments, **(named or {}))
+
+
+def test_operands_from_elsewhere_copy_nothing_from_the_host() -> None:
+    codes = [torch.randn(1, 2, 200, 64).to(torch.float8_e4m3fn) for _ in range(3)]
+    with _Operators() as called:
+        quantised_operands(*codes, q_scale=1.0, k_scale=0.5, v_scale=torch.ones(2))
+    made_on_the_host = {"lift_fresh", "_to_copy", "copy_", "index"}  # torch.tensor(list), and indexing by one
+    assert called.names and not called.names & made_on_the_host

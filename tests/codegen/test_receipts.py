@@ -102,7 +102,7 @@ def test_ok(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path, named, data)
     found = state(named, render(named), tmp_path)
     assert found.standing is ReceiptStatus.OK
-    assert found.explanation == "1 cases on a device, worst error 0.0005"
+    assert found.explanation == f"{len(data['verification']['cases'])} cases on a device, worst error 0.0005"
 
 
 def test_changed_source_is_stale(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_failed_names_the_cases(named: NamedSpec, data: dict[str, Any], tmp_path
     written(tmp_path, named, data)
     found = state(named, render(named), tmp_path)
     assert found.standing is ReceiptStatus.FAILED
-    assert found.explanation == "1 of 2 cases failed: tail"
+    assert found.explanation == f"1 of {len(cases)} cases failed: tail"
 
 
 def test_stale_outweighs_failed(named: NamedSpec, data: dict[str, Any], tmp_path: Path) -> None:

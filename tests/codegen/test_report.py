@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
+import random
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from codegen.errors import CodegenError, FileError
 from codegen.library import ROOT, find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.receipts import Receipt
+from codegen.receipts import Receipt, state
 from codegen.render import generate
 from runtime.cli import app
 from runtime.report import cli, patterns, pipeline, site, tree
 from runtime.report.chain import links
 from runtime.report.changes import changes
-from runtime.report.kernels import Kernel, kernel_of, known_records
+from runtime.report.kernels import Kernel, Record, kernel_of, known_records
 from runtime.report.measurements import by_spec, results, rows_of
 from runtime.report.overview import barriers
 from runtime.report.resources import resources_of
@@ -229,15 +235,74 @@ def test_what_two_commits_differ_in(repository: Path) -> None:
 
 def test_the_tree_of_a_report(repository: Path) -> None:
     out = repository / "report"
-    assert tree.tree_of(out, repository) == Tree(git(repository, "rev-parse", "HEAD").strip())
+    assert tree.tree_of((), repository) == Tree(git(repository, "rev-parse", "HEAD").strip())
     out.mkdir()
     (out / "index.html").write_text("")
-    assert tree.tree_of(out, repository).changed == ()
-    assert tree.tree_of(out / "deeper", repository).changed == ("report/",)
-    assert tree.tree_of(out / "index.html", repository).changed == ()
+    assert tree.tree_of([out / "index.html"], repository).changed == ()
+    assert tree.tree_of([out], repository).changed == ("report/index.html",)
+    assert tree.tree_of([repository / "link" / ".." / "report" / "index.html"], repository).changed == ()
     (repository / "new\n.py").write_text("")
     (repository / "generated" / "h100_topk32.cu").write_text("")
-    assert tree.tree_of(out, repository).changed == ("generated/h100_topk32.cu", "new\\n.py")
+    changed = ("generated/h100_topk32.cu", "new\\n.py")
+    assert tree.tree_of([out / "index.html"], repository).changed == changed
+    # From a folder of the repository, as where the project is a part of another one.
+    assert tree.tree_of([out / "index.html"], repository / "generated").changed == changed
+
+
+def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:
+    """A mark alone owns nothing: each file has the hash that it names, or all of the folder is left as it is."""
+    out = tmp_path / "out"
+    made = site.with_mark({"index.html": "a page", "kernel-x.html": "another"})
+    assert site.write(out, made)
+    mark = json.loads(made["report.json"])
+    zeros = {"thesis.tex": "0" * 64}
+    forgeries: list[tuple[dict[str, bytes | None], object]] = [
+        ({"thesis.tex": b"mine"}, mark | {"files": zeros}),
+        ({"thesis.tex": b"mine"}, mark | {"files": {**mark["files"], **zeros}}),
+        (
+            {"thesis.tex": b"mine"},
+            mark | {"files": mark["files"] | {"thesis.tex": hashlib.sha256(b"mine").hexdigest()}},
+        ),
+        ({"index.html": b"mine"}, mark),
+        ({"index.html": b"mine"}, mark | {"files": mark["files"] | {"index.html": "0" * 64}}),
+        ({"kernel-x.html": b"mine", "index.html": None}, mark),
+        ({}, mark | {"files": {**mark["files"], "../thesis.tex": "0" * 64}}),
+        ({}, mark | {"files": list(mark["files"])}),
+        ({}, mark | {"files": dict.fromkeys(mark["files"], 0)}),
+        ({}, mark | {"made_by": "another"}),
+        ({}, mark | {"schema_version": 2}),
+        ({}, mark | {"more": 1}),
+        ({}, [mark]),
+    ]
+    for files, forged in forgeries:
+        shutil.rmtree(out)
+        site.write(out, made)
+        (out / "report.json").write_text(json.dumps(forged))
+        for name, data in files.items():
+            (out / name).unlink(missing_ok=True)
+            if data is not None:
+                (out / name).write_bytes(data)
+        before = contents(out)
+        with pytest.raises(FileError, match="no report wrote this folder"):
+            site.write(out, site.with_mark({"index.html": "newer"}))
+        assert contents(out) == before and list(tmp_path.iterdir()) == [out], forged
+
+
+def test_a_file_that_comes_at_the_last_moment_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    site.write(out, site.with_mark({"index.html": "a page"}))
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        if path == out:
+            (out / "thesis.tex").write_text("mine")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    with pytest.raises(FileError, match=r"thesis\.tex"):
+        site.write(out, site.with_mark({"index.html": "newer"}))
+    assert (out / "thesis.tex").read_text() == "mine" and (out / "index.html").read_text() == "a page"
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_diff_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,3 +524,93 @@ def test_a_full_disk_leaves_the_older_report(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(FileError, match="No space left"):
         site.write(tmp_path / "out", site.with_mark({"index.html": "two"}))
     assert contents(tmp_path / "out") == files
+
+
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    1e-320,
+    1e308,
+    10**400,
+    float("nan"),
+    float("inf"),
+    "",
+    "NaN",
+    "\x1b[2J",
+    [],
+    [[1]],
+    {},
+    {"a": {}},
+)
+
+
+EDITS = 60
+
+
+def places_of(node: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All parts of a JSON value by their keys and numbers."""
+    if place:
+        yield place
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from places_of(value, (*place, key))
+
+
+def edited(data: Any, draw: random.Random) -> Any:
+    """A copy of a JSON value with one or two parts replaced, renamed or left out."""
+    data = copy.deepcopy(data)
+    for _ in range(draw.randint(1, 2)):
+        *parents, key = draw.choice(list(places_of(data)) or [("x",)])
+        at = data
+        for parent in parents:
+            at = at[parent]
+        way = draw.random()
+        if way < 0.8 or isinstance(at, list):
+            at[key] = draw.choice(ODD)
+        elif way < 0.9:
+            at.pop(key, None)
+        else:
+            at[draw.choice(("EXIT", "x\n", ""))] = at.pop(key, None)
+    return data
+
+
+def test_edited_inputs_give_a_page_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receipts, records of compilations and rows of results, whatever they say."""
+    monkeypatch.setattr(site, "cuda_html", lambda source: "")
+    monkeypatch.setattr(site, "yaml_html", lambda text: "")
+    named = find_spec("l4_topk32")
+    made, path = generate(named), tmp_path / "l4_topk32.json"
+    receipt = json.loads((ROOT / "generated" / "l4_topk32.json").read_text())
+    receipt["verification"]["cases"] = receipt["verification"]["cases"][:2]
+    record = known_records()["l4_topk32"]
+    row = {
+        "device": "NVIDIA H200",
+        "name": "row",
+        "data": "normal",
+        "length": 8192,
+        "source_sha256": receipt["source"]["sha256"],
+        "spec": json.loads(named.spec.canonical_json()),
+        "results": {"ours": {"tflops": 400.0, "error": 1e-3}, "FA3": {"tflops": 300.0}, "SDPA": {"tflops": 200.0}},
+        "failed": {"FA4": "is not installed"},
+    }
+    pages = errors = 0
+    for seed in range(EDITS):
+        draw = random.Random(seed)
+        which = seed % 3
+        told = [edited(each, draw) if which == i else each for i, each in enumerate((receipt, record, row))]
+        path.write_text(json.dumps(told[0]))
+        try:
+            read = Receipt.read(path) if which != 1 else None
+            if which == 1 and isinstance(told[1], dict):
+                told[1]["source"] = told[1].get("source") and receipt["source"]["sha256"]
+            record_of = Record.model_validate(told[1]) if which == 1 else None
+            found = Kernel(named, made.plan, made.source, read, path, state(named, made.source, tmp_path), record_of)
+            view = site.view_of(found, by_spec({"rows.json": json.dumps([told[2]])}))
+            page = site.kernel_page(view, CLEAN, (None, None)) + site.index_page([site.entry_of(view)], CLEAN, None)
+            assert "\x1b" not in page and ">nan<" not in page.lower(), seed
+            pages += 1
+        except (CodegenError, ValidationError):
+            errors += 1
+    assert pages > EDITS / 8 and errors > EDITS / 8

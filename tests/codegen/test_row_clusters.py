@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -532,3 +533,18 @@ def test_the_search_has_one_thread_and_gives_the_others_back(monkeypatch: pytest
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_searches_in_several_threads_give_the_threads_back() -> None:
+    before = torch.get_num_threads()
+    matrix = uniform(48, 4, 24, seed=0)
+    right = matrix.order(anneal=False)
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = [future.result() for future in [pool.submit(matrix.order, anneal=False) for _ in range(12)]]
+        with ThreadPoolExecutor(1) as pool:  # what a new thread has is the process's number
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(*parts) for order in found for parts in zip(order[:4], right[:4], strict=True))

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from scripts import load_script
 
+from codegen.cases import case_names
 from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.plans import plan_for
 from codegen.receipts import Receipt
 from codegen.render import render
 
@@ -51,13 +53,17 @@ def test_every_shipped_kernel_is_on_the_page_once() -> None:
 def test_kernels_are_told_by_what_ran_where(receipts: dict[str, Receipt]) -> None:
     found = script.runs(SPECS, receipts)
     assert {run: [named.stem for named in those] for run, those in found.items()} == {
-        ("sm_89", "sm_90a cubin", "a device"): ["l4_causal"],
+        ("sm_89", "sm_89 cubin", "a device"): ["l4_causal"],
         ("sm_90a", "sm_90a cubin", "a device"): ["h100_topk32"],
     }
     rows = script.kernel_table(SPECS, found).splitlines()
     assert rows[-1] == "| not verified | - | `h100_causal` |"
     operators = script.operator_table(receipts, found).splitlines()[2:]
-    assert operators == ["| `attention` | sm_90a cubin | a device | 1 | 1 | fp16 5.0e-04 |"] * 2
+    counts = [len(case_names(plan_for(find_spec(stem)))) for stem in ("l4_causal", "h100_topk32")]
+    assert operators == [
+        f"| `attention` | {arch} cubin | a device | 1 | {count} | fp16 5.0e-04 |"
+        for arch, count in zip(("sm_89", "sm_90a"), counts, strict=True)
+    ]
 
 
 def test_compilations_are_counted_by_architecture(receipts: dict[str, Receipt]) -> None:

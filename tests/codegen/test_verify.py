@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from codegen.cases import case_names
 from codegen.library import find_spec
 from codegen.plans import plan_for
 from codegen.spec import OPS
@@ -39,6 +40,48 @@ KINDS: list[tuple[str, Any, Any, Any]] = [
     ("h100_select_topk", SelectTopkKernel, select_topk, lambda spec: select_topk.CASES),
     ("h100_tile_copy_tma", TileCopyKernel, tile_copy, lambda spec: tile_copy.CASES),
 ]
+
+
+# Of each operator whose cases are a table of its own: the plain kernel, and one for each part that only some have.
+TABLES = [
+    "h100_block_mask",
+    "h100_bsr_sddmm_b128",
+    "h100_bsr_spgemm_b16",
+    "h100_bsr_spgemm_b128_balanced",
+    "h100_bsr_spgemm_b128_bsr",
+    "h100_bsr_spmm_b128",
+    "h100_bsr_spmm_b128_balanced",
+    "h100_bsr_spmm_b128_n16",
+    "h100_bsr_spmm_b32_balanced",
+    "h100_bsr_spmm_b16_gathered",
+    "h100_bsr_spmm_b128_transposed",
+    "h100_bsr_spmm_b64",
+    "l4_bsr_spmm_b64",
+    "l4_bsr_spmm_wmma_b16",
+    "h100_quantise_k",
+    "h100_select_topk",
+    "h100_tile_copy_tma",
+]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_receipt_is_held_to_the_cases_that_are_run(name: str) -> None:
+    plan = plan_for(find_spec(name))
+    kernel: Any = SimpleNamespace(spec=plan.spec)
+    cases: Any = run.cases_of(kernel)
+    if name.split("_")[2].startswith(("spmm", "spgemm")):
+        cases = bsr_spmm.cases_of(plan) if "spmm" in name else bsr_spgemm.cases_of(plan.spec)  # type: ignore[arg-type]
+    assert [case.name for case in cases] == case_names(plan)
+    assert len({*case_names(plan)}) == len(case_names(plan))
+
+
+def test_every_table_is_compared() -> None:
+    ops = {find_spec(name).spec.op for name in TABLES}
+    assert ops == {op for op in OPS if not op.startswith("attention")}
+    found = [set(case_names(plan_for(find_spec(name)))) for name in TABLES]
+    for table in (bsr_spmm.CUT_CASES, bsr_spmm.GATHER_CASES, bsr_spgemm.PATTERN_CASES, bsr_spgemm.BALANCED_CASES):
+        assert any({case.name for case in table} <= names for names in found)
+    assert sum("several_groups" in names for names in found) > 1
 
 
 @pytest.mark.parametrize(("name", "kind", "module", "cases_of"), KINDS, ids=[name for name, *_ in KINDS])

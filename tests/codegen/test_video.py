@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -150,3 +154,44 @@ def test_other_lengths_and_maps_are_refused() -> None:
         tiles.pattern(torch.ones(2, 2, dtype=torch.bool, device="meta"))
     with pytest.raises(ArgumentError, match="window"):
         tile_window(tiles, (1, 1))  # type: ignore[arg-type]
+
+
+def tensors_of(made: Any) -> list[Any]:
+    tiles, pattern = made
+    return [tiles.to_tiles, tiles.from_tiles, *(x for x in pattern.index_tensors() if x is not None)]
+
+
+def test_the_mode_of_the_first_call_is_not_that_of_later_ones() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    cpu = torch.device("cpu")
+    right = tensors_of(VideoWindow((3, 10, 8), (1, 2, 1), tile=(1, 8, 8), text=20).made(cpu))
+    modes = [torch.inference_mode, torch.no_grad, lambda: torch.device("meta")]
+    for mode in modes:
+        window = VideoWindow((3, 10, 8), (1, 2, 1), tile=(1, 8, 8), text=20)
+        with mode():
+            window.made(cpu)
+        found = tensors_of(window.made(cpu))
+        for x, wanted in zip(found, right, strict=True):
+            assert not isinstance(x, FakeTensor) and not x.is_inference() and torch.equal(x, wanted), mode
+        assert window.made(cpu)[0] is window.made(cpu)[0]
+    inside: list[Any] = []
+    window = VideoWindow((2, 8, 8), (1, 1, 1), tile=(1, 8, 8))
+    torch.func.grad(lambda x: (inside.append(window.made(cpu)), x.sum())[1])(torch.ones(2))
+    assert all(not torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors_of(window.made(cpu)))
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(window)))
+    assert copied == window and not copied._made
+    assert torch.equal(copied.made(cpu)[0].to_tiles, window.made(cpu)[0].to_tiles)
+
+
+def test_threads_make_a_window_once() -> None:
+    window = VideoWindow((4, 32, 32), (1, 3, 3))
+    start = threading.Barrier(8)
+
+    def call(_: int) -> Any:
+        start.wait(30)
+        return window.made(torch.device("cpu"))[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(call, range(8)))
+    assert all(tiles is found[0] for tiles in found)

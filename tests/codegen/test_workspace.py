@@ -1,14 +1,14 @@
-"""Device memory that kernels keep from launch to launch: one set for each stream, none of it shared with a graph."""
+"""Device memory of launches: one set of counters for each stream that lasts, none of it shared with a graph."""
 
 from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime.driver import workspace  # noqa: E402
+from host_streams import pretend_memory  # noqa: E402
+
+from runtime.driver import streams, workspace  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -17,9 +17,8 @@ CPU = torch.device("cpu")
 def capturing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Empties what is kept; its last entry says whether the stream is being captured."""
     state = [False]
+    pretend_memory(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state[-1])
-    monkeypatch.setattr(workspace, "_counters", {})
-    monkeypatch.setattr(workspace, "_scratch", {})
     return state
 
 
@@ -31,16 +30,6 @@ def test_counters_are_zero_and_those_of_their_stream() -> None:
     assert workspace.counters(CPU, 8, 10).data_ptr() != first.data_ptr()
 
 
-def test_threads_share_those_of_a_stream_unless_its_handle_is_another_stream_in_each_thread() -> None:
-    for stream in (7, 2):  # 2 is cudaStreamPerThread
-        for find in (workspace.counters, workspace.scratch):
-            mine = find(CPU, stream, 4)
-            with ThreadPoolExecutor(1) as other:
-                theirs = other.submit(find, CPU, stream, 4).result()
-            assert (mine is theirs) is (stream == 7)
-            assert find(CPU, stream, 4) is mine
-
-
 def test_more_counters_than_before_are_zero_too() -> None:
     small = workspace.counters(CPU, 7, 2)
     large = workspace.counters(CPU, 7, 500)
@@ -49,30 +38,40 @@ def test_more_counters_than_before_are_zero_too() -> None:
     assert workspace.counters(CPU, 7, 2).data_ptr() == large.data_ptr()
 
 
-def test_scratch_grows_and_is_that_of_its_stream() -> None:
-    first = workspace.scratch(CPU, 7, 100)
-    assert first.dtype == torch.uint8 and first.numel() >= 100
-    assert workspace.scratch(CPU, 7, 60).data_ptr() == first.data_ptr()
-    assert workspace.scratch(CPU, 8, 100).data_ptr() != first.data_ptr()
-    larger = workspace.scratch(CPU, 7, 1000)
-    assert larger.numel() >= 1000
-    assert workspace.scratch(CPU, 7, 100).data_ptr() == larger.data_ptr()
+def test_scratch_is_not_kept() -> None:
+    first = workspace.scratch(CPU, 100)
+    assert first.dtype == torch.uint8 and first.shape == (100,)
+    assert workspace.scratch(CPU, 100).data_ptr() != first.data_ptr()
 
 
 def test_devices_do_not_share() -> None:
-    for take in (workspace.counters, workspace.scratch):
-        one, other = take(torch.device("meta", 0), 7, 16), take(torch.device("meta", 1), 7, 16)
-        assert one is not other
-        assert take(torch.device("meta", 0), 7, 16) is one
+    one, other = (workspace.counters(torch.device("meta", index), 7, 16) for index in (0, 1))
+    assert one is not other
+    assert workspace.counters(torch.device("meta", 0), 7, 16) is one
 
 
-def test_a_captured_launch_has_memory_of_its_own(capturing: list[bool]) -> None:
-    for take in (workspace.counters, workspace.scratch):
-        outside = take(CPU, 7, 16)
-        capturing.append(True)
-        captured, again = take(CPU, 7, 16), take(CPU, 7, 16)
-        capturing.pop()
-        assert len({tensor.data_ptr() for tensor in (outside, captured, again)}) == 3
-        assert take(CPU, 7, 16) is outside
+def test_a_captured_launch_has_counters_of_its_own(capturing: list[bool]) -> None:
+    outside = workspace.counters(CPU, 7, 16)
     capturing.append(True)
-    assert workspace.counters(CPU, 7, 3).tolist() == [0] * 3
+    captured, again = workspace.counters(CPU, 7, 16), workspace.counters(CPU, 7, 16)
+    capturing.pop()
+    assert len({tensor.data_ptr() for tensor in (outside, captured, again)}) == 3
+    assert workspace.counters(CPU, 7, 16) is outside
+
+
+@pytest.mark.parametrize(
+    ("number", "lasts"),
+    [(0, True), (7, True), (0x7F31C8, False), (2, False)],
+    ids=["default", "pool", "external", "per thread"],
+)
+def test_nothing_is_kept_for_a_stream_that_may_end(monkeypatch: pytest.MonkeyPatch, number: int, lasts: bool) -> None:
+    """``number`` is torch's of a stream: 0, odd, or a pointer."""
+
+    class Stream:
+        stream_id = number
+
+    monkeypatch.setattr(streams, "_lasting", set())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
+    first, second = workspace.counters(CPU, 7, 16), workspace.counters(CPU, 7, 16)
+    assert (first is second) is lasts and bool(workspace._counters) is lasts
+    assert streams._lasting == ({(None, 7)} if lasts else set())

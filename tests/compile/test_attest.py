@@ -384,6 +384,15 @@ def test_a_dirty_tree_is_refused_unless_that_is_said(tmp_path: Path, monkeypatch
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / statement.SBOM).touch()  # what it wrote itself the last time
     assert cli._tree(tmp_path / "out", allow_dirty=False).changed == ()
+    # Another file is told wherever it is: beside the tree, in the folder of what is written, in a folder of the tree.
+    (tmp_path / "out" / "names.py").touch()
+    (tmp_path / "codegen").mkdir()
+    (tmp_path / "codegen" / "names.py").touch()
+    others = ("codegen/names.py", "out/names.py")
+    for out in (tmp_path, tmp_path / "codegen", tmp_path / "codegen" / ".." / "out", Path("out"), Path(), Path("..")):
+        found = cli._tree(out, allow_dirty=True).changed
+        assert tuple(name for name in found if name.endswith(".py")) == others, out
+    assert cli._tree(tmp_path / "codegen" / ".." / "out", allow_dirty=True).changed == others
 
 
 def test_without_cryptography_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

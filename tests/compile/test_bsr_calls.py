@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from host_streams import pretend_stream  # noqa: E402
+
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
 from codegen.problem import SpgemmShape  # noqa: E402
@@ -20,6 +23,7 @@ from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import (  # noqa: E402
     arguments,
     bsr_arguments,
+    bsr_batch,
     bsr_preparation,
     bsr_scales,
     bsr_sddmm,
@@ -27,6 +31,7 @@ from runtime.kernels import (  # noqa: E402
     bsr_spmm,
 )
 from runtime.prepare import row_clusters  # noqa: E402
+from runtime.prepare.bsr_matrix import parts_of_prepared, prepared_of  # noqa: E402
 from runtime.prepare.prepared import PreparedBsr  # noqa: E402
 from runtime.prepare.row_clusters import cluster_rows  # noqa: E402
 from runtime.prepare.row_split import split_rows  # noqa: E402
@@ -103,9 +108,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
 
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", on_gpu)
     monkeypatch.setattr(workspace, "counters", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
-    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(workspace, "scratch", lambda device, size: torch.zeros(size, dtype=torch.uint8))
+    pretend_stream(monkeypatch)
 
     def make(arch: str = "sm_90a", size: int = 64, **fields: Any) -> Any:
         block = {"rows": size, "cols": size}
@@ -236,7 +240,7 @@ def test_kernels_without_tensor_maps_know_how_far_columns_of_b_are_apart(make: M
     assert kernel(matrix([0, 1, 1, 3], [2, 0, 1], size=64), b).shape == (2, 192, 304)
     (signature,), launches = kernel._loaded.signatures, kernel._loaded.launches
     assert signature["numbers"]["b_column_stride"] == 256 and "b_row_stride" not in signature["numbers"]
-    assert [launch["b"] for launch in launches] == [b[0].data_ptr(), b[1].data_ptr()]
+    assert [launch["b"] for launch in launches] == [b.data_ptr()], "columns of both follow each other"
     # A column beyond the only one must lie where copies may begin, though nothing is read there.
     kernel(matrix([0, 1, 1, 3], [2, 0, 1], size=64), dense(192)[:, None])
     assert kernel._loaded.signatures[-1]["numbers"]["b_column_stride"] == 0
@@ -252,16 +256,94 @@ def test_columns_of_b_where_a_is_transposed(make: Make) -> None:
         kernel(a, dense(192, 304))
 
 
-def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
+def test_a_batch_whose_matrices_lie_side_by_side_is_one_launch_without_copies(make: Make) -> None:
     kernel = make(accumulate=True)
-    b, c = dense(4, 192, 77 + 3)[:, :, :77], dense(4, 192, 80)[:, :, :77]
+    b, c = (dense(192, 4, 80).transpose(0, 1) for _ in range(2))
     out = kernel(A, b, c=c)
-    assert out.shape == (4, 192, 77) and out.stride() == (192 * 80, 80, 1)
-    assert len(kernel._loaded.signatures) == 1
+    assert out.shape == (4, 192, 80) and out.stride() == (80, 4 * 80, 1)
+    again = kernel(A, out, c=c, out=c)
+    assert again is c and len(kernel._loaded.signatures) == 2
     places = [(launch["b"], launch["c_in"], launch["c"]) for launch in kernel._loaded.launches]
-    assert places == [(b[i].data_ptr(), c[i].data_ptr(), out[i].data_ptr()) for i in range(4)]
-    whole = dense(4, 192, 128)
-    assert kernel(A, dense(4, 192, 128), c=whole, out=whole) is whole
+    assert places == [tuple(t.data_ptr() for t in given) for given in ((b, c, out), (out, c, c))]
+
+
+def test_matrices_of_more_than_16_mib_are_not_copied(make: Make) -> None:
+    kernel, a = make(), matrix([0, 1, 1, 3], [2, 0, 1])
+    b = torch.empty(3, 192, 45000, dtype=torch.float16)
+    out = kernel(a, b)
+    places = [(launch["b"], launch["c"]) for launch in kernel._loaded.launches]
+    assert places == [(b[i].data_ptr(), out[i].data_ptr()) for i in range(3)]
+    (signature,) = kernel._loaded.signatures
+    assert signature["numbers"]["n"] == 45000 and signature["tensors"]["c"] == ((192, 45000), (3 * 45000, 1))
+
+
+def computing(kernel: Any, launched: list[int]) -> Any:
+    """Return a kernel whose launches compute by torch, in float32; the columns of each are put into a list."""
+
+    def launch(a: Any, b: Any, **given: Any) -> Any:
+        launched.append(b.shape[1])
+        w = a.matrix.to_dense().float()
+        found = (w.mT if kernel.spec.transpose_a else w) @ b.float()
+        if given["c"] is not None and given["beta"] != 0:
+            found = found + given["beta"] * given["c"].float()
+        if given["bias"] is not None:
+            found = found + given["bias"].float()[:, None]
+        checked = {name: given[name] for name in ("c", "beta", "bias", "out", "scales")}
+        own = given["own_out"]
+        kernel._check(a.matrix, b, **checked, own_stride=None if own is None else own.stride(0))
+        into = given["out"] if given["out"] is not None else own
+        into = kernel._empty(found.shape, b) if into is None else into
+        return into.copy_(found)
+
+    kernel._one = launch
+    return kernel
+
+
+def random_batch(batch: int, rows: int, columns: int, how: str) -> Any:
+    """Return a batch as callers may have stored it."""
+    padded = -(-columns // 8) * 8
+    if how == "columns":
+        return torch.randn(batch, columns, rows).half().mT
+    if how == "side by side":
+        return torch.randn(rows, batch, padded).half().transpose(0, 1)[..., :columns]
+    made = torch.randn(1 if how == "expanded" else batch, rows, padded + 8 * (how == "strided")).half()[..., :columns]
+    return made.expand(batch, -1, -1)
+
+
+@pytest.mark.parametrize("columns", [8, 24, 77])
+def test_a_batch_is_computed_in_few_launches(make: Make, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, launched = 50, []
+    a = torch.sparse_bsr_tensor(
+        A.crow_indices(), A.col_indices(), torch.randn(3, 64, 64).half(), size=A.shape, check_invariants=False
+    )
+    kernel = computing(make(accumulate=True), launched)
+    for how in ("rows", "strided", "side by side", "expanded"):
+        b, c = random_batch(batch, 192, columns, how), random_batch(batch, 192, columns, "rows")
+        right = a.to_dense().float() @ b.float() - 0.5 * c.float()
+        out = kernel(a, b, c=c, beta=-0.5)
+        torch.testing.assert_close(out.float(), right, atol=2e-2, rtol=1e-2)
+        assert not out._is_view(), "a view of a custom function must not be written to"
+        nothing = random_batch(batch, 192, columns, "rows").fill_(torch.nan)
+        torch.testing.assert_close(
+            kernel(a, b, c=nothing, beta=0.0).float(), right + 0.5 * c.float(), atol=2e-2, rtol=1e-2
+        )
+        if columns % 8 == 0:
+            for into in ("rows", "strided", "side by side"):
+                given = random_batch(batch, 192, columns, into)
+                assert kernel(a, b, c=c, beta=-0.5, out=given) is given
+                torch.testing.assert_close(given.float(), right, atol=2e-2, rtol=1e-2)
+            torch.testing.assert_close(kernel(a, b, c=c, beta=-0.5, out=c).float(), right, atol=2e-2, rtol=1e-2)
+    assert set(launched) == {batch * (-(-columns // 8) * 8)}, "one launch for each call"
+    launched.clear()
+    by_columns = computing(make(b_layout="column_major"), launched)
+    b = random_batch(batch, 192, columns, "columns")
+    torch.testing.assert_close(by_columns(a, b).float(), a.to_dense().float() @ b.float(), atol=2e-2, rtol=1e-2)
+    assert len(launched) == 1
+    monkeypatch.setattr(bsr_batch, "COPIED_BYTES", 7 * 192 * 2 * 80)  # of memory for seven matrices, or three and c
+    found = computing(make(), launched)(a, random_batch(batch, 192, columns, "strided"))
+    assert found.shape == (batch, 192, columns) and len(launched) == 1 + -(-batch * (-(-columns // 8) * 8) // (7 * 80))
+    many = random_batch(66_000, 192, 8, "side by side")
+    assert computing(make(), launched)(a, many).shape == (66_000, 192, 8) and launched[-1] == 66_000 * 8
 
 
 @pytest.mark.parametrize(
@@ -274,6 +356,7 @@ def test_each_entry_of_a_batch_has_a_launch(make: Make) -> None:
         ({"out": dense(1, 192, 128).expand(2, -1, -1)}, "out: is expanded in dimension 0"),
         ({"c": dense(192, 128)}, r"c: is \(192, 128\), expected \(batch 2, M, N\)"),
         ({"c": 3}, r"c: is int, expected \(batch 2, M, N\)"),
+        ({"b": dense(2, 192, 132)}, "b: has stride 132 in dimension 0"),
     ],
 )
 def test_what_is_wrong_with_a_batch(make: Make, change: dict[str, Any], message: str) -> None:
@@ -370,8 +453,8 @@ def test_block_rows_are_ordered_by_length(make: Make) -> None:
     kernel(a, dense(3, 192, 304))
     given, *found = kernel._loaded.launches
     assert given["row_order"] == order.data_ptr()
-    assert len(found) == 3 and len({launch["row_order"] for launch in found}) == 1
-    assert {signature["numbers"]["column_tiles"] for signature in kernel._loaded.signatures} == {1}
+    assert len(found) == 1 and found[0]["row_order"] > 0
+    assert [signature["numbers"]["column_tiles"] for signature in kernel._loaded.signatures] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -501,7 +584,7 @@ def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
 
 def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(workspace, "scratch", lambda device, stream, size: asked.append(size) or torch.zeros(1))
+    monkeypatch.setattr(workspace, "scratch", lambda device, size: asked.append(size) or torch.zeros(1))
     monkeypatch.setattr(
         workspace, "counters", lambda device, stream, number: asked.append(number) or torch.zeros(number).int()
     )
@@ -526,8 +609,9 @@ def test_block_rows_are_gathered(make: Make) -> None:
     kernel(prepared, dense(2, 128, 1000))
     given, *found = kernel._loaded.launches
     assert given["rounds"] == order.rounds.data_ptr() and given["slot_rows"] == order.rows.data_ptr()
-    assert len(found) == 2
-    (signature,) = kernel._loaded.signatures
+    assert len(found) == 1
+    signature, of_both = kernel._loaded.signatures
+    assert of_both["numbers"]["n"] == 2000
     # Four clusters of two column tiles; a launch has as many thread blocks as these have.
     assert signature["numbers"] == {"groups": 2, "tiles": 8, "n": 1000, "whole_rows": 112}
     assert signature["tiles"] == 16 and signature["prologue_grid"] == 4
@@ -657,7 +741,7 @@ def test_a_is_packed_once_where_calls_are_given_it(make: Make) -> None:
     kernel(prepared, dense(48, 128))
     kernel(prepared, dense(2, 48, 128))
     assert {launch["packets"] for launch in kernel._loaded.launches} == {packed.data_ptr()}
-    assert kernel._loaded.prologues == [False] * 3 and len(kernel._loaded.packed) == 1
+    assert kernel._loaded.prologues == [False] * 2 and len(kernel._loaded.packed) == 1
     other = prepared.with_values(dense(5, 16, 16, fill=1.0))
     assert other.packed is None
     again = kernel.prepare(other, pack=True)
@@ -667,14 +751,15 @@ def test_a_is_packed_once_where_calls_are_given_it(make: Make) -> None:
         kernel.prepare(again, 128)
 
 
-def test_a_batch_packs_a_once(make: Make) -> None:
+def test_a_batch_packs_a_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bsr_batch, "ALONE_BYTES", 0)  # as if matrices were large
     kernel = make(**GATHERED)
     a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
     kernel(kernel.prepare(a), dense(3, 48, 128))
     assert kernel._loaded.prologues == [True, False, False]
     assert len({launch["packets"] for launch in kernel._loaded.launches}) == 1
     copying = make(size=16, b_layout="column_major")  # which copies each B
-    copying(matrix([0, 1], [0], size=16), dense(3, 128, 48).mT)
+    copying(matrix([0, 1], [0], size=16), dense(3, 132, 48)[:, :128].mT)
     assert copying._loaded.prologues == [True] * 3
 
 
@@ -701,6 +786,26 @@ def test_what_is_wrong_with_packed(make: Make, change: Any, message: str) -> Non
     with pytest.raises(ArgumentError, match=message):
         kernel(replace(prepared, packed=change(prepared.packed)), dense(48, 128), validate=True)
     assert len(kernel._loaded.launches) == 1
+
+
+def test_packed_values_do_not_outlive_their_type(make: Make) -> None:
+    """Bytes that were packed of one 16-bit type are as many as those of another."""
+    kernel, other = make(**GATHERED), make(**GATHERED, dtype="bf16")
+    a = matrix([0, 2, 4, 5], [2, 0, 1, 2, 0], size=16)
+    prepared = kernel.prepare(a, pack=True)
+    cast = replace(prepared, matrix=a.to(torch.bfloat16))
+    with pytest.raises(ArgumentError, match=r"^a\.packed: is of fp16, bsr_spmm_\w+ takes bf16: pack the values by"):
+        other(cast, dense(48, 128).bfloat16())
+    with pytest.raises(ArgumentError, match=r"^a\.packed: is of an unknown type"):
+        kernel(replace(prepared, kernel=""), dense(48, 128))
+    parts = parts_of_prepared(prepared)
+    how = json.loads(parts.how)
+    kernel(prepared_of(parts.to_sparse(), how, parts.order, parts.index), dense(48, 128))  # of their own type
+    for values in (parts.values.bfloat16(), parts.values.clone()):
+        given = parts.with_values(values)
+        assert len(given.order) == 4 and len(parts.order) == 5
+        assert prepared_of(given.to_sparse(), how, given.order, given.index).packed is None
+    assert not other._loaded.launches and len(kernel._loaded.launches) == 1
 
 
 def test_what_cannot_be_packed(make: Make) -> None:
@@ -777,7 +882,7 @@ def test_blocks_are_listed_by_column(make: Make) -> None:
     assert kernel(a, dense(2, 192, 304)).shape == (2, 256, 304)
     given, *found = kernel._loaded.launches
     assert (given["column_starts"], given["entries"]) == tuple(tensor.data_ptr() for tensor in index)
-    assert len(found) == 2 and len({launch["entries"] for launch in found}) == 1
+    assert len(found) == 1 and found[0]["entries"] > 0
     assert kernel._loaded.signatures[0]["numbers"] == {
         "tiles": 8,
         "block_columns": 4,
@@ -1250,7 +1355,7 @@ def test_an_order_is_found_for_the_columns_of_b(make: Make, monkeypatch: pytest.
     a = matrix([0, 1, 1], [0], size=16)
     kernel(a, dense(48, 304))
     kernel(a, dense(2, 48, 200))
-    assert columns == [304, 200]
+    assert columns == [304, 400]
 
 
 def test_matrices_are_prepared_that_the_kernel_takes(make: Make) -> None:
@@ -1608,7 +1713,9 @@ def test_scales_of_blocks_lie_side_by_side(make: Make) -> None:
             kernel(a, b, **given, validate=True)
     batch = torch.ones(2, 3, 308).mT[:, :306]
     assert kernel(a, codes(2, 306, 384).mT, scale_a=of_blocks, scale_b=batch).shape == (2, 384, 306)
-    assert kernel._loaded.launches[-1]["b_scale"] == batch[1].data_ptr()
+    assert kernel._loaded.signatures[-1]["tensors"]["b_scale"] == ((3, 2 * 320), (2 * 320, 1))
+    with pytest.raises(ArgumentError, match=r"scale_b: has shape \(3, 306, 3\), expected \(batch 2, N, K / 128\)"):
+        kernel(a, codes(2, 306, 384).mT, scale_a=of_blocks, scale_b=torch.ones(3, 3, 308).mT[:, :306])
 
 
 def test_sampled_products_in_fp8(make: Make) -> None:

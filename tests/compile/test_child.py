@@ -184,3 +184,14 @@ def test_a_library_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"NVRTC cannot be used for f\.cu: .*libnvrtc\.so\.13"):
         child.ask({**request, **rest}, "f.cu")
     assert json.dumps(request)
+
+
+def test_a_compiler_that_hangs_is_ended(program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    program("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setenv(child.TIME_LIMIT, "0.3")
+    assert "it took longer than 0.3 s; CODEGEN_COMPILE_TIMEOUT is the limit in seconds, 0 for none" in refusal()
+    monkeypatch.setenv(child.TIME_LIMIT, "soon")
+    assert "CODEGEN_COMPILE_TIMEOUT is 'soon'; a number of seconds is expected" in refusal()
+    for given, seconds in (("", child.SECONDS), ("0", None), ("7.5", 7.5)):
+        monkeypatch.setenv(child.TIME_LIMIT, given)
+        assert child.time_limit() == seconds

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_values import build, identity
 
 from codegen.library import find_spec
 from runtime.compile import inspection
@@ -56,13 +57,36 @@ def test_counts_of_other_instructions_are_none(disassembled: list[bytes], monkey
     assert usage(compile_spec(find_spec(NAME))).instructions["BAR"] > 0 and len(disassembled) == 2
 
 
-@pytest.mark.parametrize("findings", ["{", "[]", "7", "[" * 100_000])
-def test_findings_that_nobody_found_are_none(findings: str, disassembled: list[bytes]) -> None:
+def test_findings_that_nobody_found_are_none(disassembled: list[bytes]) -> None:
     compiled = compile_spec(find_spec(NAME))
-    KernelCache().keep_findings(compiled.identity, findings)
-    compiled = compile_spec(find_spec(NAME))
-    assert compiled.findings == findings
-    assert usage(compiled).instructions.keys() == INSTRUCTIONS.keys() - LEFT_OUT and len(disassembled) == 1
+    first = usage(compiled)
+    right = compile_spec(find_spec(NAME)).findings
+    counts = json.loads(right)
+    values = ("many", "7", -1, 1.5, 7.0, None, True, [7], {"of": 7}, 10**6, 10**300)
+    odd = [json.dumps(counts | {"MUFU": value}) for value in values] + [json.dumps({**counts, "NEW": 1})]
+    for findings in (*odd, "{", "[]", "7", "null", "NaN", "[" * 100_000, right.replace(" ", "") + "x", "9" * 5000):
+        KernelCache().keep_findings(compiled.identity, findings)
+        kept = compile_spec(find_spec(NAME))
+        assert kept.was_cached and kept.findings == findings
+        before = len(disassembled)
+        assert usage(kept) == first and len(disassembled) == before + 1, findings[:80]
+        assert compile_spec(find_spec(NAME)).findings == right
+
+
+def test_a_log_with_a_number_that_python_does_not_read_is_no_error() -> None:
+    log = f"ptxas info : Used {'9' * 5000} registers, {'9' * 5000} bytes spill stores"
+    assert inspection.told_by_compiler("kernel", log).registers >= 0
+
+
+def test_findings_are_written_by_the_holder_of_the_lock(tmp_path: Path) -> None:
+    cache, kernel = KernelCache(tmp_path), identity("kernel")
+    cache.get_or_build(kernel, build)
+    with cache._locked(kernel):
+        cache.keep_findings(kernel, "{}")  # another one writes this entry: nothing waits, and nothing is written
+        assert [found.entry.findings for found in cache.entries() if found.entry] == [""]
+    cache.keep_findings(kernel, "{}")
+    assert [found.entry.findings for found in cache.entries() if found.entry] == ["{}"]
+    assert not list((tmp_path / "locks").iterdir()) and not list((tmp_path / "tmp").iterdir())
 
 
 def test_a_cache_that_cannot_be_written_serves_what_it_has(

@@ -7,7 +7,7 @@ from fp8_specs import KERNELS, MMA_SYNC_KERNELS
 
 torch = pytest.importorskip("torch")
 
-from runtime import block_sparse_attention, load_kernel, quantise_attention  # noqa: E402
+from runtime import block_sparse_attention, load_kernel, quantise_attention, quantised_operands  # noqa: E402
 from runtime.patterns import Causal  # noqa: E402
 from runtime.verify.run import outcomes  # noqa: E402
 from runtime.verify.tensor_core_fp8 import products  # noqa: E402
@@ -71,3 +71,23 @@ def test_compiled_code_calls_operators() -> None:
     q.normal_(generator=draw)
     graph.replay()
     assert torch.equal(out, call(q, k, v))
+
+
+@NEWER
+def test_operands_from_elsewhere_are_put_together_without_the_host() -> None:
+    """Nothing waits for the GPU, so that a graph of CUDA can do it anew."""
+    draw = torch.Generator("cuda").manual_seed(0)
+    codes = [torch.randn((1, 2, 200, 64), generator=draw, device="cuda").to(torch.float8_e4m3fn) for _ in range(3)]
+    scales = {"q_scale": 1.0, "k_scale": torch.full((2,), 0.5, device="cuda"), "v_scale": 2.0}
+    right = quantised_operands(*codes, **scales)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    waiting = torch.cuda.Event()
+    waiting.record()
+    quantised_operands(*codes, **scales)
+    assert not waiting.query()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = quantised_operands(*codes, **scales)
+    graph.replay()
+    assert torch.equal(found.v_t.view(torch.uint8), right.v_t.view(torch.uint8))

@@ -12,12 +12,20 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attention_oracle  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.patterns.block_lists import BlockLists as BlockListsSpec  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
-from runtime import ArgumentError, block_sparse_attention, explain_attention, merge_attention  # noqa: E402
+from runtime import (  # noqa: E402
+    ArgumentError,
+    block_sparse_attention,
+    explain_attention,
+    load_kernel,
+    merge_attention,
+)
 from runtime.ops import attention_calls  # noqa: E402
+from runtime.ops.attention_choice import arch_of  # noqa: E402
 from runtime.patterns import (  # noqa: E402
     BlockLists,
     Causal,
@@ -337,6 +345,60 @@ def test_merged_parts() -> None:
     right, right_lse = expected(q, k, v, Dense())
     torch.testing.assert_close(out.float(), right, atol=1.6e-2, rtol=1.6e-2)
     torch.testing.assert_close(lse, right_lse, atol=1e-3, rtol=1e-3)
+
+
+def test_merged_rows_without_keys_have_gradients() -> None:
+    """Of 128 queries and twice 64 keys, causal, the first 64 queries see no key on either side."""
+    q, k, v = (t.requires_grad_() for t in qkv(128, 128))
+    parts = [
+        block_sparse_attention(q, k[:, :, part], v[:, :, part], Causal(), return_lse=True)
+        for part in (slice(None, 64), slice(64, None))
+    ]
+    out, lse = merge_attention(*parts[0], *parts[1])  # type: ignore[arg-type]
+    assert bool((lse[:, :, :63] == -torch.inf).all())
+    found = torch.autograd.grad(out.float().square().sum() + lse[:, :, 64:].sum(), (q, k, v))
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+    assert not found[0][:, :, :63].any() and all(bool(gradient.any()) for gradient in found)
+
+
+def test_forward_mode_is_refused() -> None:
+    q, k, v = qkv()
+    fields = {"op": "attention", "arch": arch_of(q.device), "dtype": "bf16", "head_dim": 128}
+    kernel: Any = load_kernel({**fields, "pattern": {"kind": "dense"}})
+    right = block_sparse_attention(q, k, v, Dense())
+    kernel(q, k, v)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(v, torch.ones_like(v))
+        for call in (lambda: block_sparse_attention(q, k, dual, Dense()), lambda: kernel(q, k, dual)):
+            with torch.no_grad(), pytest.raises(ArgumentError, match="has a tangent of forward-mode"):
+                call()
+        assert torch.equal(block_sparse_attention(q, k, v, Dense()), right)
+    with pytest.raises(ArgumentError, match="has a tangent of forward-mode"):
+        torch.func.jvp(lambda v: block_sparse_attention(q, k, v, Dense()), (v,), (v,))
+
+
+def test_what_is_written_over_is_not_differentiated_with() -> None:
+    q, k, v = qkv()
+    out, weights = torch.zeros_like(q), torch.ones_like(q).requires_grad_()
+    product = weights * out
+    block_sparse_attention(q, k, v, Dense(), out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@pytest.mark.own_allocator
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_first_call_in_a_capture_of_another_device_is_refused() -> None:
+    there = [t.to("cuda:1") for t in qkv()]
+    with torch.cuda.device(1):
+        graph = torch.cuda.CUDAGraph()
+        with (
+            pytest.raises(ArgumentError, match="make one before the capture"),
+            torch.cuda.graph(graph),
+            torch.cuda.device(0),
+        ):
+            block_sparse_attention(*there, Dense(), softcap=7.125)
+    assert block_sparse_attention(*there, Dense(), softcap=7.125).device == there[0].device
 
 
 def test_the_explained_kernel_is_the_one_that_is_called() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -68,12 +69,22 @@ def described_order(lists: list[list[int]], key_blocks: int, tile_blocks: int) -
     return order
 
 
+@pytest.fixture(autouse=True)
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Holds the scratch memory of each launch."""
+    scratch = workspace.scratch
+    monkeypatch.setattr(workspace, "scratch", lambda *given: (SCRATCH.append(scratch(*given)), SCRATCH[-1])[1])
+    yield
+    SCRATCH.clear()
+
+
+SCRATCH: list[Any] = []
+
+
 def found_order(shape: tuple[int, ...]) -> Any:
-    """Return what the last call on this stream found."""
-    stream = torch.cuda.current_stream()
-    memory = workspace._scratch[workspace.owner(stream.device, stream.cuda_stream)]
+    """The order that the last call found."""
     torch.cuda.synchronize()
-    return memory.view(torch.int32)[: shape[0] * shape[1] * shape[2]].view(shape).clone()
+    return SCRATCH[-1].view(torch.int32)[: shape[0] * shape[1] * shape[2]].view(shape).clone()
 
 
 def problem(heads: int, query_blocks: int, keys: int, lists: Any) -> tuple[Any, ...]:

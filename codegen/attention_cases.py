@@ -1,0 +1,289 @@
+"""The cases of attention kernels, forward and backward: what is drawn for each, without a tensor.
+
+They stand here, and not beside the oracle, so that a receipt is compared with them where there is no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+from codegen.dtypes import DTYPES
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs. Every case of CASES runs for every kernel; what its pattern does not have is left out.
+
+    Attributes:
+        name: unique; also the seed.
+        lists: how the index lists are made: ``random`` (different blocks, shuffled), ``repeated`` (drawn with
+            replacement), ``out_of_range`` (some entries name no block; of tensors with one value for each batch, some
+            values are too small or too large), ``padded`` (different blocks, then entries that name none where a list
+            is longer than there are blocks; otherwise such a list repeats some).
+        counts: lengths of block_lists rows, and values of tensors with one for each batch: ``random`` (0 to all),
+            ``empty`` (all 0), ``full`` (all), ``mixed`` (each row 0 or all; of topk, about half the rows then name no
+            block), ``edges`` (of batches: 0, 1, an odd number in the middle, all but one and all, in turn),
+            ``block_edges`` (of batches: one less than a multiple of 64, the multiple, one more, in turn).
+        heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
+        shared_lists: one list for all batches and heads.
+        overlap: of topk, the share of its entries that every second list has in common with the one before, in
+            another order; None if each list is drawn on its own. Different blocks are then different in both lists,
+            as far as there are as many.
+        full_lists: whether block_lists gets its second list.
+        masks: of block_lists with ``mask: bits``, what ``draw_bits`` makes of them; or ``few``, random ones of no more
+            entries than the longest list has.
+        width: of topk that leaves k out, the entries of a list.
+        layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
+        expanded: k and v are one batch, expanded (stride 0).
+        values: what q, k and v hold: ``normal`` (random), ``equal_keys`` (all keys of a head are one: every weight is
+            the same), ``huge_logit`` (one key has the scaled logit HUGE_LOGIT for every fifth query, and values
+            in HUGE_LOGIT_VALUES; all else is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling),
+            ``rising`` and ``falling`` (the scaled logits rise or fall by RISE from the first key to the last, so that
+            the keys of a block outweigh those of all blocks on one side of it).
+        spread: factor on q; large values make one key win.
+        scale: the softmax scale, or None for the default.
+        columns: elements of a head, fewer than the kernel's; None for as many. NaN follows them in memory.
+        sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
+    """
+
+    name: str
+    batch: int = 1
+    heads: int = 2
+    kv_heads: int = 2
+    q_len: int = 512
+    kv_len: int = 512
+    lists: str = "random"
+    counts: str = "random"
+    shared_lists: bool = False
+    overlap: float | None = None
+    full_lists: bool = True
+    masks: str = "random"
+    width: int = 9
+    layout: str = "bhsd"
+    expanded: bool = False
+    values: str = "normal"
+    spread: float = 1.0
+    scale: float | None = None
+    columns: int | None = None
+    sinks: str = "normal"
+
+    def describe(self) -> str:
+        """Return the parameters that differ from a plain case."""
+        text = (
+            f"B{self.batch} H{self.heads}:{self.kv_heads} S{self.q_len}x{self.kv_len} {self.layout} lists {self.lists}"
+        )
+        extras = {
+            "shared lists": self.shared_lists,
+            f"overlap {self.overlap}": self.overlap is not None,
+            "expanded k, v": self.expanded,
+            self.values.replace("_", " "): self.values != "normal",
+            f"q x {self.spread:g}": self.spread != 1.0,
+            f"scale {self.scale}": self.scale is not None,
+            f"d {self.columns}": self.columns is not None,
+            f"lists of {self.width}": self.width != Case.width,
+            f"counts {self.counts}": self.counts != "random",
+            "one list only": not self.full_lists,
+            f"bits {self.masks}": self.masks != "random",
+            f"{self.sinks} sinks": self.sinks != "normal",
+        }
+        return ", ".join([text, *(word for word, said in extras.items() if said)])
+
+
+CASES = (
+    Case("plain", batch=2, heads=4, kv_heads=4, q_len=1024, kv_len=1024),
+    Case("long", q_len=8192, kv_len=8192, heads=2, kv_heads=1),
+    Case("many_tiles", heads=100, kv_heads=50, q_len=520, kv_len=900),  # several for each thread block
+    Case("odd_lengths", heads=3, kv_heads=3, q_len=333, kv_len=777),
+    Case("one_query", batch=2, heads=2, kv_heads=1, q_len=1, kv_len=1000),
+    Case("one_block", heads=1, kv_heads=1, q_len=17, kv_len=50, lists="repeated"),
+    Case("one_pair", heads=1, kv_heads=1, q_len=1, kv_len=1, lists="repeated"),
+    Case("few_queries", heads=2, kv_heads=2, q_len=200, kv_len=3000),
+    Case("few_queries_many_keys", heads=3, kv_heads=1, q_len=129, kv_len=5001),
+    Case("few_keys", heads=2, kv_heads=2, q_len=1500, kv_len=200, lists="repeated"),
+    Case("gqa_8_to_1", batch=2, heads=8, kv_heads=1, q_len=640, kv_len=640),
+    Case("gqa_4_to_1", heads=8, kv_heads=2, q_len=321, kv_len=960),
+    Case("gqa_3_to_1", heads=6, kv_heads=2, q_len=129, kv_len=1025),
+    Case("shared_lists", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, shared_lists=True),
+    Case("transposed", batch=2, heads=4, kv_heads=2, q_len=500, kv_len=600, layout="bshd"),
+    Case("expanded", batch=3, heads=2, kv_heads=2, q_len=300, kv_len=400, expanded=True),
+    Case("repeated_blocks", batch=1, heads=4, kv_heads=4, q_len=512, kv_len=1024, lists="repeated"),
+    Case("out_of_range", batch=1, heads=2, kv_heads=2, q_len=512, kv_len=1000, lists="out_of_range"),
+    Case("empty_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="empty"),
+    Case("full_rows", heads=2, kv_heads=2, q_len=512, kv_len=512, counts="full"),
+    Case("empty_and_full_rows", heads=4, kv_heads=2, q_len=1000, kv_len=900, lists="padded", counts="mixed"),
+    Case("one_list", heads=2, kv_heads=2, q_len=512, kv_len=900, full_lists=False),
+    Case("one_key_wins", heads=2, kv_heads=2, q_len=512, kv_len=512, spread=40.0),
+    Case("equal_keys", heads=2, kv_heads=2, q_len=512, kv_len=700, lists="padded", values="equal_keys"),
+    Case("huge_logit", heads=2, kv_heads=2, q_len=512, kv_len=512, lists="padded", values="huge_logit"),
+    Case(
+        "large_products",
+        heads=2,
+        kv_heads=1,
+        q_len=300,
+        kv_len=512,
+        lists="padded",
+        values="large_products",
+        scale=0.05,
+    ),
+    Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
+)
+LARGEST_PAIRS = 2 * 8192 * 8192  # of a case, all heads counted: the oracle's matrices of them are float64
+# Logits far beyond the cap, so that 2^x in its tanh overflows: they come out as +-softcap.
+SOFTCAP_CASES = (Case("beyond_the_cap", heads=4, kv_heads=2, q_len=300, kv_len=500, spread=4000.0),)
+
+SINK_CASES = (
+    Case("huge_sinks", heads=4, kv_heads=2, q_len=200, kv_len=300, sinks="huge"),
+    Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
+)
+
+# Lists of other lengths: none, one, a warp's lanes and one more, more than there are blocks.
+WIDTH_CASES = (
+    Case("no_entries", heads=2, kv_heads=1, q_len=300, kv_len=400, width=0),
+    Case("one_entry", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, width=1),
+    Case("two_entries", heads=2, kv_heads=2, q_len=333, kv_len=1500, lists="out_of_range", width=2),
+    Case("a_warp_of_entries", heads=2, kv_heads=2, q_len=1000, kv_len=4999, width=32),
+    Case("one_more_than_a_warp", heads=60, kv_heads=20, q_len=640, kv_len=5001, layout="bshd", width=33),
+    Case("long_lists", heads=2, kv_heads=1, q_len=520, kv_len=2500, lists="repeated", width=157),
+    Case("padded_lists", heads=2, kv_heads=2, q_len=512, kv_len=777, lists="padded", counts="mixed", width=101),
+)
+
+# A kernel that keeps the scale of a row's exponentials from step to step has to change it at each step of one of these.
+MONOTONE_CASES = (
+    Case("rising_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="rising"),
+    Case("falling_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="falling"),
+)
+
+# Lists of neighbouring query blocks that have all, some or none of their entries in common. An odd number of query
+# blocks leaves one alone; 4100 keys are 65 blocks of 64, enough for two lists of 32 without a common entry.
+SHARE_KV_CASES = (
+    Case("same_lists", heads=4, kv_heads=2, q_len=1000, kv_len=2500, overlap=1.0),
+    Case("three_quarters_in_common", batch=2, heads=4, kv_heads=1, q_len=670, kv_len=5001, overlap=0.75),
+    Case("nothing_in_common", heads=3, kv_heads=1, q_len=640, kv_len=4100, overlap=0.0),
+    Case("repeated_in_common", heads=4, kv_heads=4, q_len=333, kv_len=1500, lists="repeated", overlap=0.75),
+    Case("out_of_range_in_common", heads=2, kv_heads=2, q_len=700, kv_len=4999, lists="out_of_range", overlap=0.5),
+    Case("one_entry_in_common", heads=2, kv_heads=2, q_len=960, kv_len=4100, layout="bshd", overlap=1 / 32),
+    Case("long_in_common", heads=2, kv_heads=1, q_len=8192, kv_len=8192, overlap=0.75),
+)
+
+# Enough tiles for every thread block to have some after those that it takes as they come; more than a window's.
+ORDER_QUERIES_CASES = (
+    Case("many_in_common", batch=2, heads=40, kv_heads=20, q_len=1620, kv_len=1000, overlap=0.5),
+    Case("many_out_of_range", heads=60, kv_heads=60, q_len=1300, kv_len=1500, lists="out_of_range", layout="bshd"),
+    Case("two_windows", heads=4, kv_heads=2, q_len=18_700, kv_len=700, lists="repeated"),
+)
+
+# Of tensors with one value for each batch: several in one call, with more keys than queries and with fewer.
+PER_BATCH_CASES = (
+    Case("edges_of_batches", batch=5, heads=2, kv_heads=1, q_len=700, kv_len=700, counts="edges"),
+    Case("edges_and_few_queries", batch=5, heads=2, kv_heads=2, q_len=70, kv_len=1111, counts="edges", layout="bshd"),
+    Case("edges_and_few_keys", batch=5, heads=2, kv_heads=2, q_len=900, kv_len=333, counts="edges"),
+    Case("values_out_of_range", batch=9, heads=1, kv_heads=1, q_len=400, kv_len=500, lists="out_of_range"),
+)
+
+# Heads of fewer elements: one chunk of 16 bytes, parts of every group of 64 columns and of 32, all but one chunk.
+HEAD_SIZE_CASES = tuple(
+    Case(f"columns_{d}", batch=2, heads=4, kv_heads=2, q_len=333, kv_len=777, layout=layout, columns=d)
+    for d, layout in zip((8, 32, 40, 56, 72, 80, 112, 120, 136, 160, 200, 248), ("bhsd", "bshd") * 6, strict=True)
+)
+
+# Lengths of batches beside the edges of blocks, which most batches leave out; without rows of keys, without any key.
+KV_LENGTH_CASES = (
+    Case("block_edges", batch=9, heads=2, kv_heads=1, q_len=300, kv_len=1000, counts="block_edges"),
+    Case("block_edges_and_one_query", batch=9, heads=4, kv_heads=2, q_len=1, kv_len=700, counts="block_edges"),
+    Case("no_keys_in_any_batch", batch=2, heads=2, kv_heads=2, q_len=200, kv_len=300, counts="empty"),
+    Case("a_length_for_all", batch=3, heads=2, kv_heads=2, q_len=400, kv_len=900, shared_lists=True, layout="bshd"),
+    Case("many_batches", batch=40, heads=8, kv_heads=4, q_len=260, kv_len=600, lists="padded"),
+)
+
+
+def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
+    """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
+    step = 16 // DTYPES[spec.dtype].bytes  # a row of a tensor has whole chunks of 16 bytes
+    sizes = {case.columns or 0: case for case in HEAD_SIZE_CASES}
+    return tuple(fitted(case, spec) for d, case in sizes.items() if d < spec.head_dim and d % step == 0)
+
+
+# Bits of the pairs of partial blocks: shared where lists are not, no pair visible beside full blocks and without any,
+# fewer entries than lists have.
+BITS_CASES = (
+    Case("shared_bits", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, masks="shared"),
+    Case("bits_of_shared_lists", batch=2, heads=4, kv_heads=2, q_len=555, kv_len=1111, shared_lists=True),
+    Case("bits_apart", batch=2, heads=4, kv_heads=1, q_len=513, kv_len=1023, layout="bshd", masks="apart"),
+    Case("few_entries", heads=3, kv_heads=3, q_len=900, kv_len=2000, masks="few"),
+    Case("hidden_and_full_blocks", heads=4, kv_heads=2, q_len=640, kv_len=640, masks="hidden", counts="full"),
+    Case("hidden_blocks", heads=2, kv_heads=2, q_len=300, kv_len=500, masks="hidden", full_lists=False, counts="full"),
+)
+
+
+def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
+    """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
+    cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
+    cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv_loads else ()))
+    cases = (*cases, *(WIDTH_CASES if _takes_any_width(spec) else ()))
+    cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
+    cases = (*cases, *(BITS_CASES if spec.pattern.masks_by_bits else ()))
+    cases = (*cases, *(KV_LENGTH_CASES if spec.kv_lengths else ()))
+    cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
+    return (*(fitted(case, spec) for case in cases), *(head_size_cases(spec) if spec.pad_heads else ()))
+
+
+def _takes_any_width(spec: AttentionSpec) -> bool:
+    """Whether lists have as many entries as a call gives them, all of which count."""
+    tensors = spec.pattern.index_tensors
+    return len(tensors) == 1 and tensors[0].dims[-1] == "any"
+
+
+def fitted(case: Case, spec: AttentionSpec) -> Case:
+    """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold."""
+    heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.pack_gqa)
+    most = LARGEST_PAIRS // (case.batch * heads * case.kv_len)
+    return replace(case, heads=heads, q_len=min(case.q_len, most))
+
+
+RANDOM_SHAPES = 100
+
+
+def random_cases() -> tuple[Case, ...]:
+    """Return RANDOM_SHAPES small cases of random shape, lists, layout and scale: the same ones every time."""
+    draw = random.Random(0)
+
+    def length() -> int:
+        kind = draw.random()
+        if kind < 0.05:
+            return draw.randint(701, 1500)
+        if kind < 0.3:  # at the edge of a block
+            return 64 * draw.randint(1, 10) + draw.choice((-1, 0, 1))
+        return draw.randint(1, 700)
+
+    def case(number: int) -> Case:
+        group = draw.randint(1, 8)
+        kv_heads = draw.randint(1, max(1, 8 // group))
+        return Case(
+            f"random_{number:03}",
+            batch=draw.randint(1, 3),
+            heads=group * kv_heads,
+            kv_heads=kv_heads,
+            q_len=length(),
+            kv_len=length(),
+            lists=draw.choice(("random", "repeated", "out_of_range", "padded")),
+            counts=draw.choice(("random", "random", "mixed", "mixed", "full", "empty")),
+            shared_lists=draw.random() < 0.25,
+            full_lists=draw.random() < 0.75,
+            layout=draw.choice(("bhsd", "bshd")),
+            expanded=draw.random() < 0.25,
+            scale=draw.choice((None, round(draw.uniform(0.02, 0.3), 3))),
+        )
+
+    return tuple(case(number) for number in range(RANDOM_SHAPES))
+
+
+GRADIENT_PAIRS = 2 * 4096 * 4096  # the same of gradients, whose oracle keeps several matrices of them in float64
+
+
+def gradient_cases_of(spec: AttentionBackwardSpec) -> tuple[Case, ...]:
+    """Return the cases of a kernel: those of the forward that the oracle has room for."""
+    cases = (*cases_of(spec.forward), *head_size_cases(spec.forward))
+    return tuple(case for case in cases if case.heads * case.batch * case.q_len * case.kv_len <= GRADIENT_PAIRS)

@@ -695,6 +695,17 @@ def run_all(words: list[str], seconds: float) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- table
 
 
+INTRODUCTION = """## Modes
+
+Each public function in each mode of torch, as the first call of its kind: *right* is a result, with gradients where the
+mode has them, that is compared with the definition in float64; *refused* is an error that says why, before anything is
+launched, and is quoted below. Behind each cell the process is as it was, and a plain call is right. "-": the mode means
+nothing for the function, as one without derivatives has no dual numbers; "?": not run. What returns text, numbers or
+Python objects, and expressions that are read, are made outside of code that torch.compile or torch.export traces.
+
+`tests/modes.py` writes this table; {device}, torch {torch}. {meanings}."""
+
+
 def short(outcome: str) -> str:
     """Return a cell of the page: an outcome without its words."""
     return outcome if outcome in (RIGHT, NOT_HERE, NOT_RUN) else "refused" if outcome.startswith("refused") else "WRONG"
@@ -721,9 +732,10 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "| " + " | ".join((", ".join(f"`{name}`" for name in each), *shown)) + " |" for shown, each in groups.items()
     ]
-    meanings = [f"- {name}: {MEANINGS[name]}" for name in names]
+    meanings = "; ".join(f"*{name}*: {MEANINGS[name]}" for name in names)
     told = [f"{i}. {note}" for i, note in enumerate(notes, 1)]
-    return "\n".join((f"On {results['device']}, torch {results['torch']}.", "", *lines, "", *meanings, "", *told))
+    intro = INTRODUCTION.format(meanings=meanings, **results)
+    return "\n".join((*intro.splitlines(), "", *lines, "", *told))
 
 
 def cells_of_page(text: str) -> dict[str, dict[str, str]]:

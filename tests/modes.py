@@ -552,7 +552,7 @@ def outcome_of(row: Row, name: str, error: BaseException) -> str:
     if isinstance(ours, CodegenError):
         return f"refused: {type(ours).__name__}: {one_line(ours)}"
     if name in row.torch_refuses and type(error).__name__ in TORCHS_OWN:
-        return f"refused: torch's {type(error).__name__}"
+        return f"refused: torch's {type(error).__name__}: {one_line(error, 110)}"
     if isinstance(error, NotHere):
         return NOT_HERE
     if isinstance(error, Wrong):

@@ -287,10 +287,19 @@ def layer_made(device: torch.device) -> Made:
     layer = BlockSparseLinear(bsr(normal(7, 4, 64, 64).to(device)), normal(8, 128).to(device))
     state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
 
-    def call(x: Any, *given: Any) -> Any:
-        return torch.func.functional_call(layer, dict(zip(state, given, strict=True)), (x,))
+    tensors = (normal(9, 16, 192).to(device), *(tensor.detach() for tensor in state.values()))
+    return Made(tensors, LayerCall(layer, tuple(state)))
 
-    return Made((normal(9, 16, 192).to(device), *(tensor.detach() for tensor in state.values())), call)
+
+class LayerCall(nn.Module):
+    """A layer whose parameters and buffers are arguments."""
+
+    def __init__(self, layer: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.layer, self.names = layer, names
+
+    def forward(self, x: Any, *given: Any) -> Any:
+        return torch.func.functional_call(self.layer, dict(zip(self.names, given, strict=True)), (x,))
 
 
 def by_layer(x: Any, values: Any, bias: Any, *_: Any) -> Any:

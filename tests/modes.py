@@ -188,17 +188,17 @@ def restore() -> None:
 def forget() -> None:
     """Drop what the package keeps from call to call: the next one is the first of its kind."""
     for name, module in list(sys.modules.items()):
-        if not name.startswith("runtime.") or name.startswith(PURE):
+        if not name.startswith("runtime."):
             continue
         for key, value in list(vars(module).items()):
-            if hasattr(value, "cache_clear"):
+            if isinstance(value, functools._lru_cache_wrapper):
                 if not str(value.__module__).startswith(PURE):
                     value.cache_clear()
-            elif isinstance(value, Signatures) or (name == STATEFUL and hasattr(value, "clear") and key[:1] == "_"):
-                if hasattr(value, "last"):
-                    value.last = (None, None)
-                if not key.startswith("__"):
-                    value.clear()
+            elif isinstance(value, Signatures):
+                value.clear()
+                value.last = (None, None)
+            elif name == STATEFUL and key[0] == "_" != key[1] and hasattr(value, "clear"):
+                value.clear()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -552,7 +552,7 @@ def outcome_of(row: Row, name: str, error: BaseException) -> str:
     if isinstance(ours, CodegenError):
         return f"refused: {type(ours).__name__}: {one_line(ours)}"
     if name in row.torch_refuses and type(error).__name__ in TORCHS_OWN:
-        return f"refused: torch's {type(error).__name__}"
+        return f"refused: torch's {type(error).__name__}: {one_line(error, 110)}"
     if isinstance(error, NotHere):
         return NOT_HERE
     if isinstance(error, Wrong):
@@ -696,6 +696,17 @@ def run_all(words: list[str], seconds: float) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- table
 
 
+INTRODUCTION = """## Modes
+
+Each public function in each mode of torch, as the first call of its kind: *right* is a result, with gradients where the
+mode has them, that is compared with the definition in float64; *refused* is an error that says why, before anything is
+launched, and is quoted below. Behind each cell the process is as it was, and a plain call is right. "-": the mode means
+nothing for the function, as one without derivatives has no dual numbers; "?": not run. What returns text, numbers or
+Python objects, and expressions that are read, are made outside of code that torch.compile or torch.export traces.
+
+`tests/modes.py` writes this table; {device}, torch {torch}. {meanings}."""
+
+
 def short(outcome: str) -> str:
     """Return a cell of the page: an outcome without its words."""
     return outcome if outcome in (RIGHT, NOT_HERE, NOT_RUN) else "refused" if outcome.startswith("refused") else "WRONG"
@@ -722,9 +733,10 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "| " + " | ".join((", ".join(f"`{name}`" for name in each), *shown)) + " |" for shown, each in groups.items()
     ]
-    meanings = [f"- {name}: {MEANINGS[name]}" for name in names]
+    meanings = "; ".join(f"*{name}*: {MEANINGS[name]}" for name in names)
     told = [f"{i}. {note}" for i, note in enumerate(notes, 1)]
-    return "\n".join((f"On {results['device']}, torch {results['torch']}.", "", *lines, "", *meanings, "", *told))
+    intro = INTRODUCTION.format(meanings=meanings, **results)
+    return "\n".join((*intro.splitlines(), "", *lines, "", *told))
 
 
 def cells_of_page(text: str) -> dict[str, dict[str, str]]:

@@ -19,7 +19,7 @@ from mode_rows import ROWS, full_name  # noqa: E402
 CPU = torch.device("cpu")
 SLOW = ("compile", "export")
 """Modes that take most of the time: each run has them for some rows, others each day."""
-SLOW_ROWS = 4
+SLOW_ROWS = 3
 
 
 @pytest.fixture(scope="module", autouse=True)

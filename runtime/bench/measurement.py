@@ -318,7 +318,7 @@ def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int
         values = bsr_fp8.codes(*shape, dtype=dtype)
     else:
         values = torch.randn(shape, device="cuda", dtype=dtype)
-    return torch.sparse_bsr_tensor(crow, col, values, size=(size, size), check_invariants=False)
+    return torch.sparse_bsr_tensor(crow, col, values, size=(size, size), device=values.device, check_invariants=False)
 
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:

@@ -83,7 +83,7 @@ def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
 
 
 def _counted(findings: str, code: bytes) -> dict[str, int] | None:
-    """Return the counts that an entry of the cache has; None if it has none, or of another cubin."""
+    """Return the counts that an entry of the cache has; None if it has none, or of other instructions or code."""
     try:
         counts = _COUNTS.validate_json(findings, strict=True)
     except ValidationError:  # "", or whatever else was put there

@@ -153,14 +153,16 @@ def check_memory(**tensors: Any) -> None:
             raise ArgumentError(name, f"{what}, which a kernel cannot read: call it outside of that")
 
 
-def refuse_gradient(name: str, tensor: torch.Tensor) -> None:
+def refuse_gradient(
+    name: str, tensor: torch.Tensor, reason: str = "but this kernel has no backward; call it under torch.no_grad()"
+) -> None:
     """Check that autograd wants no derivative of what a kernel computes of a tensor, by backward or in forward mode.
 
     Raises:
         ArgumentError: with what to do instead.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(name, "requires a gradient, but this kernel has no backward; call it under torch.no_grad()")
+        raise ArgumentError(name, f"requires a gradient, {reason}")
     if has_tangent(tensor):
         raise ArgumentError(name, NO_TANGENT)
 

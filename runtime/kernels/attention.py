@@ -39,6 +39,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.aux_tensors import AuxArguments
+from runtime.kernels.sharing import SharedKernel
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
@@ -87,7 +88,7 @@ def layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
     return tuple(like.shape), like.stride(), like.dtype
 
 
-class AttentionKernel:
+class AttentionKernel(SharedKernel):
     """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
 
     Call it with q, k, v and the pattern's index tensors (see :meth:`__call__`). Calls run on torch's current stream,

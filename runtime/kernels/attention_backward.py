@@ -38,6 +38,7 @@ from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.aux_gradients import AuxSums
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
+from runtime.kernels.sharing import SharedKernel
 
 SUMS = ("dq_accum",)
 """Scratch memory as large as an operand, which each call allocates: of the rest, a stream keeps the most it needed."""
@@ -88,7 +89,7 @@ class _Outputs(NamedTuple):
         return made
 
 
-class AttentionBackwardKernel:
+class AttentionBackwardKernel(SharedKernel):
     """Gradients of softmax(scale * Q K^T) V over the keys of the spec's pattern, with its softcap.
 
     Calls run on torch's current stream, do not synchronise and can be captured in a CUDA graph. The same arguments give

@@ -19,6 +19,7 @@ from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import MAX_EXTENT, Signatures, call_key, check_memory
 from runtime.kernels.aux_tensors import AuxArguments
+from runtime.kernels.sharing import SharedKernel
 
 MOST_BLOCKS = 2**30
 """Query blocks and key blocks of all lists: kernels count them in 32 bits."""
@@ -41,7 +42,7 @@ class BlockMaskLists(NamedTuple):
     full_kv_indices: torch.Tensor
 
 
-class BlockMaskKernel:
+class BlockMaskKernel(SharedKernel):
     """Makes the block lists of a mask.
 
     Attributes:

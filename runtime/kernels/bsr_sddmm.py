@@ -22,6 +22,7 @@ from runtime.kernels.arguments import (
     check_shape,
     check_strides,
     check_tensor,
+    written,
 )
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
@@ -39,10 +40,11 @@ from runtime.kernels.bsr_scales import (
     scale_strides,
     scale_tensors,
 )
+from runtime.kernels.sharing import SharedKernel
 from runtime.prepare.matrix import check_layout
 
 
-class BsrSddmmKernel:
+class BsrSddmmKernel(SharedKernel):
     """The stored blocks of C = A @ B^T.
 
     Attributes:
@@ -116,6 +118,8 @@ class BsrSddmmKernel:
             check_scale_values(scales)
         if out is None:
             out = allocator(a.device)(*contiguous(values.shape), self._output)
+        else:
+            written(out)
         if values.shape[0] > 0:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
             for name, address in addresses.items():
@@ -123,7 +127,7 @@ class BsrSddmmKernel:
             check_scale_address(self.spec, scales)
             addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr(), **scales.addresses}
             enqueue(self._loaded, signature, addresses, a.device)
-        return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, check_invariants=False)
+        return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, device=out.device, check_invariants=False)
 
     def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any, scales: Scales = NO_SCALES) -> Signature:
         """Check a call of a new signature and prepare it."""

@@ -15,7 +15,15 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, Signatures, call_key, check_address, check_memory, check_shape
+from runtime.kernels.arguments import (
+    TORCH_DTYPES,
+    Signatures,
+    call_key,
+    check_address,
+    check_memory,
+    check_shape,
+    written,
+)
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
@@ -25,12 +33,13 @@ from runtime.kernels.bsr_arguments import (
     check_structure,
     check_values,
 )
+from runtime.kernels.sharing import SharedKernel
 from runtime.prepare.matrix import check_layout
 
 MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
 
 
-class BsrSpgemmKernel:
+class BsrSpgemmKernel(SharedKernel):
     """C = A @ B with A and B in block-sparse rows, C dense, or in block-sparse rows on a given pattern.
 
     Attributes:
@@ -109,6 +118,8 @@ class BsrSpgemmKernel:
         if out is None:
             shape = (a.shape[0], b.shape[1]) if pattern is None else values["c"].shape
             out = allocator(values["a"].device)(*contiguous(shape), self._dtype)
+        else:
+            written(out)
         if values["a"].shape[0] == 0 or values["b"].shape[0] == 0:
             out.zero_()
         elif out.shape[0] > 0:
@@ -120,7 +131,12 @@ class BsrSpgemmKernel:
         if pattern is None:
             return out
         return torch.sparse_bsr_tensor(
-            indices["c_crow_indices"], indices["c_col_indices"], out, size=pattern.shape, check_invariants=False
+            indices["c_crow_indices"],
+            indices["c_col_indices"],
+            out,
+            size=pattern.shape,
+            device=out.device,
+            check_invariants=False,
         )
 
     def _check_pattern_given(self, pattern: Any) -> None:

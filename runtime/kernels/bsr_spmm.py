@@ -32,6 +32,7 @@ from runtime.kernels.arguments import (
     check_tensor,
     remember,
     used_strides,
+    written,
 )
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
@@ -53,6 +54,7 @@ from runtime.kernels.bsr_scales import (
     scale_strides,
     scale_tensors,
 )
+from runtime.kernels.sharing import SharedKernel
 from runtime.prepare.prepared import Effort, PreparedBsr
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
@@ -104,7 +106,7 @@ def _check_batch(b: torch.Tensor, c: Any, out: Any) -> None:
         check_overlap("c", c, "out", out)
 
 
-class BsrSpmmKernel:
+class BsrSpmmKernel(SharedKernel):
     """C = A @ B, or A^T @ B, with A in block-sparse rows, then the spec's epilogue.
 
     Attributes:
@@ -299,8 +301,9 @@ class BsrSpmmKernel:
         if validate:
             check_indices("a", a.matrix)
             check_scale_values(scales)
-        if out is None:
-            out = self._empty(found.shape, b) if own_out is None else own_out
+        own = self._empty(found.shape, b) if out is None and own_out is None else own_out
+        out = own if out is None else written(out)
+        assert out is not None
         at_a, at_b, at_out, at_c = a.addresses["a"], b.data_ptr(), out.data_ptr(), 0
         if c is not None:
             check_overlap("c", c, "out", out)

@@ -27,7 +27,9 @@ from runtime.kernels.arguments import (
     check_strides,
     check_tensor,
     used_strides,
+    written,
 )
+from runtime.kernels.sharing import SharedKernel
 
 MOST_THREAD_BLOCKS = 2**31 - 1
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -54,7 +56,7 @@ class Quantised(NamedTuple):
     product: torch.Tensor | None = None
 
 
-class QuantiseKernel:
+class QuantiseKernel(SharedKernel):
     """FP8 codes and scales of rows, of blocks of rows, or of columns.
 
     Attributes:
@@ -125,13 +127,14 @@ class QuantiseKernel:
             signature = self._signatures.keep(key, checked)
         shapes, memory = signature.extra
         make = allocator(x.device)
-        if out is None:
-            out = make(*contiguous(shapes["codes"]), self._codes)
+        out = make(*contiguous(shapes["codes"]), self._codes) if out is None else written(out)
         if self._by_columns:
             found = Quantised(out, make(*contiguous(shapes["scales"]), torch.float32) if scales is None else scales)
         else:
             if scales is None:
-                scales = make(*contiguous(shapes["scales"]), torch.float32) if out_scales is None else out_scales
+                scales = (
+                    make(*contiguous(shapes["scales"]), torch.float32) if out_scales is None else written(out_scales)
+                )
             product = None
             if self.spec.mean == "subtract" and mean is None:
                 mean = make(*contiguous(shapes["mean"]), torch.float32)

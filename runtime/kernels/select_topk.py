@@ -9,6 +9,7 @@ import torch
 
 from codegen.problem import SelectShape
 from codegen.spec import SelectTopkSpec
+from codegen.wording import shown
 from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
@@ -27,6 +28,7 @@ from runtime.kernels.arguments import (
     check_tensor,
     used_strides,
 )
+from runtime.kernels.sharing import SharedKernel
 
 CHUNK = 8  # elements of one 16-byte load
 FARTHEST_ALWAYS = 32  # blocks from either end that can be taken anyway
@@ -44,7 +46,7 @@ class _Selection(NamedTuple):
     always_last: int
 
 
-class SelectTopkKernel:
+class SelectTopkKernel(SharedKernel):
     """For each query block the key blocks whose mean key has the largest product with the mean query.
 
     Attributes:
@@ -159,7 +161,7 @@ def _block(block: Any) -> tuple[int, int]:
     """Return queries and keys of a block."""
     pair = tuple(block) if isinstance(block, Sequence) else ()
     if len(pair) != 2 or not all(_whole(size) and 1 <= size < 2**30 for size in pair):
-        raise ArgumentError("block", f"is {block!r}, expected the queries and the keys of a block, 1 or more each")
+        raise ArgumentError("block", f"is {shown(block)}, expected the queries and the keys of a block, 1 or more each")
     return pair
 
 
@@ -175,7 +177,7 @@ def checked_selection(block: Any, topk: Any, always: Any) -> tuple[int, int, int
 
 def _topk(topk: Any) -> int:
     if not _whole(topk) or not 1 <= topk <= MOST_ENTRIES:
-        raise ArgumentError("topk", f"is {topk!r}, expected a number of key blocks from 1 to {MOST_ENTRIES}")
+        raise ArgumentError("topk", f"is {shown(topk)}, expected a number of key blocks from 1 to {MOST_ENTRIES}")
     return int(topk)
 
 
@@ -185,7 +187,7 @@ def _always(always: Any) -> tuple[int, int]:
     for number in always if isinstance(always, Sequence) else (always,):
         if not _whole(number) or not -FARTHEST_ALWAYS <= number < FARTHEST_ALWAYS:
             allowed = f"expected numbers of blocks from {-FARTHEST_ALWAYS} to {FARTHEST_ALWAYS - 1}"
-            raise ArgumentError("always", f"has {number!r}, {allowed}")
+            raise ArgumentError("always", f"has {shown(number)}, {allowed}")
         if number >= 0:
             first |= 1 << number
         else:

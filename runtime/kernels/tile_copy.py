@@ -25,13 +25,15 @@ from runtime.kernels.arguments import (
     check_strides,
     check_tensor,
     used_strides,
+    written,
 )
+from runtime.kernels.sharing import SharedKernel
 
 CHUNK = 8  # columns of one 16-byte load or store
 MOST_TILES = 2**30  # the kernel counts a few rounds of thread blocks past the last tile
 
 
-class TileCopyKernel:
+class TileCopyKernel(SharedKernel):
     """out = x, tile by tile through shared memory: a micro-kernel that measures one way of loading tiles.
 
     Attributes:
@@ -77,6 +79,8 @@ class TileCopyKernel:
             signature = self._signatures.keep(key, checked)
         if out is None:
             out = allocator(x.device)(*contiguous(x.shape), self._dtype)
+        else:
+            written(out)
         addresses = {"in": x.data_ptr(), "out": out.data_ptr()}
         for name, address in addresses.items():
             check_address({"in": "x"}.get(name, name), address)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from codegen.wording import shown
 from runtime.errors import ArgumentError
 
 SIZES = (16, 32, 64, 128)
@@ -26,7 +27,7 @@ def checked_block(block: Any, shape: torch.Size | None) -> tuple[int, int]:
     fits = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(size, int) for size in pair)
     if not (fits and all(size in SIZES for size in pair)):
         allowed = ", ".join(map(str, SIZES))
-        raise ArgumentError("block", f"is {block!r}, expected one or two of {allowed}")
+        raise ArgumentError("block", f"is {shown(block)}, expected one or two of {allowed}")
     rows, cols = pair
     if shape is not None and (shape[0] % rows or shape[1] % cols):
         reason = f"is ({rows}, {cols}), which does not divide the weight, {tuple(shape)}"
@@ -41,7 +42,7 @@ def largest_blocks(weight: torch.Tensor, block: tuple[int, int], density: Any) -
         ArgumentError: for a density that is not above 0 and at most 1.
     """
     if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
-        raise ArgumentError("density", f"is {density!r}, expected a number above 0, at most 1")
+        raise ArgumentError("density", f"is {shown(density)}, expected a number above 0, at most 1")
     rows, cols = block
     norms = weight.float().square().unflatten(0, (-1, rows)).unflatten(2, (-1, cols)).sum((1, 3))
     kept = max(1, round(density * norms.numel()))

@@ -241,7 +241,9 @@ def _transposed(a: BsrMatrix) -> torch.Tensor:
     starts, entries = TransposedIndex(*a.index) if a.index else transposed_index(a.to_sparse())
     values = a.values.mT.index_select(0, entries[:, 0])
     size = (a.columns, a.shape[0])
-    return torch.sparse_bsr_tensor(starts, entries[:, 1].contiguous(), values, size=size, check_invariants=False)
+    return torch.sparse_bsr_tensor(
+        starts, entries[:, 1].contiguous(), values, size=size, device=values.device, check_invariants=False
+    )
 
 
 def _finished(product: torch.Tensor, bias: Any, c: Any, beta: float, activation: str) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.ops.attention_choice import DTYPES
 from runtime.ops.bsr_choice import ACTIVATIONS
@@ -110,13 +111,13 @@ def check_options(c: Any, beta: Any, activation: Any) -> tuple[float, str]:
         ArgumentError: for the first thing that is wrong.
     """
     if activation is not None and activation not in ACTIVATIONS:
-        raise ArgumentError("activation", f"is {activation!r}; allowed: None, {', '.join(ACTIVATIONS)}")
+        raise ArgumentError("activation", f"is {shown(activation)}; allowed: None, {', '.join(ACTIVATIONS)}")
     if beta is None:
         return 1.0, activation or ""
     if isinstance(beta, bool) or not isinstance(beta, int | float):
         raise ArgumentError("beta", f"is {type(beta).__name__}, expected a number")
     if c is None:
-        raise ArgumentError("beta", f"is {beta}, but there is no c that it is multiplied with")
+        raise ArgumentError("beta", f"is {shown(beta)}, but there is no c that it is multiplied with")
     return float(beta), activation or ""
 
 

@@ -14,7 +14,7 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.arguments import TORCH_DTYPES, refuse_gradient
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.operators import NAMESPACE, refuse_capture
@@ -149,10 +149,7 @@ def check_floats(name: str, tensor: Any) -> None:
         raise ArgumentError(name, f"is {tensor.dtype}, expected {' or '.join(map(str, DTYPES))}")
     if tensor.device.type not in DEVICES:
         raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(
-            name, "requires a gradient, and FP8 has no backward: use bf16, or call under torch.no_grad()"
-        )
+    refuse_gradient(name, tensor, "and FP8 has no backward: use bf16, or call under torch.no_grad()")
 
 
 def check_head_dim(name: str, tensor: torch.Tensor, hadamard: bool) -> None:
@@ -178,8 +175,8 @@ def check_rotary(rotary: Any, x: torch.Tensor) -> Rotary:
     if x.shape[3] not in ROTARY_HEADS:
         sizes = ", ".join(map(str, ROTARY_HEADS))
         raise ArgumentError("rotary", f"is given for heads of {x.shape[3]}, expected heads of {sizes}, or None")
-    if torch.is_grad_enabled() and (cosines.requires_grad or sines.requires_grad):
-        raise ArgumentError("rotary", "requires a gradient, and FP8 has no backward: detach it")
+    for tensor in (cosines, sines):
+        refuse_gradient("rotary", tensor, "and FP8 has no backward: detach it")
     return cosines, sines
 
 

@@ -10,6 +10,7 @@ from codegen.dtypes import LARGEST
 from codegen.fp8 import LARGEST_SCALE, LEAST_AMAX, LEAST_SCALE
 from codegen.wording import shown
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import refuse_gradient
 from runtime.ops.quantise import Dtype, check_dtype
 
 _RANGE = "a positive number from 2^-120 to 2^120"
@@ -68,7 +69,7 @@ def spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.dev
     """
     if isinstance(scale, int | float) and not isinstance(scale, bool):
         if not LEAST_SCALE <= scale <= LARGEST_SCALE:
-            raise ArgumentError(name, f"is {scale}, expected {_RANGE}")
+            raise ArgumentError(name, f"is {shown(scale)}, expected {_RANGE}")
         return torch.full((), float(scale), dtype=torch.float32, device=device).expand(shape)
     if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.device != device:
         what = f"{scale.dtype} on {scale.device}" if isinstance(scale, torch.Tensor) else type(scale).__name__
@@ -76,8 +77,7 @@ def spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.dev
     shapes = ((), shape[1:2], shape[:2], *((shape,) if last else ()))
     if tuple(scale.shape) not in shapes:
         raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected one of {', '.join(map(str, shapes))}")
-    if scale.requires_grad and torch.is_grad_enabled():
-        raise ArgumentError(name, "requires a gradient, and FP8 has no backward: detach it")
+    refuse_gradient(name, scale, "and FP8 has no backward: detach it")
     found: torch.Tensor = scale[..., None] if scale.dim() in (1, 2) else scale  # of heads
     return found.expand(shape)
 

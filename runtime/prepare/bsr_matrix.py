@@ -86,7 +86,7 @@ class BsrMatrix:
     def to_sparse(self) -> torch.Tensor:
         """Return the matrix as torch has it, layout torch.sparse_bsr, of the same values and indices."""
         parts = self.crow_indices, self.col_indices, self.values
-        return torch.sparse_bsr_tensor(*parts, size=self.shape, check_invariants=False)
+        return torch.sparse_bsr_tensor(*parts, size=self.shape, device=self.values.device, check_invariants=False)
 
 
 def parts_of(a: torch.Tensor) -> BsrMatrix:

@@ -78,7 +78,9 @@ class PreparedBsr:
         if values.device != stored.device:
             raise ArgumentError("values", f"is on {values.device}, the matrix is on {stored.device}")
         indices = self.matrix.crow_indices(), self.matrix.col_indices()
-        matrix = torch.sparse_bsr_tensor(*indices, values, size=self.matrix.shape, check_invariants=False)
+        matrix = torch.sparse_bsr_tensor(
+            *indices, values, size=self.matrix.shape, device=values.device, check_invariants=False
+        )
         return replace(self, matrix=matrix, packed=None)
 
 

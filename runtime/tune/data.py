@@ -73,7 +73,7 @@ def draw_bsr(
     crow = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(like.device)
     col = torch.cat(drawn).to(like.device)
     values = torch.randn((col.numel(), *block), device=like.device, dtype=like.dtype)
-    return torch.sparse_bsr_tensor(crow, col, values, size=shape, check_invariants=False)
+    return torch.sparse_bsr_tensor(crow, col, values, size=shape, device=values.device, check_invariants=False)
 
 
 def need(problem: Problem, *names: str) -> list[int]:

@@ -101,7 +101,9 @@ class _Call:
             parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
             names = ("crow_indices", "col_indices", "values")
             crow, col, values = (self.copy(f"{name}.{of}()", part) for of, part in zip(names, parts, strict=True))
-            return torch.sparse_bsr_tensor(crow, col, values, size=tensor.shape, check_invariants=False)
+            return torch.sparse_bsr_tensor(
+                crow, col, values, size=tensor.shape, device=values.device, check_invariants=False
+            )
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() == 0 or key in self._copies:
             return self._copies.get(key, tensor)
@@ -140,7 +142,9 @@ class _Call:
             return result
         if result.layout == torch.sparse_bsr:
             crow, col, values = result.crow_indices(), result.col_indices(), self._callers(result.values())
-            return torch.sparse_bsr_tensor(crow, col, values, size=result.shape, check_invariants=False)
+            return torch.sparse_bsr_tensor(
+                crow, col, values, size=result.shape, device=values.device, check_invariants=False
+            )
         return self._callers(result)
 
     def _callers(self, result: torch.Tensor) -> torch.Tensor:

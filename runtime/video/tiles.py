@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from codegen.wording import shown
 from runtime.convert.bits import partial_and_full
 from runtime.convert.checks import check_count, check_shape, check_tensor
 from runtime.errors import ArgumentError
@@ -26,7 +27,7 @@ def check_sizes(name: str, sizes: Any) -> Sizes:
         ArgumentError: if they are not.
     """
     if not isinstance(sizes, tuple | list) or len(sizes) != 3:
-        raise ArgumentError(name, f"is {sizes!r}, expected three numbers (frames, rows, columns)")
+        raise ArgumentError(name, f"is {shown(sizes)}, expected three numbers (frames, rows, columns)")
     for size in sizes:
         check_count(name, size)
     return sizes[0], sizes[1], sizes[2]

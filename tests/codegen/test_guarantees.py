@@ -28,7 +28,9 @@ def sections() -> dict[str, list[list[str]]]:
 
 
 RUNS = {run[0]: run for run in sections()["Full runs"]}
-PROMISES = [row for heading, rows in sections().items() if heading not in ("Full runs", "Modes", "Not promised") for row in rows]
+PROMISES = [
+    row for heading, rows in sections().items() if heading not in ("Full runs", "Modes", "Not promised") for row in rows
+]
 
 
 @cache

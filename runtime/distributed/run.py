@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.agreement import agree, group_of, report
+from runtime.distributed.agreement import fail_together, group_of
 from runtime.distributed.exchange import Exchange, Pair, Sent
 from runtime.distributed.inputs import Inputs
 from runtime.distributed.layout import positions_of
@@ -106,13 +106,8 @@ class Run:
         if not validate and missing.is_cuda:
             torch._assert_async(~missing, f"send: {reason}")
             return
-        if bool(missing):
-            error = ArgumentError("send", reason)
-            if validate:
-                report(self.group, error)
-            raise error
-        if validate:
-            agree(self.group, "room for listed blocks", {}, self.plan.timeout)
+        error = ArgumentError("send", reason) if bool(missing) else None
+        fail_together(self.group, "room for listed blocks", error, self.plan.timeout)
 
     def heads_of_q(self, run: slice) -> slice:
         """Return the query heads of some heads of k."""

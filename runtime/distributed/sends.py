@@ -10,7 +10,16 @@ import torch
 import torch.distributed as dist
 
 from codegen.wording import shown
-from runtime.distributed.agreement import TIMEOUT, agree, meet, same
+from runtime.distributed.agreement import (
+    TIMEOUT,
+    agree,
+    as_collective,
+    check_timeout,
+    meet,
+    report,
+    same,
+    underway,
+)
 from runtime.distributed.arguments import as_pattern, check_pattern, group_from
 from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.lists import blocks_of, key_block, wanted_blocks
@@ -108,30 +117,37 @@ def plan_sends(
         CollectiveError: for a rank that is late or has failed.
     """
     group = group_from(mesh_or_group)
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    layout = layout_of(layout, ranks)
-    if not (isinstance(slack, int | float) and 1 <= slack < math.inf):
-        raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
-    check_operands(q, k, k)
-    lists = as_pattern(pattern, layout, rank, q, k)
-    if not isinstance(lists, TopK | BlockLists):
-        raise ArgumentError("pattern", f"is {type(lists).__name__}, expected lists; other patterns need no plan")
-    check_pattern(lists, layout, q, k)
-    facts = {"pattern": lists.spec_json, "layout": [list(c) for c in layout.chunks], "k": str(tuple(k.shape))}
+    ranks, rank = group.size(), group.rank()
+    try:
+        layout = layout_of(layout, ranks)
+        _check_numbers(slack, most)
+        check_timeout(timeout)
+        check_operands(q, k, k)
+        lists = as_pattern(pattern, layout, rank, q, k)
+        if not isinstance(lists, TopK | BlockLists):
+            raise ArgumentError("pattern", f"is {type(lists).__name__}, expected lists; other patterns need no plan")
+        check_pattern(lists, layout, q, k)
+    except Exception as error:
+        report(group, error)
+        raise
+    facts = {"function": "plan_sends", "pattern": lists.spec_json, "layout": [list(c) for c in layout.chunks]}
+    facts |= {"k": str(tuple(k.shape)), "slack": slack, "most": most}
     same(agree(group, "plan_sends", facts, timeout))
-    meet(group, k.device)
     block, kv_len = key_block(lists.spec_json), k.shape[2] * ranks
-    indices, _ = apart(lists.spec_json, lists.index_tensors())
-    together = has_positions(lists.spec_json)
-    wanted = wanted_blocks(lists.spec_json, indices, k.shape[1], kv_len // block, together=together)
     pairs = k.shape[0] * k.shape[1]
-    each = []
-    for source in range(ranks):
-        counts = wanted[..., blocks_of(layout, source, kv_len, block, k.device)].sum(-1)
-        each.append(torch.stack([counts.max(), counts.sum() * (pairs // counts.numel())]))
-    told = [torch.empty(ranks, 2, dtype=torch.int64, device=k.device) for _ in range(ranks)]
-    dist.all_gather(told, torch.stack(each), group=group)
-    by_receiver = [table.tolist() for table in told]
+    with underway(group, "plan_sends"):
+        meet(group, k.device)
+        indices, _ = apart(lists.spec_json, lists.index_tensors())
+        together = has_positions(lists.spec_json)
+        wanted = wanted_blocks(lists.spec_json, indices, k.shape[1], kv_len // block, together=together)
+        each = []
+        for source in range(ranks):
+            counts = wanted[..., blocks_of(layout, source, kv_len, block, k.device)].sum(-1)
+            each.append(torch.stack([counts.max(), counts.sum() * (pairs // counts.numel())]))
+        told = [torch.empty(ranks, 2, dtype=torch.int64, device=k.device) for _ in range(ranks)]
+        with as_collective(group, "blocks that each rank wants"):
+            dist.all_gather(told, torch.stack(each), group=group)
+            by_receiver = [table.tolist() for table in told]
     blocks = k.shape[2] // block
     longest, total = (
         tuple(tuple(0 if s == r else by_receiver[r][s][which] for r in range(ranks)) for s in range(ranks))
@@ -141,6 +157,19 @@ def plan_sends(
     plan = SendPlan(caps, total, block, pairs, blocks)
     is_most = sum(map(sum, caps)) >= most * ranks * (ranks - 1) * blocks
     return replace(plan, caps=None) if is_most else plan
+
+
+def _check_numbers(slack: Any, most: Any) -> None:
+    """Check how much room a plan has.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    for name, value in (("slack", slack), ("most", most)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ArgumentError(name, f"is {shown(value)}, expected a number")
+    if slack < 1:
+        raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
 
 
 def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> int:

@@ -50,6 +50,9 @@ def context_parallel_attention(
     (docs/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that of any
     parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on the host.
 
+    What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait.
+    After an error in the middle of a call a rank refuses all calls of that group, as data of two calls would be mixed.
+
     Args:
         q: (batch, heads, q_len, head_dim), this rank's queries; as ``block_sparse_attention`` has them. Or a
             ``DTensor``, as k and v then are too, sharded on the sequence or on heads, with one placement.
@@ -66,7 +69,8 @@ def context_parallel_attention(
             host; by default NCCL sends them. It takes memory for those of the whole sequence. The result is the same.
         scale: softmax scale; by default 1 / sqrt(head_dim).
         softcap: cap of the logits.
-        sink: float32 (heads,), a logit that joins the sum of each row of its head.
+        sink: float32 (heads,), a logit that joins the sum of each row of its head. Beside DTensors whose heads are
+            sharded, of all heads, or of this rank's.
         kv_lengths: int32 (batch or 1,), keys of the whole sequence that exist; not with ``send``.
         return_lse: whether to return the log-sum-exp too.
         validate: also agree with the other ranks, and check the values of lists and lengths. Synchronises.
@@ -162,6 +166,7 @@ def _placed(
     if where is None:
         found: torch.Tensor | AttentionResult = call(qkv, pattern, mesh_or_group, **options, **of_ranks)
         return found
+    options = {**options, "sink": where.sink(options["sink"])}
     if where.sharded == SEQUENCE:
         of_ranks = {**of_ranks, "layout": of_ranks["layout"] or "contiguous"}
         return where.wrapped(call(where.local, pattern, where.group, **options, **of_ranks))

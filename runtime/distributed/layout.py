@@ -104,15 +104,14 @@ class Layout:
 
     def chunk_size(self, length: int) -> int:
         """Return the rows of a chunk of a sequence of ``length``, or raise ArgumentError if chunks do not divide it."""
-        if _number("length", length) % self.count:
+        if check_count("length", length) % self.count:
             raise ArgumentError("length", f"is {length}, which {self.count} chunks do not divide")
         return length // self.count
 
     def spans(self, rank: int, length: int) -> tuple[Span, ...]:
         """Return the rows of the whole sequence that a rank has, in its order; neighbouring chunks are one."""
         size = self.chunk_size(length)
-        if _number("rank", rank) >= self.ranks:
-            raise ArgumentError("rank", f"is {rank}, the layout is of {self.ranks} ranks")
+        check_rank(rank, self.ranks)
         return joined(Span(chunk * size, (chunk + 1) * size) for chunk in self.chunks[rank])
 
     def positions(self, rank: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
@@ -138,7 +137,7 @@ class Layout:
         return everything.index_select(dim, torch.cat(places).argsort())
 
 
-def _number(name: str, value: Any) -> Any:
+def check_count(name: str, value: Any) -> Any:
     """Return a length or a rank; while a graph is made it may be a symbol.
 
     Raises:
@@ -147,6 +146,16 @@ def _number(name: str, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or value < 0:
         raise ArgumentError(name, f"is {shown(value)}, expected an integer from 0 on")
     return value
+
+
+def check_rank(rank: Any, ranks: int) -> None:
+    """Check the number of a rank.
+
+    Raises:
+        ArgumentError: unless it is one of so many.
+    """
+    if check_count("rank", rank) >= ranks:
+        raise ArgumentError("rank", f"is {rank}, expected one of {ranks}, from 0 on")
 
 
 def _ranks(ranks: Any) -> int:

@@ -21,7 +21,7 @@ from runtime.distributed.agreement import (
     underway,
 )
 from runtime.distributed.arguments import as_pattern, check_pattern, group_from
-from runtime.distributed.layout import Layout, layout_of
+from runtime.distributed.layout import Layout, check_count, check_rank, layout_of
 from runtime.distributed.lists import blocks_of, key_block, wanted_blocks
 from runtime.distributed.masks import has_positions
 from runtime.distributed.steps import steps_of
@@ -71,7 +71,10 @@ class SendPlan:
     blocks: int
 
     def traffic(self, rank: int, head_dim: int, element_bytes: int = 2) -> Traffic:
-        """Return the bytes that a rank receives with these lists."""
+        """Return the bytes that a rank receives with these lists, or raise ArgumentError for a rank that there is not."""
+        check_rank(rank, len(self.wanted))
+        for name, value in (("head_dim", head_dim), ("element_bytes", element_bytes)):
+            check_count(name, value)
         of_block = 2 * self.block * head_dim * element_bytes
         others = [source for source in range(len(self.wanted)) if source != rank]
         everything = len(others) * self.blocks * self.pairs * of_block
@@ -172,6 +175,18 @@ def _check_numbers(slack: Any, most: Any) -> None:
         raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
 
 
+def _check_kind(pattern: Any, layout: Any) -> None:
+    """Check that a pattern and a layout are such.
+
+    Raises:
+        ArgumentError: naming the one that is not.
+    """
+    if not isinstance(pattern, Pattern):
+        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected an object of runtime.patterns")
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", f"is {shown(layout)}, expected a Layout")
+
+
 def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> int:
     """Return how many keys of other ranks a rank is sent for each batch and head, without a ``SendPlan``.
 
@@ -188,6 +203,10 @@ def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_le
     Raises:
         ArgumentError: for chunks that do not divide the lengths.
     """
+    _check_kind(pattern, layout)
+    check_rank(rank, layout.ranks)
+    for length in (q_len, kv_len):
+        layout.chunk_size(length)
     steps = steps_of(pattern.spec_json, layout, rank, q_len, kv_len)
     return sum(piece.size for pieces in steps.buffers for piece in pieces if piece.rank != rank)
 
@@ -206,6 +225,8 @@ def local_lists(pattern: Pattern, layout: Layout, rank: int) -> Pattern:
     Raises:
         ArgumentError: for chunks that are no whole blocks.
     """
+    _check_kind(pattern, layout)
+    check_rank(rank, layout.ranks)
     if not isinstance(pattern, TopK | BlockLists):
         return pattern
     rows = pattern.kv_indices.shape[2]

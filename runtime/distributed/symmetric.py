@@ -84,8 +84,8 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
 
     kept = state_of(group).memory
     if (key := (what, shape, like.dtype, like.device)) in kept:
-        found: Symmetric = kept[key]
-        return found
+        kept_already: Symmetric = kept[key]
+        return kept_already
     if len(kept) == _KEPT:
         _settle(group, like.device)  # what the GPU still has to do may read what is given up
         kept.pop(next(iter(kept)))
@@ -95,13 +95,13 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
         # torch clears the memory, and the signals of its barriers, behind all that the default stream still has to do:
         # a faster rank's signal would be cleared with it, and both would wait for ever.
         _settle(group, like.device)
-    except (RuntimeError, NotImplementedError) as found_error:
-        error = _refused(found_error)
+    except (RuntimeError, NotImplementedError) as refusal:
+        error = _refused(refusal)
     fail_together(group, about, error, TIMEOUT)  # nobody waits in the next line for a rank that has no memory
     try:
         made = Symmetric(here, memory.rendezvous(here, group.group_name))
-    except (RuntimeError, NotImplementedError) as found_error:
-        error = _refused(found_error)
+    except (RuntimeError, NotImplementedError) as refusal:
+        error = _refused(refusal)
     fail_together(group, about, error, TIMEOUT)
     kept[key] = made
     return made
@@ -214,9 +214,12 @@ class SymmetricExchange(Exchange):
     def _arrived(
         self, runs: Sequence[slice], buffers: list[list[Pair]], events: Sequence[Any], *, gives_back: bool
     ) -> Iterator[tuple[slice, list[Pair]]]:
-        for run, event in zip(runs, events, strict=True):
-            self.moves.join(event)
-            yield run, buffers.pop(0)
+        try:
+            for run, event in zip(runs, events, strict=True):
+                self.moves.join(event)
+                yield run, buffers.pop(0)
+        finally:  # also where a call ends with an error: its memory may be used again
+            self.moves.join()
         if not gives_back:
             self.whole.barrier(READ)  # then anybody may write again
 

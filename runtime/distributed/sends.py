@@ -71,7 +71,7 @@ class SendPlan:
     blocks: int
 
     def traffic(self, rank: int, head_dim: int, element_bytes: int = 2) -> Traffic:
-        """Return the bytes that a rank receives with these lists, or raise ArgumentError for a rank that there is not."""
+        """Return the bytes that a rank receives with these lists; ArgumentError for a rank that there is not."""
         check_rank(rank, len(self.wanted))
         for name, value in (("head_dim", head_dim), ("element_bytes", element_bytes)):
             check_count(name, value)

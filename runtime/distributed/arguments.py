@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from runtime.distributed.agreement import state_of
 from runtime.distributed.layout import Layout
 from runtime.distributed.masks import asks_for_heads
 from runtime.distributed.strided import strided_lists
@@ -34,6 +35,7 @@ def group_from(mesh_or_group: Any) -> dist.ProcessGroup:
     if not isinstance(mesh_or_group, dist.ProcessGroup):
         what = "a ProcessGroup or a DeviceMesh of one dimension"
         raise ArgumentError("mesh_or_group", f"is {type(mesh_or_group).__name__}, expected {what}")
+    state_of(mesh_or_group)
     if mesh_or_group.size() < 2:
         raise ArgumentError("mesh_or_group", "has one rank: call block_sparse_attention, which needs no group")
     return mesh_or_group

@@ -6,12 +6,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from codegen.errors import CodegenError
 from codegen.wording import shown
 from runtime.distributed import operators
-from runtime.distributed.agreement import TIMEOUT, report
+from runtime.distributed.agreement import TIMEOUT, check_timeout, report
 from runtime.distributed.arguments import as_pattern, check_heads, check_pattern, default_layout, group_from
 from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.placements import SEQUENCE, placed
@@ -52,6 +50,9 @@ def context_parallel_attention(
     (docs/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that of any
     parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on the host.
 
+    What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait.
+    After an error in the middle of a call a rank refuses all calls of that group, as data of two calls would be mixed.
+
     Args:
         q: (batch, heads, q_len, head_dim), this rank's queries; as ``block_sparse_attention`` has them. Or a
             ``DTensor``, as k and v then are too, sharded on the sequence or on heads, with one placement.
@@ -68,7 +69,8 @@ def context_parallel_attention(
             host; by default NCCL sends them. It takes memory for those of the whole sequence. The result is the same.
         scale: softmax scale; by default 1 / sqrt(head_dim).
         softcap: cap of the logits.
-        sink: float32 (heads,), a logit that joins the sum of each row of its head.
+        sink: float32 (heads,), a logit that joins the sum of each row of its head. Beside DTensors whose heads are
+            sharded, of all heads, or of this rank's.
         kv_lengths: int32 (batch or 1,), keys of the whole sequence that exist; not with ``send``.
         return_lse: whether to return the log-sum-exp too.
         validate: also agree with the other ranks, and check the values of lists and lengths. Synchronises.
@@ -164,6 +166,7 @@ def _placed(
     if where is None:
         found: torch.Tensor | AttentionResult = call(qkv, pattern, mesh_or_group, **options, **of_ranks)
         return found
+    options = {**options, "sink": where.sink(options["sink"])}
     if where.sharded == SEQUENCE:
         of_ranks = {**of_ranks, "layout": of_ranks["layout"] or "contiguous"}
         return where.wrapped(call(where.local, pattern, where.group, **options, **of_ranks))
@@ -192,12 +195,14 @@ def _call(
     Raises:
         ArgumentError, CollectiveError: as the functions above.
     """
-    refuse_transformed((*qkv, sink, kv_lengths))
-    q, k, v = autocast(*qkv)
     group = group_from(mesh_or_group)
     try:
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        refuse_transformed((*qkv, sink, kv_lengths))
+        q, k, v = autocast(*qkv)
+        ranks, rank = group.size(), group.rank()
         layout = layout_of(default_layout(pattern) if layout is None else layout, ranks)
+        if not torch.compiler.is_dynamo_compiling():  # while a graph is made, sizes may not be known
+            check_operands(q, k, v)
         if name == operators.CONTEXT:
             pattern = as_pattern(pattern, layout, rank, q, k)
         elif not isinstance(pattern, Pattern):
@@ -206,13 +211,12 @@ def _call(
         _check_choices(send, heads_at_once, timeout)
         if kv_lengths is not None and name == operators.CONTEXT:
             _check_order(send, pattern, layout)
-        if not torch.compiler.is_dynamo_compiling():  # while a graph is made, sizes may not be known
-            check_operands(q, k, v)
+        if not torch.compiler.is_dynamo_compiling():
             check_options(q, options["softcap"], options["scale"], sink, kv_lengths)
             (check_pattern if name == operators.CONTEXT else check_heads)(pattern, layout, q, k)
         how = _caps(send, pattern), heads_at_once, bool(symmetric), timeout
         plan = plan_text(group.group_name, layout.chunks, pattern.spec_json, *how)
-    except CodegenError as error:
+    except Exception as error:
         report(group, error)
         raise
     gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sink))
@@ -243,10 +247,9 @@ def _check_choices(send: Any, heads_at_once: Any, timeout: Any) -> None:
     """
     if send is not None and not isinstance(send, SendPlan):
         raise ArgumentError("send", f"is {type(send).__name__}, expected what plan_sends returns")
-    if not isinstance(heads_at_once, int) or heads_at_once < 0:
+    if isinstance(heads_at_once, bool) or not isinstance(heads_at_once, int) or heads_at_once < 0:
         raise ArgumentError("heads_at_once", f"is {shown(heads_at_once)}, expected a number of heads, or 0")
-    if not isinstance(timeout, int | float) or not timeout > 0:
-        raise ArgumentError("timeout", f"is {shown(timeout)}, expected seconds")
+    check_timeout(timeout)
 
 
 def _caps(send: SendPlan | None, pattern: Pattern) -> Caps | None:

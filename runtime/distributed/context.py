@@ -88,30 +88,32 @@ def backward(
     for rows in unseen(run.mine, dq.shape[2]):
         dq[:, :, rows.start : rows.stop] = 0
     of_own: list[tuple[int, Pair]] = []
-    for own, heads, kv in run.everything():
-        of_q = run.heads_of_q(heads)
-        made: dict[int, list[tuple[int, Pair]]] = {number: [] for number in range(len(run.mine.buffers))}
-        for step, queries, (k, v) in run.calls(kv, heads, own=own):
-            spec_json, tensors = run.lists(step, heads)
-            of_rows = slice(step.rows.start, step.rows.stop)
-            passed: dict[str, Any] = {
-                "out": out[:, of_q, of_rows],
-                "dout": dout[:, of_q, of_rows],
-                "lse": lse[:, of_q, of_rows].contiguous(),
-                "dlse": None if dlse is None else dlse[:, of_q, of_rows].contiguous(),
-                "kv_lengths": run.lengths(step),
-                "deterministic": deterministic,
-            }
-            found = attend_backward(queries, k, v, tensors, spec_json, **passed, **inputs.options)
-            assert found.dq is not None and found.dk is not None and found.dv is not None
-            there = dq[:, of_q, of_rows]
-            there.copy_(there.float() + found.dq if step.merges else found.dq)
-            (of_own if own else made[step.buffer]).append((step.keys.start, (found.dk, found.dv)))
-        if not own:
-            grads = [_whole(pairs, kv[number]) for number, pairs in made.items()]
-            mine = [(start, (k[:, heads], v[:, heads])) for start, (k, v) in of_own]
-            run.exchange.give_back(heads, grads, mine, (dk[:, heads], dv[:, heads]))
-    run.exchange.finish()
+    try:
+        for own, heads, kv in run.everything():
+            of_q = run.heads_of_q(heads)
+            made: dict[int, list[tuple[int, Pair]]] = {number: [] for number in range(len(run.mine.buffers))}
+            for step, queries, (k, v) in run.calls(kv, heads, own=own):
+                spec_json, tensors = run.lists(step, heads)
+                of_rows = slice(step.rows.start, step.rows.stop)
+                passed: dict[str, Any] = {
+                    "out": out[:, of_q, of_rows],
+                    "dout": dout[:, of_q, of_rows],
+                    "lse": lse[:, of_q, of_rows].contiguous(),
+                    "dlse": None if dlse is None else dlse[:, of_q, of_rows].contiguous(),
+                    "kv_lengths": run.lengths(step),
+                    "deterministic": deterministic,
+                }
+                found = attend_backward(queries, k, v, tensors, spec_json, **passed, **inputs.options)
+                assert found.dq is not None and found.dk is not None and found.dv is not None
+                there = dq[:, of_q, of_rows]
+                there.copy_(there.float() + found.dq if step.merges else found.dq)
+                (of_own if own else made[step.buffer]).append((step.keys.start, (found.dk, found.dv)))
+            if not own:
+                grads = [_whole(pairs, kv[number]) for number, pairs in made.items()]
+                mine = [(start, (k[:, heads], v[:, heads])) for start, (k, v) in of_own]
+                run.exchange.give_back(heads, grads, mine, (dk[:, heads], dv[:, heads]))
+    finally:  # also where the call ends with an error: its memory may be used again
+        run.exchange.finish()
     if not run.exchange.is_needed:
         for which, total in enumerate((dk, dv)):
             add_up(total, [(start, pair[which]) for start, pair in of_own])

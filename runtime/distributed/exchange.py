@@ -82,15 +82,17 @@ class Exchange:
         return self._as_they_come(runs, [self._begin(run) for run in runs[:AHEAD]])
 
     def _as_they_come(self, runs: Sequence[slice], ahead: list[Arrival]) -> Iterator[tuple[slice, list[Pair]]]:
-        for place, run in enumerate(runs):
-            arrival = ahead.pop(0)
-            arrival.transfer.wait()
-            self.moves.join(arrival.copied)
-            yield run, arrival.buffers
-            del arrival  # its memory may be used again, behind what was enqueued meanwhile
-            if place + AHEAD < len(runs):
-                ahead.append(self._begin(runs[place + AHEAD]))
-        self.moves.join()
+        try:
+            for place, run in enumerate(runs):
+                arrival = ahead.pop(0)
+                arrival.transfer.wait()
+                self.moves.join(arrival.copied)
+                yield run, arrival.buffers
+                del arrival  # its memory may be used again, behind what was enqueued meanwhile
+                if place + AHEAD < len(runs):
+                    ahead.append(self._begin(runs[place + AHEAD]))
+        finally:  # also where a call ends with an error: its memory may be used again
+            self.moves.join()
 
     def _buffers(self, run: slice) -> list[Pair]:
         shape = (self.k.shape[0], run.stop - run.start)

@@ -90,20 +90,28 @@ def forward(plan: Plan, inputs: Inputs, *, gradients: bool) -> tuple[torch.Tenso
     lse = out.new_empty(out.shape[:3], dtype=torch.float32)
     whole_out, whole_lse, sink = run.whole(out, result=True), run.whole(lse, result=True), run.sink()
     given = Parted(inputs.q, q, run.group), Parted(inputs.k, k, 1), Parted(inputs.v, v, 1)
-    for heads, of_q in run.arrivals(given):
-        options = {
-            **inputs.options,
-            "lse": True,
-            "kv_lengths": inputs.kv_lengths,
-            "sink": None if sink is None else sink[of_q],
-        }
-        found = attend(
-            q[:, of_q], k[:, heads], v[:, heads], run.lists(heads), plan.spec_json, out=whole_out[:, of_q], **options
-        )
-        assert found.lse is not None
-        whole_lse[:, of_q] = found.lse
-        run.shuffle.give_back(heads, (Parted(out, whole_out, run.group), Parted(lse, whole_lse, run.group)))
-    run.shuffle.finish()
+    try:
+        for heads, of_q in run.arrivals(given):
+            options = {
+                **inputs.options,
+                "lse": True,
+                "kv_lengths": inputs.kv_lengths,
+                "sink": None if sink is None else sink[of_q],
+            }
+            found = attend(
+                q[:, of_q],
+                k[:, heads],
+                v[:, heads],
+                run.lists(heads),
+                plan.spec_json,
+                out=whole_out[:, of_q],
+                **options,
+            )
+            assert found.lse is not None
+            whole_lse[:, of_q] = found.lse
+            run.shuffle.give_back(heads, (Parted(out, whole_out, run.group), Parted(lse, whole_lse, run.group)))
+    finally:  # also where the call ends with an error: its memory may be used again
+        run.shuffle.finish()
     if plan.symmetric:  # later calls write to that memory
         keep = torch.clone if gradients else torch.empty_like
         whole_out, whole_lse = keep(whole_out), keep(whole_lse)
@@ -136,24 +144,26 @@ def backward(
     if dlse is not None:
         whole_dlse = torch.empty_like(lse)
         given.append(Parted(dlse, whole_dlse, run.group))
-    for heads, queries in run.arrivals(given):
-        passed: dict[str, Any] = {
-            "out": out[:, queries],
-            "dout": whole_dout[:, queries],
-            "lse": lse[:, queries].contiguous(),
-            "dlse": None if whole_dlse is None else whole_dlse[:, queries].contiguous(),
-            "kv_lengths": inputs.kv_lengths,
-            "deterministic": deterministic,
-        }
-        lists = run.lists(heads)
-        found = attend_backward(
-            q[:, queries], k[:, heads], v[:, heads], lists, plan.spec_json, **passed, **inputs.options
-        )
-        for target, which, part in ((of_q, queries, found.dq), (of_k, heads, found.dk), (of_v, heads, found.dv)):
-            assert part is not None
-            target[:, which] = part
-        run.shuffle.give_back(heads, (Parted(dq, of_q, run.group), Parted(dk, of_k, 1), Parted(dv, of_v, 1)))
-    run.shuffle.finish()
+    try:
+        for heads, queries in run.arrivals(given):
+            passed: dict[str, Any] = {
+                "out": out[:, queries],
+                "dout": whole_dout[:, queries],
+                "lse": lse[:, queries].contiguous(),
+                "dlse": None if whole_dlse is None else whole_dlse[:, queries].contiguous(),
+                "kv_lengths": inputs.kv_lengths,
+                "deterministic": deterministic,
+            }
+            lists = run.lists(heads)
+            found = attend_backward(
+                q[:, queries], k[:, heads], v[:, heads], lists, plan.spec_json, **passed, **inputs.options
+            )
+            for target, which, part in ((of_q, queries, found.dq), (of_k, heads, found.dk), (of_v, heads, found.dv)):
+                assert part is not None
+                target[:, which] = part
+            run.shuffle.give_back(heads, (Parted(dq, of_q, run.group), Parted(dk, of_k, 1), Parted(dv, of_v, 1)))
+    finally:  # also where the call ends with an error: its memory may be used again
+        run.shuffle.finish()
     if not dsink:
         return dq, dk, dv, None
     assert inputs.sink is not None

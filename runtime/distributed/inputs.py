@@ -9,8 +9,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from codegen.errors import CodegenError
-from runtime.distributed.agreement import agree, finish, group_of, meet, report, same, state_of
+from runtime.distributed.agreement import (
+    agree,
+    check_not_stopped,
+    finish,
+    group_of,
+    meet,
+    report,
+    same,
+    state_of,
+    underway,
+)
 from runtime.distributed.plan import Plan
 from runtime.distributed.symmetric import check_not_kept
 from runtime.kernels.arguments import check_sink_values
@@ -80,26 +89,30 @@ def prepare(
         CollectiveError: for a rank that is late, or has failed.
     """
     group = group_of(plan.group)
-    agreed = state_of(group).agreed
-    if plan.symmetric and gradients:
-        check_not_kept(inputs.k, group)
-    key = (what, plan, inputs.kind(), gradients)
-    if key in agreed and not validate:
-        return
+    check_not_stopped(group, what)
+    state = state_of(group)
+    kind = (what, plan, inputs.kind(), gradients)
+    is_known = kind in state.agreed
     try:
-        if gradients:
+        if plan.symmetric and gradients:
+            check_not_kept(inputs.k, group)
+        if gradients and (validate or not is_known):
             options: dict[str, Any] = {"softcap": inputs.options["softcap"], "deterministic": deterministic}
             chosen_for(inputs.q, plan.spec_json, kv_lengths=inputs.kv_lengths is not None, **options)
         if validate:
             _check_values(what, plan, inputs)
-    except CodegenError as error:
+    except Exception as error:
         report(group, error)
         raise
-    facts = {**plan.facts(), **inputs.facts(), "gradients": gradients}
-    same(agree(group, what, facts, plan.timeout))
-    if key not in agreed:
-        meet(group, inputs.q.device)
-        agreed.add(key)
+    if validate or not is_known:
+        about = f"{what} with validate=True" if is_known else what
+        facts = {**plan.facts(), **inputs.facts(), "gradients": gradients, "validate": validate}
+        same(agree(group, about, {"function": what, **facts}, plan.timeout))
+    if not is_known:
+        with underway(group, what):
+            meet(group, inputs.q.device)
+        state.remember(kind)
+    state.go_on()
 
 
 def finished(what: str, plan: Plan, inputs: Inputs) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +14,7 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 
 NAMED_LAYOUTS = ("contiguous", "zigzag")
+_MOST_RANKS = 1 << 20
 
 
 class Span(NamedTuple):
@@ -41,8 +43,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         try:
-            chunks = tuple(tuple(int(chunk) for chunk in of_rank) for of_rank in self.chunks)
-        except (TypeError, ValueError):
+            chunks = tuple(tuple(index(chunk) for chunk in of_rank) for of_rank in self.chunks)
+        except TypeError:
             raise ArgumentError("layout", f"is {shown(self.chunks)}, expected the chunks of each rank") from None
         named = sorted(chunk for of_rank in chunks for chunk in of_rank)
         equal = len({len(of_rank) for of_rank in chunks}) == 1
@@ -54,11 +56,12 @@ class Layout:
     @staticmethod
     def contiguous(ranks: int) -> Layout:
         """Return the layout in which rank r has the r-th of ``ranks`` equal parts."""
-        return Layout(tuple((rank,) for rank in range(ranks)))
+        return Layout(tuple((rank,) for rank in range(_ranks(ranks))))
 
     @staticmethod
     def zigzag(ranks: int) -> Layout:
         """Return the layout in which rank r has chunks r and 2 ranks - 1 - r: causal work is the same on each."""
+        ranks = _ranks(ranks)
         return Layout(tuple((rank, 2 * ranks - 1 - rank) for rank in range(ranks)))
 
     @staticmethod
@@ -76,11 +79,10 @@ class Layout:
             The layout; each rank's chunks ascend.
 
         Raises:
-            ArgumentError: for chunks that do not divide.
+            ArgumentError: for chunks that do not divide, and for work that is no finite numbers.
         """
-        given = work.reshape(-1, work.shape[-1]).double().sum(0).tolist() if isinstance(work, torch.Tensor) else work
-        each = [float(value) for value in given]
-        if ranks < 1 or not each or len(each) % ranks:
+        ranks, each = _ranks(ranks), _work(work)
+        if not each or len(each) % ranks:
             raise ArgumentError("work", f"is of {len(each)} chunks, which {ranks} ranks do not divide")
         room, loads = len(each) // ranks, [0.0] * ranks
         found: list[list[int]] = [[] for _ in range(ranks)]
@@ -102,36 +104,99 @@ class Layout:
 
     def chunk_size(self, length: int) -> int:
         """Return the rows of a chunk of a sequence of ``length``, or raise ArgumentError if chunks do not divide it."""
-        if length % self.count:
+        if check_count("length", length) % self.count:
             raise ArgumentError("length", f"is {length}, which {self.count} chunks do not divide")
         return length // self.count
 
     def spans(self, rank: int, length: int) -> tuple[Span, ...]:
         """Return the rows of the whole sequence that a rank has, in its order; neighbouring chunks are one."""
         size = self.chunk_size(length)
+        check_rank(rank, self.ranks)
         return joined(Span(chunk * size, (chunk + 1) * size) for chunk in self.chunks[rank])
 
     def positions(self, rank: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
         """Return the place in the whole sequence of each of a rank's rows: int64 (length / ranks,), for RoPE say."""
-        return positions_of(self, rank, length, device).clone()
+        return torch.cat([torch.arange(*span, device=device) for span in self.spans(rank, length)])
 
     def shard(self, tensor: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
         """Return a rank's part of a tensor (batch, heads, length, head_dim), or of any with the sequence in ``dim``."""
-        spans = self.spans(rank, tensor.shape[dim])
+        spans = self.spans(rank, _length(tensor, dim, "tensor"))
         return torch.cat([tensor.narrow(dim, span.start, span.size) for span in spans], dim)
 
     def join(self, parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
         """Return the whole tensor of all ranks' parts (batch, heads, length / ranks, head_dim), in their order."""
-        length = sum(part.shape[dim] for part in parts)
+        if not isinstance(parts, Sequence) or len(parts) != self.ranks:
+            has = len(parts) if isinstance(parts, Sequence) else type(parts).__name__
+            raise ArgumentError("parts", f"is {has}, expected a tensor of each of the {self.ranks} ranks")
+        rows = [_length(part, dim, "parts") for part in parts]
+        if len({(part.shape, part.dtype, part.device) for part in parts}) > 1:
+            shapes = ", ".join(f"{tuple(part.shape)} {part.dtype} on {part.device}" for part in parts)
+            raise ArgumentError("parts", f"are {shapes}: expected one shape, type and device")
         everything = torch.cat(list(parts), dim)
-        places = torch.cat([self.positions(rank, length) for rank in range(self.ranks)]).argsort()
-        return everything.index_select(dim, places.to(everything.device))
+        places = [self.positions(rank, sum(rows), everything.device) for rank in range(self.ranks)]
+        return everything.index_select(dim, torch.cat(places).argsort())
 
 
-@lru_cache(maxsize=256)
-def positions_of(layout: Layout, rank: int, length: int, device: torch.device | str | None) -> torch.Tensor:
-    """Return what ``Layout.positions`` does, made once: int64 (length / ranks,), not to be written to."""
-    return torch.cat([torch.arange(*span, device=device) for span in layout.spans(rank, length)])
+def check_count(name: str, value: Any) -> Any:
+    """Return a length or a rank; while a graph is made it may be a symbol.
+
+    Raises:
+        ArgumentError: unless it is an integer from 0 on.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or value < 0:
+        raise ArgumentError(name, f"is {shown(value)}, expected an integer from 0 on")
+    return value
+
+
+def check_rank(rank: Any, ranks: int) -> None:
+    """Check the number of a rank.
+
+    Raises:
+        ArgumentError: unless it is one of so many.
+    """
+    if check_count("rank", rank) >= ranks:
+        raise ArgumentError("rank", f"is {rank}, expected one of {ranks}, from 0 on")
+
+
+def _ranks(ranks: Any) -> int:
+    """Return a number of ranks.
+
+    Raises:
+        ArgumentError: unless it is an integer from 1 on.
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= _MOST_RANKS:
+        raise ArgumentError("ranks", f"is {shown(ranks)}, expected an integer from 1 to {_MOST_RANKS}")
+    return ranks
+
+
+def _work(work: Any) -> list[float]:
+    """Return the work of each chunk.
+
+    Raises:
+        ArgumentError: for what is no finite numbers.
+    """
+    try:
+        if isinstance(work, torch.Tensor):
+            work = work.reshape(-1, work.shape[-1]).double().sum(0).tolist()
+        each = [float(value) for value in work]
+    except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):
+        raise ArgumentError("work", f"is {shown(work)}, expected a number of each chunk") from None
+    if not all(map(math.isfinite, each)):
+        raise ArgumentError("work", f"is {shown(each)}, expected finite numbers")
+    return each
+
+
+def _length(tensor: Any, dim: Any, name: str) -> int:
+    """Return the size of a dimension.
+
+    Raises:
+        ArgumentError: for what is no tensor, or has no such dimension.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        raise ArgumentError("dim", f"is {shown(dim)}, the tensor has {tensor.dim()} dimensions")
+    return tensor.shape[dim]
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.distributed.layout import Layout, positions_of
+from runtime.distributed.lasting import made_once
+from runtime.distributed.layout import Layout
 from runtime.ops.block_sizes import Tensors
 
 _LISTS = {"topk": ((None, 0),), "block_lists": ((0, 1), (2, 3))}
@@ -78,9 +79,14 @@ def _listed(lists: torch.Tensor, counts: torch.Tensor | None, blocks: int) -> to
     return seen.scatter_(2, torch.where(named, lists, blocks).flatten(2).long(), True)[..., :-1]
 
 
+@made_once(64)
 def blocks_of(layout: Layout, rank: int, length: int, block: int, device: torch.device) -> torch.Tensor:
-    """Return the numbers, in the whole sequence, of a rank's blocks: int64 (blocks of a rank,)."""
-    return positions_of(layout, rank, length, device)[::block] // block
+    """Return the numbers, in the whole sequence, of a rank's blocks: int64 (blocks of a rank,), not to be written to.
+
+    A rank's blocks are whole ones of its chunks.
+    """
+    spans = layout.spans(rank, length)
+    return torch.cat([torch.arange(span.start // block, span.stop // block, device=device) for span in spans])
 
 
 def chosen(wanted: torch.Tensor, cap: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.distributed import context, heads
+from runtime.distributed.agreement import check_not_stopped, group_of, underway
 from runtime.distributed.inputs import Inputs, finished, prepare
 from runtime.distributed.plan import plan_of
 from runtime.errors import ArgumentError
@@ -39,9 +40,10 @@ def _context(
     """Compute context_parallel_attention."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
     prepare(CONTEXT, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
-    found = context.forward(plan, inputs, validate=validate)
-    if validate:
-        finished(CONTEXT, plan, inputs)
+    with underway(group_of(plan.group), CONTEXT):
+        found = context.forward(plan, inputs, validate=validate)
+        if validate:
+            finished(CONTEXT, plan, inputs)
     return found
 
 
@@ -51,19 +53,24 @@ def _heads(
     """Compute head_parallel_attention, and what its gradients want."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
     prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
-    out, lse, saved = heads.forward(plan, inputs, gradients=gradients)
-    if validate:
-        finished(HEADS, plan, inputs)
+    with underway(group_of(plan.group), HEADS):
+        out, lse, saved = heads.forward(plan, inputs, gradients=gradients)
+        if validate:
+            finished(HEADS, plan, inputs)
     return out, lse, *saved
 
 
-def _backward_of(compute: Callable[..., Any]) -> Callable[..., Four]:
+def _backward_of(name: str, compute: Callable[..., Any]) -> Callable[..., Four]:
     """Return the operator of gradients; those of sinks that are not asked for have no elements."""
 
     def run(*arguments: Any, dsink: bool = False, deterministic: bool = True, **options: Any) -> Four:
         dout, dlse, saved, *inputs = arguments
         passed = {"dlse": dlse, "deterministic": deterministic, "dsink": dsink}
-        dq, dk, dv, of_sink = compute(plan_of(inputs[-1]), _inputs(inputs, options), tuple(saved), dout, **passed)
+        plan = plan_of(inputs[-1])
+        group, what = group_of(plan.group), f"the gradients of {name}"
+        check_not_stopped(group, what)
+        with underway(group, what):
+            dq, dk, dv, of_sink = compute(plan, _inputs(inputs, options), tuple(saved), dout, **passed)
         return dq, dk, dv, nothing(dq) if of_sink is None else of_sink
 
     return run
@@ -143,6 +150,6 @@ for _name, _results, _compute, _without_values, _module, _new in (
 ):
     _define(_name, f"{_FORWARD} -> ({', '.join(['Tensor'] * _results)})", _compute, _without_values)
     _four = f"{_BACKWARD} -> (Tensor, Tensor, Tensor, Tensor)"
-    _define(f"{_name}_backward", _four, _backward_of(_module.backward), _fake_backward_of(_new))
+    _define(f"{_name}_backward", _four, _backward_of(_name, _module.backward), _fake_backward_of(_new))
     torch.library.register_autograd(f"{NAMESPACE}::{_name}", _gradients_of(_name), setup_context=_setup, lib=_library)
     torch.library.register_autograd(f"{NAMESPACE}::{_name}_backward", _refuse, lib=_library)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
@@ -26,6 +27,7 @@ class Placed:
         group: the ranks that share the sequence; None: there are none.
         mesh: of the DTensors.
         placements: of q.
+        heads: of q, on all ranks.
     """
 
     local: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -33,6 +35,25 @@ class Placed:
     group: dist.ProcessGroup | None
     mesh: Any
     placements: tuple[Any, ...]
+    heads: int
+
+    def sink(self, sink: Any) -> Any:
+        """Return the sinks of this rank's heads, of those of all heads or of these: float32 (heads,).
+
+        Raises:
+            ArgumentError: for a DTensor.
+        """
+        if not isinstance(sink, torch.Tensor):
+            return sink
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes long, and has been imported
+
+        if isinstance(sink, DTensor):
+            raise ArgumentError("sink", "is a DTensor: pass the sinks of all heads, or of this rank's, as a tensor")
+        local = self.local[0].shape[1]
+        dims = [place for place, placement in enumerate(self.placements) if placement.is_shard(HEADS)]
+        if not dims or sink.shape != (self.heads,):
+            return sink
+        return sink.narrow(0, self.mesh.get_local_rank(dims[0]) * local, local)
 
     def wrapped(self, found: torch.Tensor | AttentionResult) -> torch.Tensor | AttentionResult:
         """Return a result as q is: a DTensor with its placements."""
@@ -70,10 +91,18 @@ def placed(q: Any, k: Any, v: Any, mesh_or_group: Any) -> Placed | None:
     mesh, group = q.device_mesh, None
     if SEQUENCE in dims:
         group = mesh.get_group(dims.index(SEQUENCE))
-    if mesh_or_group is not None and mesh_or_group not in (mesh, group):
+    allowed = mesh.get_all_groups() if group is None else [group]
+    if mesh_or_group is not None and mesh_or_group != mesh and _group_in(mesh_or_group) not in allowed:
         raise ArgumentError("mesh_or_group", "is another one than that of the DTensors: leave it out")
     local = q.to_local(), k.to_local(), v.to_local()
-    return Placed(local, HEADS if group is None else SEQUENCE, group, mesh, q.placements)
+    return Placed(local, HEADS if group is None else SEQUENCE, group, mesh, q.placements, q.shape[HEADS])
+
+
+def _group_in(mesh_or_group: Any) -> Any:
+    """Return the group of a mesh of one dimension, as ``mesh["cp"]`` is; other things are themselves."""
+    if isinstance(mesh_or_group, DeviceMesh) and mesh_or_group.ndim == 1:
+        return mesh_or_group.get_group()
+    return mesh_or_group
 
 
 def _check(name: str, tensor: Any) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.agreement import agree, group_of, report
+from runtime.distributed.agreement import fail_together, group_of
 from runtime.distributed.exchange import Exchange, Pair, Sent
 from runtime.distributed.inputs import Inputs
-from runtime.distributed.layout import positions_of
 from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, relabelled, wanted_blocks
 from runtime.distributed.masks import has_positions, masked
 from runtime.distributed.outbox import OutboxExchange, outbox_of
@@ -72,7 +71,7 @@ class Run:
             sent, tensors, kv_at = self._listed(caps, kv_len, validate)
         if has_positions(spec_json):
             kv_at = torch.arange(kv_len, dtype=torch.int32, device=device) if kv_at is None else kv_at
-            q_at = positions_of(plan.layout, self.rank, q_len, device).to(torch.int32)
+            q_at = plan.layout.positions(self.rank, q_len, device).to(torch.int32)
             spec_json, tensors = masked(spec_json, tensors, (q_len, kv_len), q_at, kv_at)
         return spec_json, tensors, sent
 
@@ -106,13 +105,8 @@ class Run:
         if not validate and missing.is_cuda:
             torch._assert_async(~missing, f"send: {reason}")
             return
-        if bool(missing):
-            error = ArgumentError("send", reason)
-            if validate:
-                report(self.group, error)
-            raise error
-        if validate:
-            agree(self.group, "room for listed blocks", {}, self.plan.timeout)
+        error = ArgumentError("send", reason) if bool(missing) else None
+        fail_together(self.group, "room for listed blocks", error, self.plan.timeout)
 
     def heads_of_q(self, run: slice) -> slice:
         """Return the query heads of some heads of k."""

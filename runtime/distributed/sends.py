@@ -10,9 +10,18 @@ import torch
 import torch.distributed as dist
 
 from codegen.wording import shown
-from runtime.distributed.agreement import TIMEOUT, agree, meet, same
+from runtime.distributed.agreement import (
+    TIMEOUT,
+    agree,
+    as_collective,
+    check_timeout,
+    meet,
+    report,
+    same,
+    underway,
+)
 from runtime.distributed.arguments import as_pattern, check_pattern, group_from
-from runtime.distributed.layout import Layout, layout_of
+from runtime.distributed.layout import Layout, check_count, check_rank, layout_of
 from runtime.distributed.lists import blocks_of, key_block, wanted_blocks
 from runtime.distributed.masks import has_positions
 from runtime.distributed.steps import steps_of
@@ -62,7 +71,10 @@ class SendPlan:
     blocks: int
 
     def traffic(self, rank: int, head_dim: int, element_bytes: int = 2) -> Traffic:
-        """Return the bytes that a rank receives with these lists."""
+        """Return the bytes that a rank receives with these lists; ArgumentError for a rank that there is not."""
+        check_rank(rank, len(self.wanted))
+        for name, value in (("head_dim", head_dim), ("element_bytes", element_bytes)):
+            check_count(name, value)
         of_block = 2 * self.block * head_dim * element_bytes
         others = [source for source in range(len(self.wanted)) if source != rank]
         everything = len(others) * self.blocks * self.pairs * of_block
@@ -108,30 +120,37 @@ def plan_sends(
         CollectiveError: for a rank that is late or has failed.
     """
     group = group_from(mesh_or_group)
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    layout = layout_of(layout, ranks)
-    if not (isinstance(slack, int | float) and 1 <= slack < math.inf):
-        raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
-    check_operands(q, k, k)
-    lists = as_pattern(pattern, layout, rank, q, k)
-    if not isinstance(lists, TopK | BlockLists):
-        raise ArgumentError("pattern", f"is {type(lists).__name__}, expected lists; other patterns need no plan")
-    check_pattern(lists, layout, q, k)
-    facts = {"pattern": lists.spec_json, "layout": [list(c) for c in layout.chunks], "k": str(tuple(k.shape))}
+    ranks, rank = group.size(), group.rank()
+    try:
+        layout = layout_of(layout, ranks)
+        _check_numbers(slack, most)
+        check_timeout(timeout)
+        check_operands(q, k, k)
+        lists = as_pattern(pattern, layout, rank, q, k)
+        if not isinstance(lists, TopK | BlockLists):
+            raise ArgumentError("pattern", f"is {type(lists).__name__}, expected lists; other patterns need no plan")
+        check_pattern(lists, layout, q, k)
+    except Exception as error:
+        report(group, error)
+        raise
+    facts = {"function": "plan_sends", "pattern": lists.spec_json, "layout": [list(c) for c in layout.chunks]}
+    facts |= {"k": str(tuple(k.shape)), "slack": slack, "most": most}
     same(agree(group, "plan_sends", facts, timeout))
-    meet(group, k.device)
     block, kv_len = key_block(lists.spec_json), k.shape[2] * ranks
-    indices, _ = apart(lists.spec_json, lists.index_tensors())
-    together = has_positions(lists.spec_json)
-    wanted = wanted_blocks(lists.spec_json, indices, k.shape[1], kv_len // block, together=together)
     pairs = k.shape[0] * k.shape[1]
-    each = []
-    for source in range(ranks):
-        counts = wanted[..., blocks_of(layout, source, kv_len, block, k.device)].sum(-1)
-        each.append(torch.stack([counts.max(), counts.sum() * (pairs // counts.numel())]))
-    told = [torch.empty(ranks, 2, dtype=torch.int64, device=k.device) for _ in range(ranks)]
-    dist.all_gather(told, torch.stack(each), group=group)
-    by_receiver = [table.tolist() for table in told]
+    with underway(group, "plan_sends"):
+        meet(group, k.device)
+        indices, _ = apart(lists.spec_json, lists.index_tensors())
+        together = has_positions(lists.spec_json)
+        wanted = wanted_blocks(lists.spec_json, indices, k.shape[1], kv_len // block, together=together)
+        each = []
+        for source in range(ranks):
+            counts = wanted[..., blocks_of(layout, source, kv_len, block, k.device)].sum(-1)
+            each.append(torch.stack([counts.max(), counts.sum() * (pairs // counts.numel())]))
+        told = [torch.empty(ranks, 2, dtype=torch.int64, device=k.device) for _ in range(ranks)]
+        with as_collective(group, "blocks that each rank wants"):
+            dist.all_gather(told, torch.stack(each), group=group)
+            by_receiver = [table.tolist() for table in told]
     blocks = k.shape[2] // block
     longest, total = (
         tuple(tuple(0 if s == r else by_receiver[r][s][which] for r in range(ranks)) for s in range(ranks))
@@ -141,6 +160,31 @@ def plan_sends(
     plan = SendPlan(caps, total, block, pairs, blocks)
     is_most = sum(map(sum, caps)) >= most * ranks * (ranks - 1) * blocks
     return replace(plan, caps=None) if is_most else plan
+
+
+def _check_numbers(slack: Any, most: Any) -> None:
+    """Check how much room a plan has.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    for name, value in (("slack", slack), ("most", most)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ArgumentError(name, f"is {shown(value)}, expected a number")
+    if slack < 1:
+        raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
+
+
+def _check_kind(pattern: Any, layout: Any) -> None:
+    """Check that a pattern and a layout are such.
+
+    Raises:
+        ArgumentError: naming the one that is not.
+    """
+    if not isinstance(pattern, Pattern):
+        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected an object of runtime.patterns")
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", f"is {shown(layout)}, expected a Layout")
 
 
 def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> int:
@@ -159,6 +203,10 @@ def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_le
     Raises:
         ArgumentError: for chunks that do not divide the lengths.
     """
+    _check_kind(pattern, layout)
+    check_rank(rank, layout.ranks)
+    for length in (q_len, kv_len):
+        layout.chunk_size(length)
     steps = steps_of(pattern.spec_json, layout, rank, q_len, kv_len)
     return sum(piece.size for pieces in steps.buffers for piece in pieces if piece.rank != rank)
 
@@ -177,6 +225,8 @@ def local_lists(pattern: Pattern, layout: Layout, rank: int) -> Pattern:
     Raises:
         ArgumentError: for chunks that are no whole blocks.
     """
+    _check_kind(pattern, layout)
+    check_rank(rank, layout.ranks)
     if not isinstance(pattern, TopK | BlockLists):
         return pattern
     rows = pattern.kv_indices.shape[2]

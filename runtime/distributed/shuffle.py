@@ -147,7 +147,7 @@ class SymmetricShuffle(Shuffle):
         with self.moves.on():
             if run.start == 0:
                 self.show(tensors)
-                self.staged[0].handle.barrier(channel=WRITTEN)
+                self.staged[0].barrier(WRITTEN)
             self.read(run, tensors)  # all have read everything once all have computed the last heads: PUSHED
             return Transfer(self.group, "", (), ()), self.moves.mark()
 
@@ -175,10 +175,10 @@ class SymmetricShuffle(Shuffle):
         """Wait until all have computed some heads, and copy this rank's rows of them to ``local``."""
         self.returns.follow()
         with self.returns.on():
-            self.rooms[0].handle.barrier(channel=PUSHED)
+            self.rooms[0].barrier(PUSHED)
             self.fetch(run, tensors)
             if run.stop == self.kv_heads:
-                self.rooms[0].handle.barrier(channel=FREE)
+                self.rooms[0].barrier(FREE)
 
     def fetch(self, run: slice, tensors: Sequence[Parted]) -> None:
         """Copy this rank's rows of all ranks' heads."""

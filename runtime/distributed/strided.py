@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
+from runtime.distributed.lasting import made_once
 from runtime.distributed.layout import Layout
+from runtime.distributed.lists import blocks_of
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, Strided, TopK
 
@@ -30,7 +30,7 @@ def strided_lists(
     return _lists(numbers, layout, rank, lengths, device)
 
 
-@lru_cache(maxsize=64)
+@made_once(64)
 def _lists(
     numbers: tuple[int, int, int, bool], layout: Layout, rank: int, lengths: tuple[int, int], device: torch.device
 ) -> TopK | BlockLists:
@@ -41,7 +41,7 @@ def _lists(
             "pattern", f"has blocks of {block}, which do not divide chunks of {chunks[0]} and {chunks[1]}"
         )
     shift = (lengths[1] - lengths[0]) // block
-    own = layout.positions(rank, lengths[0], device)[::block, None] // block + shift
+    own = blocks_of(layout, rank, lengths[0], block, device)[:, None] + shift
     key = torch.arange(lengths[1] // block, device=device)
     seen = ((own - key).abs() <= local) | (key % stride == 0)
     widest = min(len(key), (1 if causal else 2) * local + 1 + -(-len(key) // stride))

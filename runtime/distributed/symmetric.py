@@ -13,15 +13,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.agreement import TIMEOUT, agree, finish, meet, same, state_of
+from runtime.distributed.agreement import (
+    TIMEOUT,
+    agree,
+    check_timeout,
+    fail_together,
+    finish,
+    meet,
+    report,
+    same,
+    state_of,
+    underway,
+)
 from runtime.distributed.arguments import group_from
 from runtime.distributed.copies import copy_heads, copy_wide
 from runtime.distributed.exchange import Exchange, Pair
 from runtime.distributed.layout import Layout
 from runtime.distributed.steps import OWN, Steps
 from runtime.errors import ArgumentError
+from runtime.ops.attention_checks import check_operands
 
 _KEPT = 16  # tensors of a group
+SIGNAL_TIMEOUT = 600_000  # ms, as NCCL has by default: a rank may be compiling kernels
 WRITTEN, READ, FREE, PUSHED = range(4)
 """Channels of barriers."""
 KEYS, GRADIENTS = "keys", "gradients"
@@ -43,6 +56,10 @@ class Symmetric:
         # Older versions of torch have one allocation for each tensor, and no other name for it.
         self._remote = getattr(handle, "get_remote_tensor", None) or handle.get_buffer
         self._at: dict[int, torch.Tensor] = {}
+
+    def barrier(self, channel: int) -> None:
+        """Make the current stream wait for all ranks; a GPU that waits too long stops, and names the rank."""
+        self.handle.barrier(channel=channel, timeout_ms=SIGNAL_TIMEOUT)
 
     def at(self, rank: int) -> torch.Tensor:
         """Return what is on a rank. torch makes a tensor of it in some 50 us: it is kept."""
@@ -67,25 +84,37 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
 
     kept = state_of(group).memory
     if (key := (what, shape, like.dtype, like.device)) in kept:
-        found: Symmetric = kept[key]
-        return found
+        kept_already: Symmetric = kept[key]
+        return kept_already
     if len(kept) == _KEPT:
         _settle(group, like.device)  # what the GPU still has to do may read what is given up
         kept.pop(next(iter(kept)))
+    about, error = f"symmetric memory for {what}", None
     try:
         here = memory.empty(*shape, dtype=like.dtype, device=like.device)
         # torch clears the memory, and the signals of its barriers, behind all that the default stream still has to do:
         # a faster rank's signal would be cleared with it, and both would wait for ever.
         _settle(group, like.device)
-        kept[key] = found = Symmetric(here, memory.rendezvous(here, group.group_name))
-        return found
-    except (RuntimeError, NotImplementedError) as error:
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}") from None
+    except (RuntimeError, NotImplementedError) as refusal:
+        error = _refused(refusal)
+    fail_together(group, about, error, TIMEOUT)  # nobody waits in the next line for a rank that has no memory
+    try:
+        made = Symmetric(here, memory.rendezvous(here, group.group_name))
+    except (RuntimeError, NotImplementedError) as refusal:
+        error = _refused(refusal)
+    fail_together(group, about, error, TIMEOUT)
+    kept[key] = made
+    return made
+
+
+def _refused(error: Exception) -> ArgumentError:
+    """Return what torch says of symmetric memory that it has not."""
+    told = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}")
 
 
 def _settle(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Wait for what the default stream has to do.
+    """Wait for what the default stream and the current one have to do.
 
     Raises:
         CollectiveError: where that waits for a rank that is late.
@@ -93,8 +122,9 @@ def _settle(group: dist.ProcessGroup, device: torch.device) -> None:
     if device.type != "cuda":
         return
     others = tuple(rank for rank in range(group.size()) if rank != group.rank())
-    with torch.cuda.stream(torch.cuda.default_stream(device)):
-        finish("making symmetric memory", device, others, TIMEOUT)
+    for stream in {torch.cuda.current_stream(device), torch.cuda.default_stream(device)}:
+        with torch.cuda.stream(stream):
+            finish("making symmetric memory", device, others, TIMEOUT)
 
 
 def keys_of(group: dist.ProcessGroup, k: torch.Tensor) -> Symmetric:
@@ -126,10 +156,16 @@ def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT
         CollectiveError: for a rank that is late or has failed.
     """
     group = group_from(mesh_or_group)
-    rank = dist.get_rank(group)
-    same(agree(group, "shared_keys", {"k": f"{tuple(k.shape)} {k.dtype}"}, timeout))
-    meet(group, k.device)
-    own_k, own_v = keys_of(group, k).here.narrow(3, rank * k.shape[2], k.shape[2])
+    try:
+        check_timeout(timeout)
+        check_operands(k, k, k)
+    except Exception as error:
+        report(group, error)
+        raise
+    same(agree(group, "shared_keys", {"function": "shared_keys", "k": f"{tuple(k.shape)} {k.dtype}"}, timeout))
+    with underway(group, "shared_keys"):
+        meet(group, k.device)
+        own_k, own_v = keys_of(group, k).here.narrow(3, group.rank() * k.shape[2], k.shape[2])
     return own_k, own_v
 
 
@@ -166,7 +202,7 @@ class SymmetricExchange(Exchange):
         self.moves.follow()
         with self.moves.on():
             self.fill()
-            self.whole.handle.barrier(channel=WRITTEN)
+            self.whole.barrier(WRITTEN)
             written = self.moves.mark()
             events = []
             for run, there in zip(runs, buffers, strict=True):
@@ -178,11 +214,14 @@ class SymmetricExchange(Exchange):
     def _arrived(
         self, runs: Sequence[slice], buffers: list[list[Pair]], events: Sequence[Any], *, gives_back: bool
     ) -> Iterator[tuple[slice, list[Pair]]]:
-        for run, event in zip(runs, events, strict=True):
-            self.moves.join(event)
-            yield run, buffers.pop(0)
+        try:
+            for run, event in zip(runs, events, strict=True):
+                self.moves.join(event)
+                yield run, buffers.pop(0)
+        finally:  # also where a call ends with an error: its memory may be used again
+            self.moves.join()
         if not gives_back:
-            self.whole.handle.barrier(channel=READ)  # then anybody may write again
+            self.whole.barrier(READ)  # then anybody may write again
 
     def room(self, run: slice) -> list[Pair]:
         """Return the buffers of heads, not filled yet."""
@@ -222,9 +261,9 @@ class SymmetricExchange(Exchange):
         self.returns.follow()
         with self.returns.on():
             if run.start == 0:
-                inbox.handle.barrier(channel=FREE)  # everybody has added up what an earlier call left
+                inbox.barrier(FREE)  # everybody has added up what an earlier call left
             self.push(inbox, run, grads)
-            inbox.handle.barrier(channel=PUSHED)
+            inbox.barrier(PUSHED)
             self.collect(inbox, run, [*own, *self._own(grads)], sums)
             self.returns.keep(*(tensor for pair in grads for tensor in pair))
             self.returns.keep(*(tensor for _, pair in own for tensor in pair))

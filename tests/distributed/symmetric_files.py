@@ -31,16 +31,16 @@ class Handle:
     """What each rank has mapped of all."""
 
     def __init__(self, tensor: torch.Tensor, name: str) -> None:
-        self.group = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
-        _, store = distributed_c10d._world.pg_map[self.group]
-        everybody = [f"symmetric/{rank}" for rank in range(self.group.size())]
+        self.name, group = name, distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+        _, store = distributed_c10d._world.pg_map[group]
+        everybody = [f"symmetric/{rank}" for rank in range(group.size())]
         path = Path(_paths[tensor.data_ptr()])
-        dist.barrier(self.group)
-        store.set(everybody[self.group.rank()], str(path))
-        dist.barrier(self.group)
+        dist.barrier(group)
+        store.set(everybody[group.rank()], str(path))
+        dist.barrier(group)
         paths = [store.get(each).decode() for each in everybody]
         self.tensors = [_mapped(each, tuple(tensor.shape), tensor.dtype) for each in paths]
-        dist.barrier(self.group)
+        dist.barrier(group)
         path.unlink()
         path.parent.rmdir()
 
@@ -50,9 +50,9 @@ class Handle:
 
     get_buffer = get_remote_tensor
 
-    def barrier(self, channel: int) -> None:
-        assert channel in range(4)
-        dist.barrier(self.group)
+    def barrier(self, channel: int, timeout_ms: int) -> None:
+        assert channel in range(4) and timeout_ms > 0
+        dist.barrier(distributed_c10d._resolve_process_group(self.name))  # type: ignore[attr-defined]
 
 
 def install() -> None:

@@ -32,7 +32,8 @@ class Handle:
         assert self.everywhere[rank].shape == sizes and self.everywhere[rank].dtype == dtype
         return self.everywhere[rank]
 
-    def barrier(self, channel: int) -> None:
+    def barrier(self, channel: int, timeout_ms: int) -> None:
+        assert timeout_ms > 0
         self.waited.append(channel)
 
 
@@ -164,9 +165,10 @@ def test_peers_get_memory_that_is_cleared_already(monkeypatch: pytest.MonkeyPatc
     done: list[str] = []
     group: Any = SimpleNamespace(group_name="", size=lambda: RANKS, rank=lambda: 0)
     monkeypatch.setattr(symmetric, "state_of", lambda group: SimpleNamespace(memory={}))
+    monkeypatch.setattr(symmetric, "fail_together", lambda *_: done.append("agree"))
     monkeypatch.setattr(symmetric, "_settle", lambda group, device: done.append("settle"))
     monkeypatch.setattr(memory, "empty", lambda *shape, **options: done.append("empty") or torch.empty(shape))
     handle = SimpleNamespace(get_buffer=None)
     monkeypatch.setattr(memory, "rendezvous", lambda here, name: done.append("rendezvous") or handle)
     symmetric.memory_of(group, "keys", (2, 3), torch.empty(1))
-    assert done == ["empty", "settle", "rendezvous"]
+    assert done == ["empty", "settle", "agree", "rendezvous", "agree"]

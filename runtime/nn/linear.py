@@ -186,10 +186,14 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
     def weight(self) -> BsrMatrix:
         """W, as ``bsr_matmul`` takes it; ``weight.to_sparse()`` is it as torch has it."""
         # DDP writes the same numbers into buffers before each forward pass. Autograd compares versions, not numbers,
-        # and would refuse the backward pass of the one before; .data has a version of its own.
-        order = tuple(getattr(self, f"_order_{i}").data for i in range(self._orders))
-        index = tuple(getattr(self, f"_index_{i}").data for i in range(self._indices))
-        crow, col = self.crow_indices.data, self.col_indices.data
+        # and would refuse the backward pass of the one before; .data has a version of its own. torch.compile and export
+        # take .data for a constant.
+        names = ("crow_indices", "col_indices", *_numbered("_order", self._orders), *_numbered("_index", self._indices))
+        places = [getattr(self, name) for name in names]
+        if not torch.compiler.is_compiling():
+            places = [tensor.data for tensor in places]
+        crow, col, *rest = places
+        order, index = tuple(rest[: self._orders]), tuple(rest[self._orders :])
         return BsrMatrix(self.values, crow, col, self.in_features, order, index, self._how)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -370,3 +374,8 @@ def _stored(weight: torch.Tensor, block: tuple[int, int], mask: Any) -> torch.Te
     blocks = weight.unflatten(0, (-1, rows)).unflatten(2, (-1, cols)).transpose(1, 2)
     values = blocks[mask.to(weight.device)]
     return torch.sparse_bsr_tensor(crow, col, values, size=weight.shape, device=crow.device, check_invariants=False)
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    """Names of the buffers of a kind."""
+    return [f"{name}_{i}" for i in range(count)]

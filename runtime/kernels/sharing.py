@@ -6,7 +6,6 @@ from typing import NoReturn, Self
 
 from codegen.errors import CodegenError
 from runtime.compile.compiler import Compiled
-from runtime.kernels.sharing import SharedKernel
 
 
 class KernelPickleError(CodegenError):
@@ -26,7 +25,7 @@ class KernelPickleError(CodegenError):
         return type(self), (self.kernel,)
 
 
-class SharedKernel(SharedKernel):
+class SharedKernel:
     """A kernel object: copies of it, also those of a module that holds it, are the object itself.
 
     Its code does not change, and what it remembers of calls serves every holder.

@@ -66,6 +66,9 @@ def create_block_mask(
     found = mask_of(mask, aux)
     pattern = {"kind": "block_lists", "block": {"q": block[0], "kv": block[1]}, "mask": found.text}
     tensors = list(found.tensors.values())
+    if any(map(torch._C._functorch.is_batchedtensor, tensors)):
+        reason = "has tensors that are mapped by torch.vmap: pass the batch as a dimension, or call outside of it"
+        raise ArgumentError("aux", reason)
     where = device_of(device, tuple(tensors))
     lists = torch.ops.sparse_kernel_codegen.create_block_mask(
         tensors,

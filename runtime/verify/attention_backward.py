@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.attention_cases import gradient_cases_of as cases_of  # noqa: F401 - of other operators too it is beside run_case
+from codegen.attention_cases import gradient_cases_of
 from codegen.library import find_spec
 from codegen.spec import AttentionBackwardSpec
 from runtime.kernel import Kernel, load_kernel
@@ -20,6 +20,8 @@ from runtime.verify.attention import Case, Inputs
 from runtime.verify.aux_gradients import added_to_elements
 from runtime.verify.aux_tensors import scored
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
+
+cases_of = gradient_cases_of  # as other operators have it, beside run_case
 
 Gradients = dict[str, torch.Tensor]
 # Of a gradient's largest error beside the larger one of torch's and of rounding's (see rounded). Errors as a whole, by

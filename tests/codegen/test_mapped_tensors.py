@@ -47,7 +47,7 @@ def test_mapped_tensors_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match=r"^aux: has tensors that are mapped by torch\.vmap"):
         torch.vmap(
             lambda ids: create_block_mask(
-                "ids[b, q_idx] == ids[b, kv_idx]",
+                "ids[batch, q_idx] == ids[batch, kv_idx]",
                 batch=1,
                 heads=1,
                 q_len=64,

@@ -104,6 +104,7 @@ class _Scaled:
         """
         key = id(node), by
         if key not in self._known:
+            form: Node | None
             try:
                 form = self._of(node, by)
             except _OutOfRange:  # where the factor is 1, of numbers that join each other

@@ -44,20 +44,29 @@ def bits_of(indices: torch.Tensor, block: Shape, q_len: int, kv_len: int, visibl
     queries, keys = block
     batch, heads, rows, entries = indices.shape
     device = indices.device
-    bits = torch.empty((*indices.shape, queries * keys // WORD), dtype=torch.int32, device=device)
+    of_runs = []  # joined, not written into one tensor: torch.vmap maps no tensor that is made here
     of_entry = max(1, batch * heads * queries * keys)
     most_entries = max(1, min(entries, PAIRS_AT_ONCE // of_entry))
     most_rows = max(1, PAIRS_AT_ONCE // (of_entry * most_entries))
     for row in range(0, rows, most_rows):
         of_rows = slice(row, min(row + most_rows, rows))
         q = torch.arange(of_rows.start * queries, of_rows.stop * queries, device=device).view(-1, 1, queries, 1)
+        parts = []
         for entry in range(0, entries, most_entries):
             some = indices[:, :, of_rows, entry : entry + most_entries, None, None].long()
             k = some.clamp(min=0) * keys + torch.arange(keys, device=device)
             inside = (some >= 0) & (k < kv_len) & (q < q_len)
             seen = visible(q.clamp(max=q_len - 1), k.clamp(max=kv_len - 1)) & inside
-            bits[:, :, of_rows, entry : entry + most_entries] = pack_mask_bits(seen)
-    return bits
+            parts.append(pack_mask_bits(seen))
+        if parts:
+            of_runs.append(_joined(parts, 3))
+    if not of_runs:
+        return torch.empty((*indices.shape, queries * keys // WORD), dtype=torch.int32, device=device)
+    return _joined(of_runs, 2)
+
+
+def _joined(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def numbers_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

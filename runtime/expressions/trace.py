@@ -202,9 +202,10 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
             if parameter in VALUES and not isinstance(value, torch.Tensor | numbers.Real):
                 raise ExpressionError(f"calls {name} with {shown(value)}, expected a number or a value")
         values = torch.Tensor if function in AS_GIVEN else torch.Tensor | numbers.Real
-        args = [self.node(each) if isinstance(each, values) else each for each in bound.args]
+        positional = [self.node(each) if isinstance(each, values) else each for each in bound.args]
         return function(
-            *args, **{key: self.node(each) if isinstance(each, values) else each for key, each in bound.kwargs.items()}
+            *positional,
+            **{key: self.node(each) if isinstance(each, values) else each for key, each in bound.kwargs.items()},
         )
 
     def node(self, value: Any) -> Node:

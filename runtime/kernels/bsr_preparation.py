@@ -13,6 +13,7 @@ from codegen.plan import Plan
 from codegen.preparation import RECORD_WORDS, GatheredLayout, RowCut, count_groups
 from codegen.select.problem import said_by
 from codegen.spec import BsrSpmmSpec
+from codegen.wording import shown
 from runtime.driver.enqueue import enqueue_prologue
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
@@ -134,16 +135,16 @@ class BsrPreparation:
     def prepare(self, a: Any, columns: int | None, pack: bool, effort: Effort) -> PreparedBsr:
         """Prepare a matrix, as ``BsrSpmmKernel.prepare`` describes it."""
         if effort not in EFFORTS:
-            raise ArgumentError("effort", f"is {effort!r}; allowed: {', '.join(EFFORTS)}")
+            raise ArgumentError("effort", f"is {shown(effort)}; allowed: {', '.join(EFFORTS)}")
         if columns is not None and (type(columns) is not int or columns < 1):
-            shown = repr(columns) if isinstance(columns, int | float | str) else type(columns).__name__
-            raise ArgumentError("columns", f"is {shown}, expected the columns of b, an int of at least 1")
+            given = shown(columns) if isinstance(columns, int | float | str) else type(columns).__name__
+            raise ArgumentError("columns", f"is {given}, expected the columns of b, an int of at least 1")
         if pack and self._gathered is None:
             raise ArgumentError("pack", f"is True, but {self._stem} reads a where it is: its tiles gather no rows")
         if isinstance(a, PreparedBsr):
             if columns is not None:
                 reason = "but a is prepared: what follows from the places of its blocks stays as it is"
-                raise ArgumentError("columns", f"is {columns}, {reason}")
+                raise ArgumentError("columns", f"is {shown(columns)}, {reason}")
             prepared = replace(self._check(a, False), packed=None)
         else:
             check_layout("a", a)
@@ -308,7 +309,7 @@ class BsrPreparation:
         assert self._cutting is not None
         step = self._cutting.step
         if type(split.limit) is not int or split.limit < 1 or split.limit % step:
-            raise ArgumentError("a.row_order.limit", f"is {split.limit!r}, expected a positive multiple of {step}")
+            raise ArgumentError("a.row_order.limit", f"is {shown(split.limit)}, expected a positive multiple of {step}")
         cut = RowCut.at(split.limit, self._block_rows(a), a.values().shape[0])
         tensors = {"chunks": split.chunks, "total": split.total}
         check_prepared("a.row_order", tensors, ((cut.chunks, 4), (1,)), a.device)

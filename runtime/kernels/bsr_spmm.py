@@ -351,9 +351,9 @@ class BsrSpmmKernel(SharedKernel):
             check_scale_values(scales)
         batch, rows, step = b.shape[0], a.matrix.shape[1 if self.spec.transpose_a else 0], column_step(b)
         at_once = matrices_at_once(b, c, out, self._preparation.widest(a))
-        written = None
+        whole: Any = None
         if out is None:
-            written = allocator(b.device)((rows, batch * step), (batch * step, 1), self._output)
+            whole = allocator(b.device)((rows, batch * step), (batch * step, 1), self._output)
         packets = self._preparation.packets(a)  # the first launch packs A for all
         for i in range(0, batch, at_once):
             end = min(batch, i + at_once)
@@ -362,7 +362,7 @@ class BsrSpmmKernel(SharedKernel):
             if operands is None:
                 operands = (b[i], None if c is None else c[i], None if out is None else out[i], scales.of_matrix(i))
             wide, added, into, of_columns = operands
-            own = None if written is None else written[:, i * step : end * step][:, : wide.shape[1]]
+            own = None if whole is None else whole[:, i * step : end * step][:, : wide.shape[1]]
             found = self._one(
                 a,
                 wide,
@@ -379,7 +379,7 @@ class BsrSpmmKernel(SharedKernel):
             if out is not None and into is None:
                 out[part].copy_(found.unflatten(1, (-1, step))[..., : b.shape[2]].transpose(0, 1))
         # In place, as what is no view may be written to behind a custom function of autograd.
-        return out if written is None else written.as_strided_((batch, rows, b.shape[2]), (step, batch * step, 1))
+        return out if out is not None else whole.as_strided_((batch, rows, b.shape[2]), (step, batch * step, 1))
 
     def _operands(
         self, b: torch.Tensor, c: Any, out: Any, *, scales: Scales, part: slice, step: int

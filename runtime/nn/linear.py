@@ -226,10 +226,10 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Change parameters and buffers as ``nn.Module`` does, but for the places of the blocks, which only move."""
-        before = {name: self._buffers[name] for name in self._index_names()}
-        super()._apply(fn, recurse)
+        before = {name: self.get_buffer(name) for name in self._index_names()}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call, unused-ignore]
         for name, old in before.items():
-            new = self._buffers[name]
+            new = self.get_buffer(name)
             if new is old:
                 continue
             if new.is_meta:
@@ -252,7 +252,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         given = {name: tensor for name, tensor in given.items() if getattr(self, name) is not None}
         for name, tensor in given.items():
             shape, own_shape = getattr(tensor, "shape", None), getattr(self, name).shape
-            if isinstance(tensor, torch.Tensor) and shape != own_shape:
+            if isinstance(tensor, torch.Tensor) and shape is not None and shape != own_shape:
                 errors.append(f"size mismatch for {prefix}{name}: {tuple(shape)}, the layer has {tuple(own_shape)}")
                 return
         own = self._own_places()
@@ -343,14 +343,14 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             return  # what they are is kept beside, if it is known at all
         check_places(crow, col, self.in_features // self.block[1])
         self._away.clear()
-        before = {name: self._buffers[name] for name in self._index_names()}
+        before = {name: self.get_buffer(name) for name in self._index_names()}
         self.crow_indices, self.col_indices = (x.to(torch.int32, copy=True).contiguous() for x in (crow, col))
         parts = *self._own_places(), self.values.detach()
         size = (self.out_features, self.in_features)
         weight = torch.sparse_bsr_tensor(*parts, size=size, device=crow.device, check_invariants=False)
         self._keep(prepare_bsr(weight))
         for name, old in before.items():
-            new = self._buffers[name]
+            new = self.get_buffer(name)
             if in_place and (old.device, old.dtype) == (new.device, new.dtype) and not old.is_inference():
                 self._buffers[name] = old.copy_(new)
 

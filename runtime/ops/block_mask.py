@@ -68,6 +68,9 @@ def create_block_mask(
     found = mask_of(mask, aux)
     pattern: dict[str, Any] = {"kind": "block_lists", "block": {"q": constant(block[0]), "kv": constant(block[1])}}
     tensors = list(found.tensors.values())
+    if any(map(torch._C._functorch.is_batchedtensor, tensors)):
+        reason = "has tensors that are mapped by torch.vmap: pass the batch as a dimension, or call outside of it"
+        raise ArgumentError("aux", reason)
     where = device_of(device, tuple(tensors))
     lists = torch.ops.sparse_kernel_codegen.create_block_mask(
         tensors,

@@ -149,6 +149,8 @@ def check_floats(name: str, tensor: Any) -> None:
         raise ArgumentError(name, f"is {tensor.dtype}, expected {' or '.join(map(str, DTYPES))}")
     if tensor.device.type not in DEVICES:
         raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
+    if torch._C._functorch.is_batchedtensor(tensor):
+        raise ArgumentError(name, "is mapped by torch.vmap: pass the batch as a dimension, or call outside of it")
     refuse_gradient(name, tensor, "and FP8 has no backward: use bf16, or call under torch.no_grad()")
 
 

@@ -100,7 +100,8 @@ def parts_of_prepared(a: PreparedBsr) -> BsrMatrix:
     tensors: tuple[torch.Tensor, ...] = ()
     if isinstance(order, RowClusters):
         packed = () if a.packed is None else (a.packed,)
-        kind, tensors, numbers = "clusters", (*order[:_CLUSTER_TENSORS], *packed), list(order[_CLUSTER_TENSORS:])
+        kind, tensors = "clusters", (order.rounds, order.entries, order.starts, order.rows, *packed)
+        numbers = [order.ring_columns, order.block_rows, order.block_columns, order.blocks]
     elif isinstance(order, RowSplit):
         kind, tensors, numbers = "split", (order.chunks, order.total), [order.limit]
     elif order is not None:

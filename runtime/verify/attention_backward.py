@@ -21,7 +21,8 @@ from runtime.verify.aux_gradients import added_to_elements
 from runtime.verify.aux_tensors import scored
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
 
-cases_of = gradient_cases_of
+cases_of = gradient_cases_of  # as other operators have it, beside run_case
+
 Gradients = dict[str, torch.Tensor]
 # Of a gradient's largest error beside the larger one of torch's and of rounding's (see rounded). Errors as a whole, by
 # their root mean square, are held to RELATIVE_TO_TORCH; the largest of a million scatters more.

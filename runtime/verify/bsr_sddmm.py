@@ -103,6 +103,7 @@ def make_pattern(spec: BsrSddmmSpec, case: Case, device: torch.device) -> tuple[
         torch.where(known, col, case.block_columns + 5).to(case.index_dtype),
         torch.full((col.shape[0], spec.block.rows, spec.block.cols), float("nan"), device=device),
         size=(case.block_rows * spec.block.rows, case.block_columns * spec.block.cols),
+        device=crow.device,
         check_invariants=False,
     )
     return pattern, known

@@ -159,6 +159,7 @@ def make_matrix(
         torch.where(known, col, columns + 5).to(indices),
         values,
         size=(rows * block, columns * block),
+        device=crow.device,
         check_invariants=False,
     )
     dense = torch.zeros((rows, columns, block, block), dtype=torch.float64, device=device)
@@ -184,6 +185,7 @@ def make_pattern(spec: BsrSpgemmSpec, case: Case, device: torch.device) -> tuple
         torch.where(known, col, case.columns + 5).to(case.a_indices),
         torch.full((col.shape[0], spec.block.rows, spec.block.cols), float("nan"), device=device),
         size=(case.rows * spec.block.rows, case.columns * spec.block.cols),
+        device=count.device,
         check_invariants=False,
     )
     return pattern, known

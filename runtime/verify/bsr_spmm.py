@@ -201,6 +201,7 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
         torch.where(known, col, case.block_columns + 5).to(case.index_dtype),
         values,
         size=size,
+        device=crow.device,
         check_invariants=False,
     )
     rows = torch.repeat_interleave(torch.arange(case.block_rows, device=device), counts)

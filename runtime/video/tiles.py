@@ -90,13 +90,10 @@ class VideoTiles:
         self.length = slots.shape[0]
         self.is_token = slots >= 0
         """Bool (length,) on the CPU, which slots are no padding."""
-        places = self.is_token.nonzero().flatten()
-        inverse = torch.empty(self.tokens, dtype=torch.int64, device=CPU)
-        inverse[slots[places]] = places
         # Padding has the first token's values: finite ones, whatever a kernel makes of hidden keys.
         self.to_tiles = slots.clamp(min=0).to(device)
         """int64 (length,), the token of each slot; of padding 0."""
-        self.from_tiles = inverse.to(device)
+        self.from_tiles = slots.argsort(stable=True)[self.length - self.tokens :].to(device)  # padding is first
         """int64 (tokens,), the slot of each token."""
 
     def _video_slots(self) -> torch.Tensor:

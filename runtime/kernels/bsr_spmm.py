@@ -374,7 +374,10 @@ class BsrSpmmKernel:
             if out is not None and into is None:
                 out[part].copy_(found.unflatten(1, (-1, step))[..., : b.shape[2]].transpose(0, 1))
         # In place, as what is no view may be written to behind a custom function of autograd.
-        return out if written is None else written.as_strided_((batch, rows, b.shape[2]), (step, batch * step, 1))
+        if written is not None:
+            out = written.as_strided_((batch, rows, b.shape[2]), (step, batch * step, 1))
+        assert out is not None
+        return out
 
     def _operands(
         self, b: torch.Tensor, c: Any, out: Any, *, scales: Scales, part: slice, step: int

@@ -100,7 +100,7 @@ def parts_of_prepared(a: PreparedBsr) -> BsrMatrix:
     tensors: tuple[torch.Tensor, ...] = ()
     if isinstance(order, RowClusters):
         packed = () if a.packed is None else (a.packed,)
-        kind, tensors, numbers = "clusters", (*order[:_CLUSTER_TENSORS], *packed), list(order[_CLUSTER_TENSORS:])
+        kind, tensors, numbers = "clusters", (*order[:4], *packed), list(order[4:])
     elif isinstance(order, RowSplit):
         kind, tensors, numbers = "split", (order.chunks, order.total), [order.limit]
     elif order is not None:

@@ -7,6 +7,7 @@ import platform
 import shutil
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,3 +218,41 @@ def test_tensors_on_the_cpu_are_refused() -> None:
 def test_more_blocks_than_are_counted_are_refused(on_cpu: None) -> None:
     with pytest.raises(ArgumentError, match="batch: is 1048576"):
         create_block_mask("q_idx >= kv_idx + batch", 2**20, 1, 2**20, 2**20)
+
+
+class _Fake:
+    """Stands for a kernel: what it returns has the shapes, and nothing else, of lists."""
+
+    def __init__(self, index: Any, pattern: str) -> None:
+        self.pattern = pattern
+        names = json.loads(pattern).get("aux", {})
+        self.spec = SimpleNamespace(aux_tensors=[SimpleNamespace(name=name) for name in names])
+
+    def __call__(self, batch: int, heads: int, q_len: int, kv_len: int, *, aux: Any, device: Any) -> Any:
+        made = list(aux.values()), self.pattern
+        sizes = {"batch": batch, "heads": heads, "q_len": q_len, "kv_len": kv_len}
+        return tuple(each.zero_() for each in ops._fake(made[0], pattern=made[1], **sizes, device=device))
+
+
+@pytest.mark.parametrize("mask", ["q_idx >= kv_idx + 3", DOCUMENTS, "slope[head] * float(q_idx - kv_idx) < 9.0"])
+def test_one_graph_makes_the_lists_of_all_lengths(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "device_of", lambda device, tensors: CPU)
+    monkeypatch.setattr(ops, "_kernel", _Fake)
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def lists(doc: Any, slope: Any) -> Any:
+        aux = {name: each for name, each in (("doc", doc), ("slope", slope)) if name in mask}
+        made = create_block_mask(mask, doc.shape[0], 4, doc.shape[1], doc.shape[1], aux=aux, block=(64, 32))
+        return made.kv_indices, made.spec_json, [made.aux[name].shape for name in made.aux or {}]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lists, fullgraph=True, dynamic=True, backend=backend)
+    for length in range(200, 1200, 100):
+        given = torch.zeros(2, length, dtype=torch.int32), torch.ones(4)
+        right, found = lists(*given), compiled(*given)
+        assert found[0].shape == right[0].shape and found[1:] == right[1:]
+    assert len(graphs) == 1

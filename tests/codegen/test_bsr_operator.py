@@ -215,3 +215,78 @@ def test_dtensors_are_refused_by_name(tmp_path: Any) -> None:
             bsr_matmul(matrix(), b)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("shape", [(192, 77), (3, 192, 24), (3, 192, 77)], ids=str)
+def test_results_may_be_written_to_in_place(shape: tuple[int, ...]) -> None:
+    a, b = matrix(), normal(*shape[:-1], -(-shape[-1] // 8) * 8)[..., : shape[-1]].requires_grad_()
+    found = bsr_matmul(a, b)
+    assert not found._is_view()
+    right = torch.autograd.grad(torch.relu(found).sum(), b)
+    again = torch.autograd.grad(torch.relu_(bsr_matmul(a, b)).sum(), b)
+    assert torch.equal(again[0], right[0])
+
+
+def test_a_gradient_of_a_gradient_is_refused_where_one_is_asked_for() -> None:
+    """A penalty on the gradients of another layer goes through a product without asking for a gradient of its own."""
+    a, b, other = matrix(), normal(192, 24).requires_grad_(), torch.ones(24, dtype=torch.bfloat16, requires_grad=True)
+    total = (bsr_matmul(a, b, activation="relu") * other).sum() + (other**3).sum()
+    of_other, of_b = torch.autograd.grad(total, (other, b), create_graph=True)
+    plain = torch.autograd.grad((bsr_matmul(a, b, activation="relu") * other).sum(), b)
+    assert torch.equal(of_b.detach(), plain[0])
+    assert torch.equal(torch.autograd.grad(of_other.sum(), other, retain_graph=True)[0], 6 * other)
+    with pytest.raises(ArgumentError, match="bsr_matmul: is to have a gradient of its gradient, which is not written"):
+        torch.autograd.grad(of_b.sum(), other)
+    left, right = normal(128, 24).requires_grad_(), normal(192, 24).requires_grad_()
+    grads = torch.autograd.grad(bsr_sddmm(left, right, a).values.square().sum(), (left, right), create_graph=True)
+    with pytest.raises(ArgumentError, match="bsr_sddmm: is to have a gradient of its gradient"):
+        grads[0].sum().backward()
+
+
+def test_tangents_are_refused_by_name() -> None:
+    import torch.autograd.forward_ad as forward
+
+    with forward.dual_level():
+        b = forward.make_dual(normal(192, 24), normal(192, 24))
+        with pytest.raises(ArgumentError, match="a, b, bias and c: one of them has a tangent"):
+            bsr_matmul(matrix(), b)
+        with pytest.raises(ArgumentError, match="a and b: one of them has a tangent"):
+            bsr_sddmm(normal(128, 24), b, matrix())
+
+
+def test_values_that_are_sampled_are_not_those_that_were_packed() -> None:
+    a = matrix()
+    order = tuple(torch.zeros(1, dtype=torch.int32) for _ in range(4))
+    packed = BsrMatrix(a.values, a.crow_indices, a.col_indices, a.columns, (*order, torch.zeros(1)), (), "{}")
+    found = bsr_sddmm(normal(128, 24), normal(192, 24), packed)
+    assert len(found.order) == 4 and len(packed.order) == 5
+
+
+@pytest.mark.parametrize("name", ["quantise", "block_mask", "select_topk", "bsr_calls"])
+def test_a_first_call_in_a_capture_is_refused_on_the_device_of_its_tensors(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import import_module
+
+    monkeypatch.undo()  # of the oracles
+    entered: list[Any] = []
+
+    class Device:
+        def __init__(self, device: Any) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+
+        def __exit__(self, *_: Any) -> None:
+            entered.append(None)
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: entered[-1] == torch.device("cuda", 5))
+    module = import_module(f"runtime.ops.{name}")
+    monkeypatch.setattr(module, "load_kernel", None)
+    with pytest.raises(ArgumentError, match="is in a CUDA graph capture, and the first call of a kind"):
+        if name == "bsr_calls":
+            module._loaded("{}", torch.device("cuda", 5))
+        else:
+            module._kernel(5, "{}")

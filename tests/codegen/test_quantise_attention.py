@@ -500,3 +500,34 @@ def test_operands_from_elsewhere_copy_nothing_from_the_host() -> None:
         quantised_operands(*codes, q_scale=1.0, k_scale=0.5, v_scale=torch.ones(2))
     made_on_the_host = {"lift_fresh", "_to_copy", "copy_", "index"}  # torch.tensor(list), and indexing by one
     assert called.names and not called.names & made_on_the_host
+
+
+def test_quantizing_is_traced_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph for all lengths; the kernel is stood for by what the operator says of its results."""
+    from runtime.ops import quantise as ops
+
+    class Fake:
+        def __init__(self, index: Any, spec: str) -> None:
+            self.spec = spec
+
+        def __call__(self, x: Any, *, mean: Any, scales: Any, rotary: Any) -> Any:
+            codes, found, _ = ops._fake(x, mean, scales, spec=self.spec)
+            return ops.Quantised(codes, found)
+
+    monkeypatch.setattr(ops, "_kernel", Fake)
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def call(x: Any) -> Any:
+        made = ops.quantise_columns(x, dtype="e4m3")
+        return made.codes.shape, made.scales.shape, ops.quantise_rows(x, dtype="e4m3", rows=128).scales.shape
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
+    for length in range(200, 1200, 100):
+        x = torch.zeros(2, 3, length, 64, dtype=torch.float16)
+        assert compiled(x) == call(x)
+    assert len(graphs) == 1

@@ -242,3 +242,13 @@ def test_tensors_on_the_cpu_are_refused() -> None:
         select_topk_blocks(x, x, (64, 64), 1, causal=True)
     with pytest.raises(ArgumentError, match="always: has 40"):
         select_topk_blocks(x, x, (64, 64), 1, causal=True, always=(40,))
+
+
+def test_a_number_that_is_always_taken_may_stand_alone() -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 256, 64, dtype=torch.float16, device="cuda")
+        for always in (3, (3,), [3, -1]):
+            assert select_topk_blocks(q, q, (64, 64), 2, causal=True, always=always).shape == (1, 2, 4, 2)
+        for always in (None, 1.5, "3", True, {3}, object(), torch.tensor(3), 32):
+            with pytest.raises(ArgumentError, match="always: has "):
+                select_topk_blocks(q, q, (64, 64), 2, causal=True, always=always)

@@ -104,17 +104,23 @@ class VideoWindow:
     def made(self, device: torch.device) -> tuple[VideoTiles, Pattern]:
         """Return the tiles and the pattern for tensors of a device, made at the first call.
 
-        Under dispatch modes (fake tensors), transforms and tracers they are made in each call, and belong to these.
+        Under other dispatch modes and transforms they are made in each call, and belong to these.
 
         Raises:
-            ArgumentError: at a first call within the capture of a CUDA graph; naming what is wrong with the sizes.
+            ArgumentError: at a first call within the capture of a CUDA graph, with fake tensors, or within what
+                torch.compile or export traces; naming what is wrong with the sizes.
         """
         device = torch.device(device)
-        if not may_keep():
-            return self._make(device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         found = self._made.get(device)
+        if torch.compiler.is_compiling() or torch._guards.detect_fake_mode() is not None:
+            if found is None:
+                reason = f"has no lists on {device} yet, and fake tensors have no values: call the window once before"
+                raise ArgumentError("grid", reason)
+            return found.tiles, found.pattern
+        if not may_keep():
+            return self._make(device)
         if found is None:
             with _making, outside_modes():
                 found = self._made.get(device) or self._kept(device)

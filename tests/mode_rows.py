@@ -660,7 +660,9 @@ def other_rows() -> Iterable[Row]:
     window = without(lambda device: video.tile_window(tiles_of(device), WINDOW))
     yield Row("video.tile_window", ("runtime.video.tile_window",), window, constant=True, torch_refuses=HOST)
     yield Row("video.tiled_attention", ("runtime.video.tiled_attention",), tiled, of_frames, (0, 1, 2))
-    yield Row("video.VideoWindow", ("runtime.video.VideoWindow",), windowed, of_frames, (0, 1, 2), torch_refuses=("compile",))
+    yield Row(
+        "video.VideoWindow", ("runtime.video.VideoWindow",), windowed, of_frames, (0, 1, 2), torch_refuses=("compile",)
+    )
     layout = distributed.Layout
     name = ("runtime.distributed.Layout",)
     positions = without(lambda device: layout.zigzag(2).positions(1, 64, device))

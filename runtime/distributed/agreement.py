@@ -150,6 +150,8 @@ def agree(group: dist.ProcessGroup, what: str, facts: Mapping[str, Any], timeout
         state.written.append(f"{key}/{_VERDICT}")
         verdict = _decided(state, key, _failure(state, key, group.size(), timeout))
         told = [] if verdict else [json.loads(state.store.get(f"{key}/{rank}")) for rank in range(group.size())]
+        if not verdict:
+            _forget(state, key)
     except BaseException as error:
         _withdraw(group, key, what, error)
         if isinstance(error, RuntimeError | ValueError):  # of the store
@@ -160,7 +162,6 @@ def agree(group: dist.ProcessGroup, what: str, facts: Mapping[str, Any], timeout
     if verdict:
         ranks, reason = verdict
         raise CollectiveError(collective, tuple(ranks), reason)
-    _forget(state, key)
     return told
 
 

@@ -33,10 +33,11 @@ from runtime.distributed.transfer import Transfer  # noqa: E402
 from runtime.patterns import Causal, Dense, SlidingWindow, TopK  # noqa: E402
 
 RANKS, LENGTH, BLOCK = 2, 128, 32
-AGREE, MOVE = 1.0, 1.5
+AGREE, MOVE = 2.0, 4.0
 """Seconds that ranks wait for each other's word, and for data."""
+DELAY = 0.3  # seconds that nobody minds
 LIMIT = 2 * (AGREE + MOVE) + 2.0
-"""Of one call: a forward and a backward pass, and a machine that is busy."""
+"""Seconds of one call: a forward and a backward pass, and a machine that is busy."""
 STORE = ("set", "get", "wait", "check", "compare_set", "delete_key")
 
 
@@ -66,7 +67,7 @@ class Steps:
             raise Injected("an injected error")
         if self.fault.kind == "kill":
             os._exit(9)
-        time.sleep(AGREE / 2 if self.fault.kind == "delay" else AGREE + MOVE + 0.5)
+        time.sleep(DELAY if self.fault.kind == "delay" else AGREE + MOVE + 0.5)
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:

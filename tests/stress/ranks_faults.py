@@ -24,7 +24,9 @@ def batches(kinds: list[str], every: int, steps: int) -> list[list[faults.Fault 
     """Return the faults of each pair of processes; one that is killed has no other."""
     found: list[list[faults.Fault | None]] = []
     for kind in kinds:
-        of_kind = [faults.Fault(kind, rank, step) for step in range(1, steps + 1, every) for rank in range(faults.RANKS)]
+        of_kind = [
+            faults.Fault(kind, rank, step) for step in range(1, steps + 1, every) for rank in range(faults.RANKS)
+        ]
         size = 1 if kind == "kill" else AT_ONCE
         found += [list(of_kind[first : first + size]) for first in range(0, len(of_kind), size)]
     return found

@@ -17,13 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from runtime.distributed import (  # noqa: E402
     Layout,
     SendPlan,
+    agreement,
     context_parallel_attention,
     keys_received,
     local_lists,
     plan_sends,
     shared_keys,
 )
-from runtime.distributed import agreement  # noqa: E402
 from runtime.distributed.agreement import MOST_AGREED, State, state_of  # noqa: E402
 from runtime.distributed.lists import blocks_of  # noqa: E402
 from runtime.distributed.placements import Placed  # noqa: E402

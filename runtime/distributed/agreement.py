@@ -100,14 +100,14 @@ def state_of(group: dist.ProcessGroup) -> State:
     Raises:
         ArgumentError: for a group that was destroyed.
     """
-    found = _states.get(group)
+    there: Any = distributed_c10d._world.pg_map
+    found = _states.get(group) if group in there else None
     if found is None:
-        for gone in [each for each in _states if each not in distributed_c10d._world.pg_map]:
+        for gone in [each for each in _states if each not in there]:
             del _states[gone]
-        if group not in distributed_c10d._world.pg_map:
+        if group not in there:
             raise ArgumentError("mesh_or_group", f"was the group {group.group_name}, which there is not (any more)")
-        _, store = distributed_c10d._world.pg_map[group]
-        found = _states[group] = State(store)
+        found = _states[group] = State(there[group][1])
     return found
 
 
@@ -150,6 +150,8 @@ def agree(group: dist.ProcessGroup, what: str, facts: Mapping[str, Any], timeout
         state.written.append(f"{key}/{_VERDICT}")
         verdict = _decided(state, key, _failure(state, key, group.size(), timeout))
         told = [] if verdict else [json.loads(state.store.get(f"{key}/{rank}")) for rank in range(group.size())]
+        if not verdict:
+            _forget(state, key)
     except BaseException as error:
         _withdraw(group, key, what, error)
         if isinstance(error, RuntimeError | ValueError):  # of the store
@@ -160,7 +162,6 @@ def agree(group: dist.ProcessGroup, what: str, facts: Mapping[str, Any], timeout
     if verdict:
         ranks, reason = verdict
         raise CollectiveError(collective, tuple(ranks), reason)
-    _forget(state, key)
     return told
 
 

@@ -14,7 +14,7 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 
 NAMED_LAYOUTS = ("contiguous", "zigzag")
-_MOST_RANKS = 1 << 20
+_MOST_RANKS, _LONGEST = 1 << 20, 1 << 48
 
 
 class Span(NamedTuple):
@@ -138,13 +138,13 @@ class Layout:
 
 
 def check_count(name: str, value: Any) -> Any:
-    """Return a length or a rank; while a graph is made it may be a symbol.
+    """Return a length or a number; while a graph is made it may be a symbol.
 
     Raises:
-        ArgumentError: unless it is an integer from 0 on.
+        ArgumentError: unless it is an integer from 0 on, and no more than there is memory for.
     """
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or value < 0:
-        raise ArgumentError(name, f"is {shown(value)}, expected an integer from 0 on")
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or not 0 <= value <= _LONGEST:
+        raise ArgumentError(name, f"is {shown(value)}, expected an integer from 0 to {_LONGEST}")
     return value
 
 

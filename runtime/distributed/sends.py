@@ -133,7 +133,11 @@ def plan_sends(
     except Exception as error:
         report(group, error)
         raise
-    facts = {"function": "plan_sends", "pattern": lists.spec_json, "layout": [list(c) for c in layout.chunks]}
+    facts: dict[str, Any] = {
+        "function": "plan_sends",
+        "pattern": lists.spec_json,
+        "layout": [list(c) for c in layout.chunks],
+    }
     facts |= {"k": str(tuple(k.shape)), "slack": slack, "most": most}
     same(agree(group, "plan_sends", facts, timeout))
     block, kv_len = key_block(lists.spec_json), k.shape[2] * ranks

@@ -389,6 +389,46 @@ def differences(here: Here) -> None:
 
 
 @check_two
+def errors_that_are_caught(here: Here) -> None:
+    """What one rank refuses and then does right shifts no call: each has data of its own."""
+    group, rank, where = (
+        dist.new_group([0, 1], use_local_synchronization=True),
+        dist.get_rank(here.pair),
+        Layout.contiguous(2),
+    )
+
+    def call(number: int, pattern: Any = None, **options: Any) -> None:
+        tensors = [tensor * (1 + number / 8) for tensor in whole()]
+        parts = [where.shard(tensor, rank) for tensor in tensors]
+        pattern = Dense() if pattern is None else pattern
+        options = {"timeout": 5, **options}
+        found = context_parallel_attention(*parts, pattern, group, layout="contiguous", **options)
+        close(f"call {number}", found, where.shard(definition(tensors, pattern)["out"], rank))
+
+    def wrong(**options: Any) -> None:
+        refused(ArgumentError, "scale", lambda: call(0, scale="x", **options))
+
+    call(1)
+    if rank == 1:  # of a known kind: the other one waits for the data
+        wrong(), wrong()
+    call(2)
+    call(3, Causal())  # of a new kind: nobody hears of what was mended
+    if rank == 1:
+        wrong()
+        refused(CollectiveError, "rank 0: no word within 0.3 s", lambda: call(4, validate=True, timeout=0.3))
+    call(4)
+    call(5, SlidingWindow(9), validate=True)
+    if rank == 1:  # of a new kind: it is one call to both
+        wrong()
+    else:
+        refused(CollectiveError, "rank 1: scale: is str", lambda: call(6, SlidingWindow(30)))
+    call(7, SlidingWindow(30))
+    wrong()  # on both
+    call(8, SlidingWindow(31))
+    assert state_of(group).attempts == 0 and len(state_of(group).written) == 2
+
+
+@check_two
 def lists_beyond_a_plan(here: Here) -> None:
     rank = dist.get_rank(here.pair)
     q, k, v = (Layout.contiguous(2).shard(tensor, rank) for tensor in whole())
@@ -401,6 +441,15 @@ def lists_beyond_a_plan(here: Here) -> None:
         "less room",
         lambda: context_parallel_attention(q, k, v, more, here.pair, send=plan, validate=True),
     )
+    one = more if rank == 1 else few  # of one rank alone: the other one hears of it, and the next call is right
+    error, text = [(CollectiveError, "rank 1: send: has less room"), (ArgumentError, "less room")][rank]
+    for validate in (False, True):
+        refused(
+            error,
+            text,
+            lambda v_=validate: context_parallel_attention(q, k, v, one, here.pair, send=plan, validate=v_),
+        )
+        context_parallel_attention(q, k, v, few, here.pair, send=plan, validate=validate)
 
 
 @check_two
@@ -462,6 +511,27 @@ def dtensors(here: Here) -> None:
     refused(ArgumentError, "k: is placed (Shard(dim=2),)", lambda: call(*mixed, Causal()))
     refused(
         ArgumentError, "k: is Tensor, and others are DTensors", lambda: call(parts[0], tensors[1], parts[2], Causal())
+    )
+
+
+@check
+def dtensors_of_two_dimensions(here: Here) -> None:
+    """Heads and the sequence are sharded; the mesh is named by its dimension, and sinks are those of all heads."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = DeviceMesh("cpu", torch.arange(4).view(2, 2), mesh_dim_names=("tp", "cp"))
+    sink, tensors = torch.tensor([0.5, -1.0, 2.0, 0.0]), whole()
+    right = definition(tensors, Causal(), sink=sink)["out"]
+    parts = [distribute_tensor(tensor, mesh, [Shard(1), Shard(2)]) for tensor in tensors]
+    own = sink.narrow(0, 2 * mesh.get_local_rank("tp"), 2)
+    for where in (None, mesh, mesh["cp"], mesh.get_group("cp")):
+        for given in (sink, own):
+            out = context_parallel_attention(*parts, Causal(), where, sink=given)
+            close("out", out.full_tensor(), right)
+    refused(
+        ArgumentError,
+        "mesh_or_group: is another one",
+        lambda: context_parallel_attention(*parts, Causal(), mesh["tp"]),
     )
 
 

@@ -26,6 +26,7 @@ from codegen.plans.bsr_fp8 import (
     check_mma_sync,
     mma_sync_depths,
     mma_sync_flags,
+    mma_sync_overhead,
     mma_sync_scale_params,
     mma_sync_summary,
 )
@@ -79,7 +80,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     shared_bytes = max(ring.size, staging_bytes)
 
     fragments = 2 * (warp_rows + columns) * depth * dtype.bytes // 4 // 32  # of two slices
-    held, overhead = warp_rows * columns // 32 + fragments, FP8_OVERHEAD_REGISTERS if in_fp8 else OVERHEAD_REGISTERS
+    held = warp_rows * columns // 32 + fragments
+    overhead = mma_sync_overhead(spec, FP8_OVERHEAD_REGISTERS) if in_fp8 else OVERHEAD_REGISTERS
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
     ctas_per_sm = max(
         1,

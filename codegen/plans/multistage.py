@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES, FP8
 from codegen.plan import Constant, Registers, SharedLayout, SharedRegion
-from codegen.plans.bsr_fp8 import MMA_SYNC_DEPTH, OUTPUT_BYTES
+from codegen.plans.bsr_fp8 import MMA_SYNC_DEPTH, OUTPUT_BYTES, mma_sync_overhead
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec
 
 COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
@@ -102,7 +102,9 @@ class Tiles:
     def occupancy(self, shared_bytes: int) -> tuple[int, Registers]:
         """Return the thread blocks that share an SM, and the registers of a thread then."""
         arch = ARCHS[self.spec.arch]
-        overhead = FP8_OVERHEAD_REGISTERS if self.spec.dtype in FP8 else OVERHEAD_REGISTERS
+        overhead = OVERHEAD_REGISTERS
+        if isinstance(self.spec, BsrSddmmSpec) and self.spec.dtype in FP8:
+            overhead = mma_sync_overhead(self.spec, FP8_OVERHEAD_REGISTERS)
         fragments = (self.warp_rows + self.warp_columns) // MMA * FRAGMENT_REGISTERS[self.spec.mma]
         held = self.warp_rows * self.warp_columns // 32 + self.sets * fragments
         # As many as shared memory (1 KB a block is the system's), registers and warps allow.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interrupts import PROJECT, interrupted
+from interrupts import PROJECT, interrupted
 
 
 @pytest.mark.parametrize("command", [["render", "l4_topk32_d64", "--out", "out"]])

@@ -1,6 +1,6 @@
 """Ctrl-C at drawn moments of commands: status 130 and one line on standard error, whenever it comes.
 
-    PYTHONPATH=. python tests/stress/interrupts.py --count 200 --seed 1
+PYTHONPATH=. python tests/stress/interrupts.py --count 200 --seed 1
 """
 
 from __future__ import annotations

@@ -127,9 +127,8 @@ class Database:
         if version > FORMAT:
             raise DatabaseError(f"{self.place}: is of format {version}, this version reads {FORMAT}: {REMEDY}")
         if tables and not tables & known:
-            raise DatabaseError(
-                f"{self.place}: is a database of something else ({one_line(', '.join(sorted(map(str, tables))))}): {REMEDY}"
-            )
+            others = one_line(", ".join(sorted(map(str, tables))))
+            raise DatabaseError(f"{self.place}: is a database of something else ({others}): {REMEDY}")
         for kind, name, sql in parts:  # a view may have rows without end, a trigger may write them
             if kind not in ("table", "index") or re.match(r"\s*create\s+virtual", str(sql), re.IGNORECASE):
                 told = one_line(f"a {kind} {name}" if kind != "table" else f"a virtual table {name}")

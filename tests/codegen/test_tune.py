@@ -370,7 +370,7 @@ def test_a_fifo_or_a_device_is_no_database(tmp_path: Path) -> None:
         ),
         ("UPDATE timings SET stem = x'00', date = x'00'", "holds what no tuner wrote there: b'.x00' is no text"),
         ("UPDATE timings SET date = 'today'", "holds what no tuner wrote there: date: is 'today'; "),
-        ("UPDATE timings SET single_us = -1", "\\(-1.0, 10.0\\) are no figures in microseconds"),
+        ("UPDATE timings SET single_us = -1", "\\(-1.0, 1[0-9.]+\\) are no figures in microseconds"),
         ("UPDATE timings SET single_us = 'x'", "are no figures in microseconds"),
         ("UPDATE timings SET back_to_back_us = x'00'", "are no figures in microseconds"),
     ],
@@ -409,6 +409,21 @@ SCHEMAS = [
 ]
 
 
+def _refusals(path: Path, uses: Sequence[Callable[[Database], object]], edit: str) -> int:
+    """Number of uses of a file that end with an error; its message prints."""
+    count, found = 0, None
+    for use in (None, *uses):
+        try:
+            if use is None:
+                found = Database(path)
+            elif found is not None:
+                use(found)
+        except CodegenError as error:
+            assert str(error).isprintable() and len(str(error)) < 3000, edit
+            count += 1
+    return count
+
+
 def test_an_edited_database_gives_a_result_or_an_error_in_bounded_time(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,9 +432,11 @@ def test_an_edited_database_gives_a_result_or_an_error_in_bounded_time(
     database.write_compilation(KERNELS[0], "nvrtc", "")
     database.begin(OTHER, KERNELS[0], H100)
     monkeypatch.setattr("runtime.tune.database.SECONDS", 0.5)
-    draw, refused = random.Random(0), 0
+    with closing(sqlite3.connect(database.path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole, draw, refused = database.path.read_bytes(), random.Random(0), 0
     edits = [(table, column, value) for table in COLUMNS for column in COLUMNS[table].split() for value in VALUES]
-    updates = [f"UPDATE {table} SET {column} = {value}" for table, column, value in draw.sample(edits, 120)]
+    updates = [f"UPDATE {table} SET {column} = {value}" for table, column, value in draw.sample(edits, 30)]
     uses: list[Callable[[Database], object]] = [
         exported,
         Database.devices,
@@ -430,19 +447,13 @@ def test_an_edited_database_gives_a_result_or_an_error_in_bounded_time(
         lambda found: found.begin(OTHER, KERNELS[0], H100),
     ]
     for i, edit in enumerate([*SCHEMAS, *updates]):
-        path, begun = tmp_path / f"edited_{i}.sqlite", time.monotonic()
-        with closing(sqlite3.connect(database.path)) as one, closing(sqlite3.connect(path)) as other:
-            one.backup(other)
-            with suppress(sqlite3.IntegrityError):
-                other.executescript(edit)
-        for use in uses:
-            try:
-                use(Database(path))
-            except CodegenError as error:
-                assert str(error).isprintable() and len(str(error)) < 3000, edit
-                refused += 1
-        assert time.monotonic() - begun < 10, edit
-    assert refused > len(SCHEMAS) + 30
+        path, begun = tmp_path / f"edited_{i}.sqlite", time.process_time()
+        path.write_bytes(whole)
+        with closing(sqlite3.connect(path)) as connection, suppress(sqlite3.IntegrityError):
+            connection.executescript(f"PRAGMA synchronous=OFF; BEGIN; {edit}; COMMIT")
+        refused += _refusals(path, uses, edit)
+        assert time.process_time() - begun < 5, edit
+    assert refused > len(SCHEMAS) + 15
 
 
 @pytest.mark.parametrize("ending", ["the clock", "Ctrl-C"])
@@ -454,6 +465,7 @@ def test_a_query_that_never_ends(database: Database, ending: str, monkeypatch: p
         with pytest.raises(DatabaseError, match=r"takes longer than 0.1 s: nothing was changed"):
             database.problems()
         return
+    assert threading.current_thread() is threading.main_thread(), "the one that Ctrl-C is raised in"
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from interrupts import interrupted  # noqa: E402
+from interrupts import interrupted
 
 COMMANDS = [
     ["--help"],

@@ -28,15 +28,19 @@ from codegen.select.choice import Choice, choose
 from codegen.select.problem import is_chosen, parse_problem, problem_fields, said_by
 from codegen.spec import json_schema
 
+INTERRUPTED = 130
 BAD_INPUT = 2
 CHECK_FAILED = 1
 
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Turn an error that the user's input caused into one line on stderr and exit code 2."""
+    """Turn an error that the user's input caused into one line on stderr and exit code 2, Ctrl-C into one and 130."""
     try:
         yield
+    except KeyboardInterrupt as error:
+        typer.echo(str(error) or "interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     except CodegenError as error:
         message = str(error)
     except BrokenPipeError:
@@ -51,6 +55,10 @@ def reported_errors() -> Iterator[None]:
 
 class _Commands(TyperGroup):
     """A group whose commands, wherever they are defined, report errors as ``reported_errors`` does."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with reported_errors():  # --help and --version are printed here
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         with reported_errors():

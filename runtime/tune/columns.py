@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import CodegenError
+from codegen.errors import MOST_OF_MESSAGE, CodegenError
 from codegen.plain import json_value
-from codegen.wording import shown
+from codegen.wording import one_line, shown
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS timings (
@@ -43,6 +44,12 @@ CREATE TABLE IF NOT EXISTS compilations (
 
 
 BUSY_SECONDS = 30
+SECONDS = 60.0
+"""Of one use of the file, the wait for other processes among them; a tuner's takes milliseconds."""
+OPERATIONS = 10_000
+"""Of SQLite's machine, between looks at the clock: less than a millisecond."""
+MOST_BYTES = 64 << 20
+"""Of one value or statement."""
 FORMAT = 1
 """In the file's header (``user_version``). Files without one are older, and of the same tables but those that are made
 where they are missing."""
@@ -83,19 +90,30 @@ def word_of(value: Any) -> str:
     return value
 
 
+def count_of(value: Any) -> int:
+    """Return a count of a row.
+
+    Raises:
+        CodegenError: for a column that is none.
+    """
+    if not isinstance(value, int) or value < 0:
+        raise CodegenError(f"{shown(value)} is no count")
+    return value
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < math.inf
+
+
 def figures_of(single: Any, back_to_back: Any) -> Figures:
     """Return the figures of a row.
 
     Raises:
-        CodegenError: for columns that are no numbers: SQLite keeps any value in any of them.
+        CodegenError: for columns that are no finite numbers above 0: SQLite keeps any value in any of them.
     """
-    if not (isinstance(single, float) and isinstance(back_to_back, float | None)):
+    if not (_is_time(single) and (back_to_back is None or _is_time(back_to_back))):
         raise CodegenError(f"{shown((single, back_to_back))} are no figures in microseconds")
     return Figures(single, back_to_back)
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
 
 
 def repeats_of(told: Any) -> tuple[list[Figures], list[Figures]]:
@@ -125,4 +143,5 @@ def remedied(error: sqlite3.Error) -> str:
         sqlite3.SQLITE_READONLY: "it or its folder cannot be written to: copy it elsewhere, and name that with --db",
         sqlite3.SQLITE_CANTOPEN: "is its folder there, and may it be written to?",
     }
-    return f"{error}; {remedies[primary]}" if primary in remedies else str(error)
+    told = one_line(str(error), MOST_OF_MESSAGE)  # it may quote names and values of the file
+    return f"{told}; {remedies[primary]}" if primary in remedies else told

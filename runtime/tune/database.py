@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError, FileError
 from codegen.files import check_replaceable
 from codegen.library import NamedSpec
 from codegen.plain import json_value
@@ -28,10 +29,14 @@ from codegen.wording import one_line
 from runtime.tune.columns import (
     BUSY_SECONDS,
     FORMAT,
+    MOST_BYTES,
+    OPERATIONS,
     RECOVER,
     REMEDY,
     SCHEMA,
+    SECONDS,
     Figures,
+    count_of,
     fields_of,
     figures_of,
     remedied,
@@ -105,39 +110,54 @@ class Database:
         except FileError as error:
             raise DatabaseError(str(error)) from None
         try:
-            with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+            with self._opened("cannot be opened: ") as connection:
                 self._check(connection)
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.executescript(SCHEMA)
                 connection.execute(f"PRAGMA user_version={FORMAT}")
-        except sqlite3.DatabaseError as error:
-            raise DatabaseError(f"{self.place}: cannot be opened: {remedied(error)}") from None
-        except (sqlite3.Error, ValueError) as error:  # ValueError: a null byte in the name
-            raise DatabaseError(f"{self.place}: cannot be opened: {error}") from None
+        except ValueError as error:  # a null byte in the name
+            raise DatabaseError(f"{self.place}: cannot be opened: {one_line(str(error))}") from None
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Refuse a file of another kind, or a damaged one, before anything is written to it."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        parts = list(connection.execute("SELECT type, name, sql FROM sqlite_master"))
+        tables = {name for kind, name, _ in parts if kind == "table"}
         known = set(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", SCHEMA))
         if version > FORMAT:
             raise DatabaseError(f"{self.place}: is of format {version}, this version reads {FORMAT}: {REMEDY}")
         if tables and not tables & known:
-            raise DatabaseError(
-                f"{self.place}: is a database of something else ({', '.join(sorted(tables))}): {REMEDY}"
-            )
+            others = one_line(", ".join(sorted(map(str, tables))))
+            raise DatabaseError(f"{self.place}: is a database of something else ({others}): {REMEDY}")
+        for kind, name, sql in parts:  # a view may have rows without end, a trigger may write them
+            if kind not in ("table", "index") or re.match(r"\s*create\s+virtual", str(sql), re.IGNORECASE):
+                told = one_line(f"a {kind} {name}" if kind != "table" else f"a virtual table {name}")
+                raise DatabaseError(f"{self.place}: holds {told}, which no tuner made: {REMEDY}")
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise DatabaseError(f"{self.place}: is damaged ({one_line(found)}); {RECOVER}")
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one statement, which is committed at the end."""
+    def _opened(self, doing: str = "") -> Iterator[sqlite3.Connection]:
+        """Open the file for statements that end in bounded time and memory, whatever it holds."""
+        last = time.monotonic() + SECONDS
         try:
-            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as connection, connection:
+            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as connection:
+                connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+                connection.set_progress_handler(lambda: time.monotonic() > last, OPERATIONS)
                 yield connection
         except sqlite3.Error as error:
-            raise DatabaseError(f"{self.place}: {remedied(error)}") from None
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
+                raise DatabaseError(f"{self.place}: {doing}{remedied(error)}") from None
+            if time.monotonic() <= last:  # Ctrl-C while the progress handler ran: sqlite3 drops what that raises
+                raise KeyboardInterrupt from None
+            raise DatabaseError(f"{self.place}: {doing}it takes longer than {SECONDS:g} s: {REMEDY}") from None
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for one statement, which is committed at the end."""
+        with self._opened() as connection, connection:
+            yield connection
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -145,7 +165,8 @@ class Database:
         try:
             yield
         except CodegenError as error:
-            raise DatabaseError(f"{self.place}: holds what no tuner wrote there: {error}") from None
+            told = one_line(str(error), MOST_OF_MESSAGE)
+            raise DatabaseError(f"{self.place}: holds what no tuner wrote there: {told}") from None
 
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
@@ -156,7 +177,8 @@ class Database:
         place = _place(problem, named, device)
         with self._connection() as connection:
             found = connection.execute(f"SELECT times FROM begun WHERE {OF_PLACE}", place).fetchone()
-            before = int(found[0]) if found else 0
+            with self._kept():
+                before = count_of(found[0]) if found else 0
             connection.execute("INSERT OR REPLACE INTO begun VALUES (?,?,?,?,?,?)", (*place, before + 1))
         return before
 
@@ -183,15 +205,18 @@ class Database:
         )
         for date, failure, single, back_to_back, again in found:
             with self._kept():
-                figures = None if single is None else figures_of(single, back_to_back)
-                return Record(problem, named, device, word_of(date), word_of(failure), figures, bool(again))
+                figures = figures_of(single, back_to_back) if single is not None or not failure else None
+                return Record(problem, named, device, word_of(date), word_of(failure), figures, bool(count_of(again)))
         return None
 
     def problems(self) -> list[tuple[Problem, Device]]:
         """Return each problem with the devices on which candidates were timed, in one order."""
         found = self._all("SELECT DISTINCT problem, device, driver FROM timings WHERE failure='' ORDER BY 1, 2, 3")
         with self._kept():
-            return [(parse_problem(json_value(problem)), Device(name, driver)) for problem, name, driver in found]
+            return [
+                (parse_problem(json_value(problem)), Device(word_of(name), word_of(driver)))
+                for problem, name, driver in found
+            ]
 
     def rows(self, problem: Problem, device: Device) -> list[tuple[str, dict[str, Any], str, str, Figures]]:
         """Return stem, spec, hash of the source, date and figures of each candidate that was timed."""
@@ -221,7 +246,7 @@ class Database:
         )
         for name, single, back_to_back in found:
             with self._kept():
-                return name, None if single is None else figures_of(single, back_to_back)
+                return word_of(name), None if single is None else figures_of(single, back_to_back)
         return None
 
     def write_comparison(
@@ -271,4 +296,5 @@ class Database:
             "SELECT failure FROM compilations WHERE spec_hash=? AND source_sha256=? AND compiler=?",
             (named.spec.hash, source_of(named), compiler),
         )
-        return str(found[0][0]) if found else None
+        with self._kept():
+            return word_of(found[0][0]) if found else None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -367,7 +370,7 @@ def test_a_fifo_or_a_device_is_no_database(tmp_path: Path) -> None:
         ),
         ("UPDATE timings SET stem = x'00', date = x'00'", "holds what no tuner wrote there: b'.x00' is no text"),
         ("UPDATE timings SET date = 'today'", "holds what no tuner wrote there: date: is 'today'; "),
-        ("UPDATE timings SET single_us = -1", "holds what no tuner wrote there: single_us: is -1.0; "),
+        ("UPDATE timings SET single_us = -1", "\\(-1.0, 1[0-9.]+\\) are no figures in microseconds"),
         ("UPDATE timings SET single_us = 'x'", "are no figures in microseconds"),
         ("UPDATE timings SET back_to_back_us = x'00'", "are no figures in microseconds"),
     ],
@@ -378,6 +381,99 @@ def test_a_database_that_no_tuner_wrote(database: Database, statement: str, mess
         connection.execute(statement)
     with pytest.raises(DatabaseError, match=message):
         exported(database)
+
+
+ROWS_WITHOUT_END = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i"
+COLUMNS = {
+    "timings": "problem spec_hash source_sha256 device driver stem spec date failure single_us back_to_back_us again",
+    "begun": "problem spec_hash device times",
+    "dense": "problem device driver name single_us back_to_back_us",
+    "comparisons": "problem other_hash figures",
+    "compilations": "compiler stem failure",
+}
+VALUES = [
+    *("x'00ff'", "7", "-1", "-1.5", "9e999", "-9e999", "''", "'[[[['", "'{}'", "'\x1b[2J'", "char(27, 10)", "1e-320"),
+    *("CAST(x'1bff' AS TEXT)", "'[[[-1, 2]], [[9e999, 2]]]'", "zeroblob(1000000)", "printf('%.*c', 100000, '[')"),
+]
+SCHEMAS = [
+    f"DROP TABLE timings; CREATE VIEW timings AS {ROWS_WITHOUT_END} AS problem, i AS device, i AS driver, '' AS failure"
+    " FROM n",
+    f"DROP TABLE dense; CREATE VIEW dense AS {ROWS_WITHOUT_END} AS name FROM n",
+    f"CREATE VIEW 'a\x1b[2J' AS {ROWS_WITHOUT_END} FROM n",
+    f"CREATE TRIGGER endless AFTER INSERT ON begun BEGIN SELECT max(i) FROM ({ROWS_WITHOUT_END} FROM n); END",
+    "DROP TABLE begun; CREATE VIRTUAL TABLE begun USING fts5(problem)",
+    "DROP TABLE timings; CREATE TABLE timings ('\x1b[2J' TEXT)",
+    "ALTER TABLE timings RENAME COLUMN date TO 'a\x1bdate'",
+    *(f"DROP TABLE {table}; CREATE TABLE '\x1b[2J' (a)" for table in COLUMNS),
+    ";".join(f"DROP TABLE {table}" for table in COLUMNS) + "; CREATE TABLE '\x1b[2J' (a)",
+]
+
+
+def _refusals(path: Path, uses: Sequence[Callable[[Database], object]], edit: str) -> int:
+    """Number of uses of a file that end with an error; its message prints."""
+    count = 0
+    found: Database | None = None
+    for use in (None, *uses):
+        try:
+            if use is None:
+                found = Database(path)
+            elif found is not None:
+                use(found)
+        except CodegenError as error:
+            assert str(error).isprintable() and len(str(error)) < 3000, edit
+            count += 1
+    return count
+
+
+def test_an_edited_database_gives_a_result_or_an_error_in_bounded_time(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(database, PROBLEM, KERNELS, H100, FakeBench())
+    Course(database, PROBLEM, KERNELS[0], H100, FakeBench()).compare(KERNELS[1], KERNELS[0])
+    database.write_compilation(KERNELS[0], "nvrtc", "")
+    database.begin(OTHER, KERNELS[0], H100)
+    monkeypatch.setattr("runtime.tune.database.SECONDS", 0.5)
+    with closing(sqlite3.connect(database.path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole, draw, refused = database.path.read_bytes(), random.Random(0), 0
+    edits = [(table, column, value) for table in COLUMNS for column in COLUMNS[table].split() for value in VALUES]
+    updates = [f"UPDATE {table} SET {column} = {value}" for table, column, value in draw.sample(edits, 30)]
+    uses: list[Callable[[Database], object]] = [
+        exported,
+        Database.devices,
+        lambda found: found.record(PROBLEM, KERNELS[0], H100),
+        lambda found: found.dense(PROBLEM, H100),
+        lambda found: found.comparison(PROBLEM, KERNELS[1], KERNELS[0], H100),
+        lambda found: found.compilation(KERNELS[0], "nvrtc"),
+        lambda found: found.begin(OTHER, KERNELS[0], H100),
+    ]
+    for i, edit in enumerate([*SCHEMAS, *updates]):
+        path, begun = tmp_path / f"edited_{i}.sqlite", time.process_time()
+        path.write_bytes(whole)
+        with closing(sqlite3.connect(path)) as connection, suppress(sqlite3.IntegrityError):
+            connection.executescript(f"PRAGMA synchronous=OFF; BEGIN; {edit}; COMMIT")
+        count = _refusals(path, uses, edit)
+        assert count or edit not in SCHEMAS[:5], edit
+        refused += bool(count)
+        assert time.process_time() - begun < 5, edit
+    assert refused > 20
+
+
+@pytest.mark.parametrize("ending", ["the clock", "Ctrl-C"])
+def test_a_query_that_never_ends(database: Database, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(sqlite3.connect(database.path)) as connection:  # after the file was checked
+        connection.executescript(SCHEMAS[0])
+    if ending == "the clock":
+        monkeypatch.setattr("runtime.tune.database.SECONDS", 0.1)
+        with pytest.raises(DatabaseError, match=r"takes longer than 0.1 s: nothing was changed"):
+            database.problems()
+        return
+    assert threading.current_thread() is threading.main_thread(), "the one that Ctrl-C is raised in"
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        database.problems()
+    timer.join()
 
 
 @pytest.mark.parametrize("column", ["date", "failure"])

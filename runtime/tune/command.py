@@ -142,8 +142,8 @@ def run(told: Report, database: Database, tasks: Sequence[Task], options: Option
     try:
         _run(told, database, tasks, options)
     except KeyboardInterrupt:
-        told = f"interrupted; {database.place} keeps what was found: the same command goes on from there"
-        raise KeyboardInterrupt(told) from None
+        line = f"interrupted; {database.place} keeps what was found: the same command goes on from there"
+        raise KeyboardInterrupt(line) from None
 
 
 def _run(told: Report, database: Database, tasks: Sequence[Task], options: Options) -> None:

@@ -12,6 +12,7 @@ from codegen.dtypes import DTYPES, FP8
 from codegen.flags import Fp8Flags
 from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
 from codegen.plans.attention_rows import SWIZZLE
+from codegen.select.defaults import has_few_registers
 
 if TYPE_CHECKING:
     from codegen.plans.attention_sm90a_text import Sizes
@@ -25,9 +26,6 @@ SUM_COLUMNS = 8
 of zeros, as wgmma counts columns in eights."""
 PIECE = 64  # columns of O that are worked on at a time, where registers do not suffice for all
 MOST_KEYS_PENDING = 128  # of a step, where P V of several steps has registers of its own
-SPILLING_PACK, SPILLING_AXES, NARROW_HEAD = 32, 4, 96
-"""Heads packed together, axes of a table of a score, and the widest head with which steps of 128 keys do not spill.
-Found by compiling: other packs, smaller tables and narrower heads do not."""
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
 
 
@@ -47,10 +45,8 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
     if spec.head_dim > 128:  # a partial O beside that of a tile spills
         require_left_out(spec, ("stream_k_tail",), f"dtype {spec.dtype} and head_dim {spec.head_dim}")
     require(n in STEPS, "tile.n", f"is {n}; allowed with dtype {spec.dtype}: {', '.join(map(str, STEPS))}")
-    if spec.score is not None and spec.pack_gqa == SPILLING_PACK and spec.head_dim > NARROW_HEAD and n > STEPS[0]:
-        axes = max((len(aux.dims) for aux in spec.score.aux_tensors), default=0)
-        few = f"is {n}; a score over a table of {axes} axes leaves registers for {STEPS[0]} beside pack_gqa {spec.pack_gqa}"
-        require(axes < SPILLING_AXES, "tile.n", few)
+    reason = f"a score over a table of four axes leaves registers for {STEPS[0]} beside pack_gqa {spec.pack_gqa}"
+    require(n == STEPS[0] or not has_few_registers(spec), "tile.n", f"is {n}; {reason}")
     every = spec.accumulate_every
     few = f"is {every}; with more than 1 registers suffice for steps of 128 keys and heads of 128 elements at most"
     require(every < 2 or (n <= MOST_KEYS_PENDING and spec.head_dim <= 128), "accumulate_every", few)

@@ -96,7 +96,7 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
 
 
 def has_few_registers(given: AttentionSpec) -> bool:
-    """Return whether steps of 128 keys with FP8 inputs spill on sm_90a: 32 packed heads and a table of four axes do.
+    """True if steps of 128 keys with FP8 inputs spill on sm_90a: 32 packed heads and a table of four axes do.
 
     Found by compiling: other packs, smaller tables and heads of 96 do not.
     """

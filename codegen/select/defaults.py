@@ -95,9 +95,19 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     return None, {**features, "m": m, "n": n, "tall": tall}
 
 
+def has_few_registers(given: AttentionSpec) -> bool:
+    """True if steps of 128 keys with FP8 inputs spill on sm_90a: 32 packed heads and a table of four axes do.
+
+    Found by compiling: other packs, smaller tables and heads of 96 do not.
+    """
+    if given.score is None or given.pack_gqa != 32 or given.head_dim <= 96:
+        return False
+    return any(len(aux.dims) > 3 for aux in given.score.aux_tensors)
+
+
 def _fp8_keys(given: AttentionSpec, keys: int) -> int:
     """Return the keys of a step with FP8 inputs on sm_90a: two blocks, where registers suffice."""
-    if given.head_dim > 128:
+    if given.head_dim > 128 or has_few_registers(given):
         return 64
     # A producer with two kinds of lists for each half of a tile, or more scales, takes registers from consumers.
     halves = given.pattern.lists > 1 and _block(given, "q", 128) * given.pack_gqa < 128

@@ -537,7 +537,8 @@ def fp8_rows() -> Iterable[Row]:
     same = lambda *qkv: qkv  # noqa: E731
     yield Row("quantise_attention", ("runtime.quantise_attention",), quantise, same, floats=(0, 1, 2), close=0.06)
     append = lambda device: Made(attention_inputs(device, 256), appended)  # noqa: E731
-    yield Row("... append", ("runtime.QuantisedAttention",), append, by_appending, floats=(0, 1, 2), close=0.06)
+    name, whole = ("runtime.QuantisedAttention",), ("compile",)
+    yield Row("... append", name, append, by_appending, floats=(0, 1, 2), close=0.06, torch_refuses=whole)
     queries = lambda q, k, v: values_of(runtime.quantise_attention(q, k, v).with_queries(q[:, :, :64]))  # noqa: E731
     yield Row(
         "... with_queries",
@@ -548,7 +549,15 @@ def fp8_rows() -> Iterable[Row]:
         close=0.06,
     )
     matrix = of(matrix_values, normal(12, 128, 256))
-    yield Row("quantise_matrix", ("runtime.quantise_matrix",), matrix, lambda x: x, floats=(0,), close=0.06)
+    yield Row(
+        "quantise_matrix",
+        ("runtime.quantise_matrix",),
+        matrix,
+        lambda x: x,
+        floats=(0,),
+        close=0.06,
+        torch_refuses=whole,
+    )
     put = lambda device: Made(fp8_inputs(device), lambda *qkv: values_of(operands(*qkv)))  # noqa: E731
     scaled = lambda q, k, v: (q * 0.5, k * 0.25, v * 2.0)  # noqa: E731
     yield Row("quantised_operands", ("runtime.quantised_operands",), put, scaled, close=1e-6)
@@ -592,7 +601,9 @@ def list_rows() -> Iterable[Row]:
     yield Row("create_block_mask", name, lists_alone(of_text), documents_right, constant=True)
     mask = lambda doc: lambda b, h, i, j: doc[b, i] == doc[b, j]  # noqa: E731
     of_function = of(lambda doc: runtime.create_block_mask(mask(doc), **sizes), DOCUMENTS)
-    yield Row("... of a function", name, lists_alone(of_function), documents_right, constant=True)
+    yield Row(
+        "... of a function", name, lists_alone(of_function), documents_right, constant=True, torch_refuses=OUTSIDE
+    )
     alone = without(lambda device: runtime.create_block_mask("q_idx >= kv_idx", **sizes, device=device))
     yield Row("... without tensors", name, lists_alone(alone), causal_right, constant=True)
     select = lambda q, k: runtime.select_topk_blocks(q, k, (64, 64), 2, causal=True)  # noqa: E731
@@ -687,7 +698,15 @@ def kernel_rows() -> Iterable[Row]:
     kernel = ("runtime.load_kernel", "runtime.Kernel", "runtime.AttentionResult")
     yield Row("load_kernel", kernel, without(load), lambda: ["bf16"], gpu=True, constant=True, torch_refuses=HOST)
     call: Callable[..., Any] = lambda kernel, *given: tuple(kernel(*given))  # noqa: E731
-    yield Row("... attention", kernel, loaded(ATTENTION, call, *QKV), causal, floats=(0, 1, 2), gpu=True)
+    yield Row(
+        "... attention",
+        kernel,
+        loaded(ATTENTION, call, *QKV),
+        causal,
+        floats=(0, 1, 2),
+        gpu=True,
+        torch_refuses=OUTSIDE,
+    )
     product = lambda kernel, values, b: kernel(bsr(values), b)  # noqa: E731
     fields, by_product = {"op": "bsr_spmm", **BLOCK}, lambda values, b: dense(values) @ b
     spmm = loaded(fields, product, VALUES, WIDE)
@@ -703,14 +722,16 @@ def kernel_rows() -> Iterable[Row]:
     yield Row("... bsr_spgemm", kernel, spgemm, by_spgemm, floats=(0, 1), gpu=True, torch_refuses=SPARSE)
     selected = lambda kernel, q, k: kernel(q, k, (64, 64), 2, causal=True)  # noqa: E731
     select = loaded({"op": "select_topk"}, selected, normal(15, 1, 2, 256, 64), normal(16, 1, 1, 256, 64))
-    yield Row("... select_topk", kernel, select, by_selecting, floats=(0, 1), gpu=True, constant=True)
+    yield Row(
+        "... select_topk", kernel, select, by_selecting, floats=(0, 1), gpu=True, constant=True, torch_refuses=OUTSIDE
+    )
     pattern = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": DOCUMENTS_TEXT}
     pattern["aux"] = {"doc": "int32[batch, q_len]"}
     mask = loaded({"op": "block_mask", "pattern": pattern}, _of_documents, DOCUMENTS)
-    yield Row("... block_mask", kernel, mask, documents_right, gpu=True, constant=True)
+    yield Row("... block_mask", kernel, mask, documents_right, gpu=True, constant=True, torch_refuses=OUTSIDE)
     rows = {"op": "quantise", "head_dim": 64, "codes": "e4m3", "scales": "row", "tile": {"m": 64}}
     quantise = loaded(rows, _decoded, QKV[0])
-    yield Row("... quantise", kernel, quantise, lambda x: x, floats=(0,), gpu=True, close=0.06)
+    yield Row("... quantise", kernel, quantise, lambda x: x, floats=(0,), gpu=True, close=0.06, torch_refuses=OUTSIDE)
 
 
 def _of_documents(kernel: Any, doc: Any) -> Any:

@@ -481,9 +481,12 @@ def captured(row: Row, made: Made, right: Any, *, first: bool) -> None:
     if not first:
         with on_stream(stream):
             whole()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        results, gradients = whole()
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            results, gradients = whole()
+    finally:
+        torch.cuda.set_stream(current)  # which torch leaves otherwise where a capture fails
     with torch.no_grad():
         for i, x in enumerate(given):
             if i in row.asked and row.right is not None:

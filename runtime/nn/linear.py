@@ -285,13 +285,8 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             ArgumentError: naming the tensor.
         """
         for name, tensor in given.items():
+            _check_kind(name, tensor)
             own = getattr(self, name)
-            if not isinstance(tensor, torch.Tensor):
-                raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-            if name in _PLACES and tensor.dtype not in _INTEGERS:
-                raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32 or torch.int64")
-            if name not in _PLACES and not tensor.is_floating_point():
-                raise ArgumentError(name, f"is {tensor.dtype}, expected a floating-point type")
             if tensor.is_meta and not own.is_meta and (name in _PLACES or not assign):
                 raise ArgumentError(name, f"is on meta and has no values, the layer is on {own.device}")
         if assign:
@@ -379,3 +374,17 @@ def _stored(weight: torch.Tensor, block: tuple[int, int], mask: Any) -> torch.Te
 def _numbered(name: str, count: int) -> list[str]:
     """Names of the buffers of a kind."""
     return [f"{name}_{i}" for i in range(count)]
+
+
+def _check_kind(name: str, tensor: Any) -> None:
+    """Check the type of a part of a state.
+
+    Raises:
+        ArgumentError: for what is no tensor, or of a type that this part cannot have.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    if name in _PLACES and tensor.dtype not in _INTEGERS:
+        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32 or torch.int64")
+    if name not in _PLACES and not tensor.is_floating_point():
+        raise ArgumentError(name, f"is {tensor.dtype}, expected a floating-point type")

@@ -17,5 +17,7 @@ def pack_mask_bits(visible: torch.Tensor) -> torch.Tensor:
     """
     eights = visible.reshape(*visible.shape[:-2], -1, 8)
     places = torch.arange(8, dtype=torch.uint8, device=visible.device)
-    # Bytes in the order of their addresses are a word from its lowest byte on, on every host that CUDA has.
-    return (eights.to(torch.uint8) << places).sum(-1, dtype=torch.uint8).view(torch.int32)
+    numbers = (eights.to(torch.uint8) << places).sum(-1, dtype=torch.uint8)  # bytes first: an eighth of the memory
+    # Added up, as torch.vmap maps no view of another type.
+    shifts = torch.arange(0, 32, 8, dtype=torch.int32, device=visible.device)
+    return (numbers.reshape(*numbers.shape[:-1], -1, 4).to(torch.int32) << shifts).sum(-1, dtype=torch.int32)

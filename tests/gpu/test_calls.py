@@ -148,6 +148,8 @@ def test_lists_of_every_kind_of_kernel_may_be_padded_at_their_end() -> None:
         spec = named.spec
         if not isinstance(spec, AttentionSpec) or spec.arch != "sm_90a" or spec.pattern.kind != "topk":
             continue
+        if spec.dtype not in ("fp16", "bf16"):  # kernels in FP8 are called with scales
+            continue
         kernel, block = load_kernel(named), spec.pattern.fixed_block
         dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float16
         shapes = ((1, h, 512, spec.head_dim) for h in (2 * spec.pack_gqa, 2, 2))

@@ -200,7 +200,7 @@ def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel
 @lru_cache(maxsize=KERNELS_KEPT)
 def _loaded(spec: str, device: torch.device) -> AttentionKernel:
     """Compile and load a kernel for a device."""
-    refuse_capture("q", device, "the first call of a kind compiles and loads its kernel")
+    refuse_capture("q", device)
     kernel = load_kernel(find_spec(json.loads(spec)), device=device)
     assert isinstance(kernel, AttentionKernel)
     return kernel

@@ -17,7 +17,8 @@ from runtime.expressions.masks import mask_of
 from runtime.kernel import load_kernel
 from runtime.kernels.block_mask import BlockMaskKernel, checked_shape, device_of
 from runtime.ops.attention_choice import arch_of
-from runtime.ops.operators import NAMESPACE, refuse_capture
+from runtime.ops.modes import refuse_capture
+from runtime.ops.operators import NAMESPACE
 from runtime.patterns import BlockLists, check_block
 
 KERNELS_KEPT = 64  # of masks

@@ -19,7 +19,7 @@ from runtime.ops.attention_choice import DTYPES, arch_of, rounded
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
 from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of
-from runtime.ops.operators import refuse_capture
+from runtime.ops.modes import refuse_capture
 from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index

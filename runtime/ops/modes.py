@@ -17,6 +17,7 @@ _functorch = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 """Types of arguments that no subclass takes part with."""
+FIRST_CALL = "the first call of a kind compiles and loads its kernel"
 
 
 def is_watched() -> bool:
@@ -39,7 +40,7 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
     )
 
 
-def refuse_capture(argument: str, device: torch.device, reason: str) -> None:
+def refuse_capture(argument: str, device: torch.device, reason: str = FIRST_CALL) -> None:
     """Refuse to load a kernel while a CUDA graph captures the current stream of a device, which need not be torch's.
 
     Args:

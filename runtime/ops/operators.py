@@ -28,23 +28,6 @@ def nothing(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty((0,), dtype=torch.float32, device=tensor.device)
 
 
-def refuse_capture(name: str, device: torch.device) -> None:
-    """Refuse to compile and load a kernel while torch's current stream of a device is captured.
-
-    Args:
-        name: of an argument on that device.
-        device: of the tensors, which need not be torch's current one.
-
-    Raises:
-        ArgumentError: in a capture.
-    """
-    with torch.cuda.device(device):
-        capturing = torch.cuda.is_current_stream_capturing()
-    if capturing:
-        reason = "the first call of a kind compiles and loads its kernel: make one before the capture"
-        raise ArgumentError(name, f"is in a CUDA graph capture, and {reason}")
-
-
 class _Gradients(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Gradients that may be used, and have no gradients themselves: to ask for one is refused."""
 

@@ -17,7 +17,8 @@ from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES, refuse_gradient
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
-from runtime.ops.operators import NAMESPACE, refuse_capture
+from runtime.ops.modes import refuse_capture
+from runtime.ops.operators import NAMESPACE
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 BLOCK_ROWS = (64, 128)

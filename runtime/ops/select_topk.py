@@ -11,7 +11,8 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.select_topk import SelectTopkKernel, checked_selection
 from runtime.ops.attention_choice import DTYPES, arch_of
-from runtime.ops.operators import NAMESPACE, refuse_capture
+from runtime.ops.modes import refuse_capture
+from runtime.ops.operators import NAMESPACE
 
 
 def select_topk_blocks(

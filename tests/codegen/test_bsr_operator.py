@@ -281,6 +281,7 @@ def test_a_first_call_in_a_capture_is_refused_on_the_device_of_its_tensors(
         def __exit__(self, *_: Any) -> None:
             entered.append(None)
 
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: entered[-1] == torch.device("cuda", 5))
     module = import_module(f"runtime.ops.{name}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from host_mma_fp8 import HostLoaded
 
 from codegen.library import NamedSpec
@@ -29,6 +30,12 @@ class HostSpmm(BsrSpmmKernel):
     def __call__(self, a: Any, b: Any, **named: Any) -> Any:
         self.host.tensors = (a.values(), b, named["scale_b"])
         return super().__call__(a, b, **named)
+
+    def _operands(self, *given: Any, **named: Any) -> Any:
+        """Matrices of a batch beside each other, copies of which the kernel reads too."""
+        operands = super()._operands(*given, **named)
+        self.host.tensors = (*self.host.tensors, operands[0], *(t for t in operands[3] if isinstance(t, torch.Tensor)))
+        return operands
 
 
 class HostSddmm(BsrSddmmKernel):

@@ -49,4 +49,4 @@ def _is_passing(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())

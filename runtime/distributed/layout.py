@@ -196,7 +196,7 @@ def _length(tensor: Any, dim: Any, name: str) -> int:
         raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
     if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         raise ArgumentError("dim", f"is {shown(dim)}, the tensor has {tensor.dim()} dimensions")
-    return tensor.shape[dim]
+    return int(tensor.shape[dim])
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:

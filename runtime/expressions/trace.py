@@ -136,7 +136,7 @@ def _call(argument: str, function: Callable[..., Any], mode: _Mode, names: tuple
     with _disable_current_modes():  # under FakeTensorMode they would be fakes, which have a class already
         symbols = [symbol(Variable(name)) for name in names]
     try:
-        with _disable_current_modes(), torch._guards.tracing(torch._guards.TracingContext(_IN_A_KERNEL)), mode:  # type: ignore[arg-type]
+        with _disable_current_modes(), torch._guards.tracing(torch._guards.TracingContext(_IN_A_KERNEL)), mode:  # type: ignore[arg-type, unused-ignore]
             return (_undisturbed() if "torch._dynamo" in sys.modules else _called)(function, symbols)
     except CodegenError:
         raise

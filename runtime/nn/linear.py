@@ -170,7 +170,8 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         weight = torch.sparse_bsr_tensor(crow, col, values, size=features, device=crow.device, check_invariants=False)
         layer = cls(weight, torch.empty(features[0], device=crow.device, dtype=dtype) if bias else None)
         if on_meta:
-            return layer.to("meta")
+            layer.to("meta")
+            return layer
         layer.reset_parameters()
         return layer
 

@@ -24,7 +24,7 @@ def is_watched() -> bool:
     """Return whether a mode, a transform, a tracer or forward-mode differentiation is about."""
     if _dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None:
         return True
-    return forward_ad._current_level >= 0
+    return bool(forward_ad._current_level >= 0)
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:

@@ -106,6 +106,12 @@ class VideoWindow:
 
         Under other dispatch modes and transforms they are made in each call, and belong to these.
 
+        Args:
+            device: of the tensors.
+
+        Returns:
+            (tiles, pattern), the tiles of the grid and the pattern of those that a tile sees.
+
         Raises:
             ArgumentError: at a first call within the capture of a CUDA graph, with fake tensors, or within what
                 torch.compile or export traces; naming what is wrong with the sizes.

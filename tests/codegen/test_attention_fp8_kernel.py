@@ -165,7 +165,9 @@ def test_refusals_name_the_argument(kernel: Any) -> None:
 
 
 def test_the_quantise_call_is_named() -> None:
-    given: Any = SimpleNamespace(layout=torch.strided, device=torch.device("cuda", 0), dtype=torch.float16)
+    given: Any = SimpleNamespace(
+        layout=torch.strided, is_nested=False, device=torch.device("cuda", 0), dtype=torch.float16
+    )
     real = torch.Tensor
     with pytest.MonkeyPatch.context() as context:
         context.setattr(arguments.torch, "Tensor", SimpleNamespace)

@@ -470,10 +470,14 @@ def test_a_query_that_never_ends(database: Database, ending: str, monkeypatch: p
         return
     assert threading.current_thread() is threading.main_thread(), "the one that Ctrl-C is raised in"
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        database.problems()
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of xdist ignore it
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            database.problems()
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("column", ["date", "failure"])

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from codegen.cases import case_names
 from codegen.library import NamedSpec, find_spec, shipped_names
+from codegen.plans import plan_for
 from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
 from codegen.render import generate, render
 from runtime.cli import app
@@ -104,9 +106,9 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
     torch = pytest.importorskip("torch")
     from runtime.verify import run as verification
 
-    case = CaseRecord(
-        name="plain", description="", max_error=error, torch_error=None, tolerance=2e-3, passed=error < 2e-3
-    )
+    facts: dict[str, Any] = {"description": "", "max_error": error, "torch_error": None, "passed": error < 2e-3}
+    names = case_names(plan_for(find_spec("l4_topk32_d64")))
+    case, *others = (CaseRecord(name=name, tolerance=2e-3, **facts) for name in names)
     record = VerificationRecord(
         device="a device",
         driver="1.0",
@@ -114,7 +116,7 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
         oracle="float64",
         torch="2",
         worst_error=error,
-        cases=(case,),
+        cases=(case, *others),
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(verification, "verify", lambda named: (None, record))
@@ -141,10 +143,11 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
     standing = state(named, render(named), tmp_path).standing
     if case.passed:
         assert result.exit_code == 0 and standing is ReceiptStatus.OK
-        assert result.output.startswith("ok     l4_topk32_d64: 1 cases on a device (sm_89 cubin), worst error 0.001\n")
+        told = f"ok     l4_topk32_d64: {len(names)} cases on a device (sm_89 cubin), worst error 0.001\n"
+        assert result.output.startswith(told)
     else:
         assert result.exit_code == 1 and standing is ReceiptStatus.FAILED
-        assert result.output.startswith("FAILED l4_topk32_d64: 1 cases")
+        assert result.output.startswith(f"FAILED l4_topk32_d64: {len(names)} cases")
         assert "plain" in result.output and "repeat: codegen verify l4_topk32_d64" in result.output
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 
 from codegen import library, migrations
+from codegen.cases import case_names, most_allowed
 from codegen.library import NamedSpec, find_spec, read_spec
 from codegen.migrations import Renamed
 from codegen.plans import plan_for
@@ -29,8 +30,7 @@ from runtime.verify.receipts import receipt
 run = CliRunner()
 disassemble = cache(inspection.disassemble)
 NAME, HOPPER = "l4_tile_copy_cp_async", "h100_tile_copy_tma"
-CASE = CaseRecord(name="plain", description="", max_error=0.0, torch_error=None, tolerance=2e-3, passed=True)
-FACTS = {"device": "a device", "driver": "1.0", "target": "compute_89 PTX", "oracle": "float64", "torch": "2"}
+FACTS = {"device": "a device", "driver": "1.0", "oracle": "float64", "torch": "2"}
 TIMING = MeasurementRecord(
     shape="a shape", milliseconds=1.0, tflops=2.0, peer="a peer", peer_milliseconds=2.0, peer_tflops=1.0
 )
@@ -54,9 +54,17 @@ def place(named: NamedSpec, folder: Path, suffix: str = "json") -> Path:
     return path
 
 
+def verified(named: NamedSpec) -> VerificationRecord:
+    """A record of all cases of a spec, without an error."""
+    plan = plan_for(named)
+    facts: dict[str, Any] = {"description": "", "max_error": 0.0, "torch_error": None, "passed": True}
+    cases = tuple(CaseRecord(name=name, tolerance=most_allowed(plan), **facts) for name in case_names(plan))
+    return VerificationRecord(**FACTS, target=f"{named.spec.arch} cubin", worst_error=0.0, cases=cases)
+
+
 def written(named: NamedSpec, folder: Path) -> Receipt:
     """Write a whole receipt and its source, and return it."""
-    found = receipt(named, VerificationRecord(**FACTS, worst_error=0.0, cases=(CASE,)), (TIMING,))
+    found = receipt(named, verified(named), (TIMING,))
     found.write(place(named, folder))
     place(named, folder, "cu").write_text(render(named))
     return found

@@ -64,6 +64,7 @@ class Row:
         floats: places of those a derivative may be asked of; by default the learned ones.
         constant: whether the results have no derivative by their nature (indices, sizes).
         torch_refuses: modes in which an error of torch's own is a refusal, as the documentation names why.
+        one_thread: whether torch itself allows one thread at a time.
         gpu: whether nothing stands for its kernel on a CPU.
         close: largest relative error.
     """
@@ -77,6 +78,7 @@ class Row:
     constant: bool = False
     torch_refuses: tuple[str, ...] = ()
     gpu: bool = False
+    one_thread: bool = False
     close: float = 2e-2
 
     @property
@@ -587,7 +589,8 @@ def matrix_rows() -> Iterable[Row]:
     explain = with_matrix(lambda a, b: str(runtime.explain_matmul(a, b, arch="sm_90a", gradients=True)), WIDE)
     name = ("runtime.explain_matmul",)
     yield Row("explain_matmul", name, explain, floats=(0, 1), constant=True, torch_refuses=OUTSIDE)
-    yield Row("BlockSparseLinear", ("runtime.nn.BlockSparseLinear",), layer_made, by_layer, (0, 1, 2))
+    name = ("runtime.nn.BlockSparseLinear",)  # functional_call swaps the parameters of the layer that threads share
+    yield Row("BlockSparseLinear", name, layer_made, by_layer, (0, 1, 2), one_thread=True)
     of_mask = of(lambda mask: places_of(BlockSparseLinear.from_mask(mask, 64)), STORED)
     name = ("runtime.nn.BlockSparseLinear",)
     yield Row("... from_mask", name, of_mask, spots, torch_refuses=HOST, constant=True)

@@ -15,6 +15,8 @@ from codegen.library import NamedSpec, shipped_files
 from codegen.render import generate
 from codegen.select import Problem, choose
 from codegen.spec import Spec
+from codegen.wording import shown
+from runtime.checks import check_flag, named_device
 from runtime.compile import jit
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled, compile_generated
@@ -108,6 +110,11 @@ def load_kernel(
         ExportError, FileError: for a folder that is no exported kernel, or is not as it was exported.
     """
     process.claim(torch_forked=torch.cuda._is_in_bad_fork())
+    check_flag("forward_compatible", forward_compatible)
+    if cache is not None and not isinstance(cache, KernelCache):
+        raise ArgumentError("cache", f"is {type(cache).__name__}, expected a KernelCache")
+    if device is not None:
+        named_device("device", device)
     folder = _folder(spec)
     if folder is not None:
         return _load_exported(folder, problem, device, forward_compatible)
@@ -169,14 +176,10 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     Raises:
         ArgumentError: for what is none, or is not there.
     """
-    try:
-        given = "cuda" if device is None else device
-        found = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError("device", f"is {device!r}, expected a CUDA device: {error}") from None
+    found = named_device("device", "cuda" if device is None else device)
     if found.type != "cuda":
-        raise ArgumentError("device", f"is {device!r}, expected a CUDA device, such as 'cuda:0'")
+        raise ArgumentError("device", f"is {shown(device)}, expected a CUDA device, such as 'cuda:0'")
     index, count = torch.cuda.current_device() if found.index is None else found.index, torch.cuda.device_count()
     if index >= count:
-        raise ArgumentError("device", f"is {device!r}, torch sees {count} CUDA devices, 0 to {count - 1}")
+        raise ArgumentError("device", f"is {shown(device)}, torch sees {count} CUDA devices, 0 to {count - 1}")
     return torch.device("cuda", index)

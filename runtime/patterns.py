@@ -152,7 +152,7 @@ def check_block(block: Any) -> None:
         raise ArgumentError("block", f"is {shown(block)}, expected (queries, keys) of a block, such as (128, 128)")
 
 
-def _check_aux(aux: Any) -> None:
+def check_aux(aux: Any) -> None:
     """Check that tensors of an expression are given by their names.
 
     Raises:
@@ -352,7 +352,7 @@ class BlockLists(Pattern):
 
     def __post_init__(self) -> None:
         check_block(self.block)
-        _check_aux(self.aux)
+        check_aux(self.aux)
         if not isinstance(self.mask, str) and not callable(self.mask):
             expected = "'none', 'causal', 'bits', an expression or a function"
             raise ArgumentError("mask", f"is {type(self.mask).__name__}, expected {expected}")
@@ -413,7 +413,7 @@ class Score:
     def __post_init__(self) -> None:
         if not isinstance(self.value, str) and not callable(self.value):
             raise ArgumentError("score", f"is {type(self.value).__name__}, expected an expression or a function")
-        _check_aux(self.aux)
+        check_aux(self.aux)
         found = score_of(self.value, self.aux)
         object.__setattr__(self, "value", found.text)
         object.__setattr__(self, "aux", found.tensors)

@@ -11,6 +11,7 @@ import torch
 
 from codegen.library import NamedSpec
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
+from runtime import checks
 from runtime.errors import ArgumentError
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
@@ -70,7 +71,9 @@ def _check_as_kernels_do(q: Any, k: Any, v: Any, tensors: Any, *, out: Any, sink
         arguments.check_sink(sink.detach() if isinstance(sink, torch.Tensor) else sink, q.shape[1], q.device)
     for tensor in (*tensors, *(aux or {}).values()):
         if tensor is not None:
-            arguments.check_dense("an index tensor", tensor)
+            checks.check_dense("an index tensor", tensor)
+            if tensor.device != q.device:
+                raise ArgumentError("an index tensor", f"is on {tensor.device}")
 
 
 class OracleBackwardKernel:
@@ -168,7 +171,7 @@ _real_check = arguments.check_tensor
 
 def _check_tensor(name: str, tensor: Any, dtype: Any, rank: int, device: Any = None) -> None:
     """Check a tensor as one on a GPU is."""
-    arguments.check_dense(name, tensor)
+    checks.check_dense(name, tensor)
     if tensor.device.type == "cpu" and not tensor.is_quantized:
         assert device in (None, tensor.device)
         tensor = torch.empty_like(tensor, device="meta").as_subclass(_OnGpu)

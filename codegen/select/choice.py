@@ -27,6 +27,7 @@ from codegen.select.problem import (
     Problem,
     is_chosen,
     parse_problem,
+    plain_fields,
     preparation_of,
     problem_of,
     said_by,
@@ -134,6 +135,8 @@ def planned(choice: Choice) -> Choice:
     Raises:
         SpecError: naming the field of which no kernel is written.
     """
+    if not isinstance(choice, Choice):
+        raise SpecError("choice", f"is {type(choice).__name__}, expected what choose returns")
     plan_of(choice.spec, choice.named.stem)
     return choice
 
@@ -149,8 +152,8 @@ def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) ->
             which = f"a {spec.op}" if isinstance(spec, UnchosenSpec) else f"a {spec.op} of dtype {spec.dtype}"
             raise SpecError("problem", f"is given: {which} has none to choose for")
         return None
-    if problem is None or isinstance(problem, Mapping):
-        own, sizes = said_by(spec), dict(problem or {})
+    if not isinstance(problem, AttentionProblem | BsrProblem):
+        own, sizes = said_by(spec), plain_fields({} if problem is None else problem)
         _check_same(own, {name: value for name, value in sizes.items() if name in own})
         return parse_problem({**sizes, **own})
     _check_same(problem_of(spec).fields(), problem.fields())

@@ -284,17 +284,27 @@ def parse_problem(data: Mapping[str, Any]) -> Problem:
     Raises:
         SpecError: names the first offending field, its value and what is allowed.
     """
-    if not isinstance(data, Mapping):
-        raise SpecError("problem", f"is a mapping of fields, this is {type(data).__name__}")
-    try:
-        plain = PlainCopy().of(data)
-    except SpecError as error:
-        raise SpecError(f"problem.{error.field}".rstrip("."), error.reason) from None
+    plain = plain_fields(data)
     try:
         return PROBLEM_ADAPTER.validate_python(plain)
     except ValidationError as error:
         field, reason = first_error(error, _BY_OP, "a problem")
         raise SpecError(f"problem.{field}".rstrip("."), reason) from None
+
+
+def plain_fields(data: Mapping[str, Any]) -> Fields:
+    """Return fields of a problem as plain data, within bounds.
+
+    Raises:
+        SpecError: for what is no mapping, and naming the field that is no plain data.
+    """
+    if not isinstance(data, Mapping):
+        raise SpecError("problem", f"is a mapping of fields, this is {type(data).__name__}")
+    try:
+        plain: Fields = PlainCopy().of(data)
+    except SpecError as error:
+        raise SpecError(f"problem.{error.field}".rstrip("."), error.reason) from None
+    return plain
 
 
 def problem_fields(text: str) -> Fields:

@@ -77,16 +77,6 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = MOST) 
         raise ArgumentError(name, f"is {shown(value)}, expected {most} at most")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Check an option that is on or off.
-
-    Raises:
-        ArgumentError: for anything but True and False.
-    """
-    if not isinstance(value, bool):
-        raise ArgumentError(name, f"is {shown(value)}, expected True or False")
-
-
 def check_block(name: str, block: Any, *, has_bits: bool = False) -> None:
     """Check the shape of a block that kernels know.
 

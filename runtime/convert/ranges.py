@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from runtime.checks import check_flag
 from runtime.convert.bits import numbers_of, partial_and_full
 from runtime.convert.blocks import any_in_blocks, ceil_div
 from runtime.convert.checks import (
@@ -11,7 +12,6 @@ from runtime.convert.checks import (
     Shape,
     check_block,
     check_count,
-    check_flag,
     check_shape,
     check_tensor,
     check_width,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.wording import shown
+from runtime.checks import check_dense, check_dim, present_device
 from runtime.errors import ArgumentError
 
 NAMED_LAYOUTS = ("contiguous", "zigzag")
@@ -44,7 +45,7 @@ class Layout:
     def __post_init__(self) -> None:
         try:
             chunks = tuple(tuple(index(chunk) for chunk in of_rank) for of_rank in self.chunks)
-        except TypeError:
+        except Exception:  # whatever is no sequence of sequences of whole numbers
             raise ArgumentError("layout", f"is {shown(self.chunks)}, expected the chunks of each rank") from None
         named = sorted(chunk for of_rank in chunks for chunk in of_rank)
         equal = len({len(of_rank) for of_rank in chunks}) == 1
@@ -116,11 +117,17 @@ class Layout:
 
     def positions(self, rank: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
         """Return the place in the whole sequence of each of a rank's rows: int64 (length / ranks,), for RoPE say."""
-        return torch.cat([torch.arange(*span, device=device) for span in self.spans(rank, length)])
+        spans = self.spans(rank, length)
+        where = None if device is None else present_device("device", device)
+        if not spans:
+            return torch.empty(0, dtype=torch.int64, device=where)
+        return torch.cat([torch.arange(*span, device=where) for span in spans])
 
     def shard(self, tensor: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
         """Return a rank's part of a tensor (batch, heads, length, head_dim), or of any with the sequence in ``dim``."""
         spans = self.spans(rank, _length(tensor, dim, "tensor"))
+        if not spans:
+            return tensor.narrow(dim, 0, 0)
         return torch.cat([tensor.narrow(dim, span.start, span.size) for span in spans], dim)
 
     def join(self, parts: Sequence[torch.Tensor], dim: int = 2) -> torch.Tensor:
@@ -176,10 +183,14 @@ def _work(work: Any) -> list[float]:
         ArgumentError: for what is no finite numbers.
     """
     try:
+        if isinstance(work, str | bytes | bytearray | Set | Mapping):
+            raise TypeError("no numbers in an order")
         if isinstance(work, torch.Tensor):
+            if work.is_complex():
+                raise TypeError("no real numbers")
             work = work.reshape(-1, work.shape[-1]).double().sum(0).tolist()
         each = [float(value) for value in work]
-    except (TypeError, ValueError, IndexError, OverflowError, RuntimeError):
+    except Exception:  # whatever iterates over no numbers
         raise ArgumentError("work", f"is {shown(work)}, expected a number of each chunk") from None
     if not all(map(math.isfinite, each)):
         raise ArgumentError("work", f"is {shown(each)}, expected finite numbers")
@@ -192,10 +203,8 @@ def _length(tensor: Any, dim: Any, name: str) -> int:
     Raises:
         ArgumentError: for what is no tensor, or has no such dimension.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-    if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
-        raise ArgumentError("dim", f"is {shown(dim)}, the tensor has {tensor.dim()} dimensions")
+    check_dense(name, tensor)
+    check_dim("dim", dim, tensor)
     return int(tensor.shape[dim])
 
 

@@ -55,6 +55,8 @@ class Captured:
         if tensor.dtype not in NAMES:
             known_ones = ", ".join(map(str, NAMES))
             raise ExpressionError(f"captures a tensor of {tensor.dtype}{_called(found)}, expected one of {known_ones}")
+        if tensor.is_nested:
+            raise ExpressionError(f"captures a nested tensor{_called(found)}, expected a dense one")
         if tensor.ndim > MOST_DIMS or tensor.numel() == 0 or tensor.layout != torch.strided:
             what = f"the shape {shown(tuple(tensor.shape))} and the layout {tensor.layout}"
             raise ExpressionError(

@@ -15,6 +15,7 @@ from codegen.dtypes import FP8
 from codegen.encode_tiled import STRIDE_BYTES
 from codegen.library import NamedSpec
 from codegen.wording import shown
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError, DeviceError
 
 TORCH_DTYPES = {
@@ -95,19 +96,6 @@ class Signatures(dict[Any, Any]):
         remember(self, key, found)
         self.last = key, found
         return found
-
-
-def check_dense(name: str, tensor: Any) -> None:
-    """Check that an argument is a dense tensor, of one shape.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        what = "is a nested tensor" if tensor.is_nested else f"has layout {tensor.layout}"
-        raise ArgumentError(name, f"{what}, expected a dense tensor")
 
 
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:

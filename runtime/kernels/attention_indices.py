@@ -8,8 +8,9 @@ import torch
 
 from codegen.patterns import IndexTensor
 from codegen.spec import AttentionSpec
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_dense, check_shape, shape_words
+from runtime.kernels.arguments import check_shape, shape_words
 from runtime.kernels.index_values import check_index_values
 
 

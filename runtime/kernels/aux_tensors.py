@@ -12,9 +12,10 @@ from codegen.expressions.nodes import SIZES, Aux
 from codegen.plan import Plan
 from codegen.spec import AttentionSpec, BlockMaskSpec
 from codegen.wording import alternatives
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.expressions.dtypes import TORCH_DTYPES
-from runtime.kernels.arguments import NO_TANGENT, check_dense, check_shape, has_tangent
+from runtime.kernels.arguments import NO_TANGENT, check_shape, has_tangent
 
 
 class AuxArguments:

@@ -10,6 +10,7 @@ import torch
 from codegen.problem import BlockMaskShape
 from codegen.spec import BlockMaskSpec
 from codegen.wording import shown
+from runtime.checks import named_device
 from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered
@@ -141,10 +142,7 @@ def device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:
         ArgumentError: for what is no CUDA device.
     """
     given = device if device is not None else next((t.device for t in tensors if isinstance(t, torch.Tensor)), "cuda")
-    try:
-        found = torch.device(given)
-    except (RuntimeError, TypeError):
-        raise ArgumentError("device", f"is {shown(given)}, expected a CUDA device") from None
+    found = named_device("device", given)
     if found.type != "cuda":
         argument, preposition = ("aux", "on ") if device is None else ("device", "")
         raise ArgumentError(argument, f"is {preposition}{found}, expected a CUDA device")

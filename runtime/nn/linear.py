@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from codegen.wording import shown
+from runtime.checks import check_dense, check_flag, present_device
 from runtime.errors import ArgumentError
 from runtime.nn.blocks import check_places, checked_block, largest_blocks, mask_indices
 from runtime.ops.bsr import bsr_matmul
@@ -85,6 +87,8 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         if bias is None:
             return
         wanted = ((self.out_features,), weight.dtype, weight.device)
+        if isinstance(bias, torch.Tensor):
+            check_dense("bias", bias)
         if not isinstance(bias, torch.Tensor) or (tuple(bias.shape), bias.dtype, bias.device) != wanted:
             what = type(bias).__name__
             if isinstance(bias, torch.Tensor):
@@ -161,8 +165,9 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         """
         rows, cols = checked_block(block, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ArgumentError("dtype", f"is {dtype!r}, expected a floating-point type")
-        target = _device(device)
+            raise ArgumentError("dtype", f"is {shown(dtype)}, expected a floating-point type")
+        check_flag("bias", bias)
+        target = None if device is None else present_device("device", device)
         on_meta = target.type == "meta" if target is not None else torch.get_default_device().type == "meta"
         crow, col = mask_indices(mask, None, None if on_meta else target)
         features = mask.shape[0] * rows, mask.shape[1] * cols
@@ -209,8 +214,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         Raises:
             ArgumentError: as ``bsr_matmul``, and for another number of features.
         """
-        if not isinstance(x, torch.Tensor):
-            raise ArgumentError("x", f"is {type(x).__name__}, expected a torch.Tensor")
+        check_dense("x", x)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (..., in_features {self.in_features})")
         tokens = x.reshape(-1, self.in_features)
@@ -349,18 +353,6 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             new = self.get_buffer(name)
             if in_place and (old.device, old.dtype) == (new.device, new.dtype) and not old.is_inference():
                 self._buffers[name] = old.copy_(new)
-
-
-def _device(device: Any) -> torch.device | None:
-    """Return a device.
-
-    Raises:
-        ArgumentError: for what is none.
-    """
-    try:
-        return None if device is None else torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ArgumentError("device", f"is {device!r}, expected a device such as 'cuda' or 'meta'") from None
 
 
 def _stored(weight: torch.Tensor, block: tuple[int, int], mask: Any) -> torch.Tensor:

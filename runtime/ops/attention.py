@@ -8,11 +8,11 @@ from typing import Any, Literal, overload
 
 import torch
 
+from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_dense
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import RANK, check_flag, check_numbers, refuse_transformed
+from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from codegen.library import find_spec
+from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures, call_key, check_scale
@@ -31,7 +32,6 @@ from runtime.ops.attention_checks import (
 from runtime.ops.attention_choice import CLASSES_KEPT, Call, ShapeClass, arch_of, chosen, kernel_head_dim, resolve
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
-from runtime.ops.modes import refuse_capture
 
 KERNELS_KEPT = 256
 

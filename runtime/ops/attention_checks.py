@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase
-from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     FP8_DTYPES,
@@ -165,16 +164,6 @@ def check_numbers(scale: Any, softcap: Any) -> None:
         check_scale(scale)
     if softcap is not None:
         check_softcap(softcap)
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Check an option that is on or off.
-
-    Raises:
-        ArgumentError: for anything but True and False.
-    """
-    if value is not True and value is not False:
-        raise ArgumentError(name, f"is {shown(value)}, expected True or False")
 
 
 def read_tensors(

@@ -21,6 +21,7 @@ from codegen.select.backward import (
     check_pattern,
 )
 from codegen.spec import AttentionBackwardSpec
+from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
@@ -29,7 +30,6 @@ from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
-from runtime.ops.modes import refuse_capture
 from runtime.ops.scores import split
 
 KERNELS_KEPT = 256

@@ -11,15 +11,15 @@ import torch
 
 from codegen.expressions.ranges import list_sizes
 from codegen.patterns.block_lists import expression_of
+from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
 from runtime.expressions.masks import mask_of
 from runtime.kernel import load_kernel
 from runtime.kernels.block_mask import BlockMaskKernel, checked_shape, device_of
 from runtime.ops.attention_choice import arch_of
-from runtime.ops.modes import refuse_capture
 from runtime.ops.operators import NAMESPACE
-from runtime.patterns import BlockLists, check_block
+from runtime.patterns import BlockLists, check_aux, check_block
 
 KERNELS_KEPT = 64  # of masks
 
@@ -66,6 +66,7 @@ def create_block_mask(
     check_block(block)
     if not isinstance(mask, str) and not callable(mask):
         raise ArgumentError("mask", f"is {type(mask).__name__}, expected an expression or a function")
+    check_aux(aux)
     found = mask_of(mask, aux)
     pattern: dict[str, Any] = {"kind": "block_lists", "block": {"q": constant(block[0]), "kv": constant(block[1])}}
     tensors = list(found.tensors.values())

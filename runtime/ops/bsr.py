@@ -6,10 +6,11 @@ from typing import Any, Literal, overload
 
 import torch
 
+from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.bsr_calls import multiply, sample
-from runtime.ops.bsr_checks import check_options
+from runtime.ops.bsr_checks import check_options, check_parts
 from runtime.ops.bsr_operator import matmul, sddmm
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
 from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
@@ -71,8 +72,11 @@ def bsr_matmul(
     """
     matrix, given = matrix_of("a", a)
     number, name = check_options(c, beta, activation)
-    options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": bool(transpose_a)}
-    options |= {"arrange": bool(arrange), "validate": bool(validate)}
+    check_flag("transpose_a", transpose_a)
+    check_flag("arrange", arrange)
+    check_flag("validate", validate)
+    options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": transpose_a}
+    options |= {"arrange": arrange, "validate": validate}
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         values, b, bias, c = autocast(matrix.values, b, bias, c)
@@ -80,6 +84,9 @@ def bsr_matmul(
             matrix, given = matrix.with_values(values), None
     if not traced and _is_direct((matrix.values, b, bias, c), (*matrix.order, *matrix.index), "a, b, bias and c"):
         return multiply(matrix, b, bias=bias, c=c, given=given, **options)
+    for argument, tensor in (("b", b), ("bias", bias), ("c", c)):
+        if tensor is not None:  # operators take no nested and no sparse ones
+            check_dense(argument, tensor)
     return matmul(matrix, b, bias=bias, c=c, **options)
 
 
@@ -115,13 +122,16 @@ def bsr_sddmm(
         ArgumentError, DeviceError, ToolchainError, CompileError, CacheError: as ``bsr_matmul``.
     """
     matrix, _ = matrix_of("pattern", pattern)
+    check_flag("validate", validate)
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         a, b = autocast(a, b)
     if not traced and _is_direct((a, b), (*matrix.order, *matrix.index), "a and b"):
-        values = sample(a, b, matrix, validate=bool(validate))
+        values = sample(a, b, matrix, validate=validate)
     else:
-        values = sddmm(a, b, matrix, validate=bool(validate))
+        for argument, tensor in (("a", a), ("b", b)):
+            check_dense(argument, tensor)
+        values = sddmm(a, b, matrix, validate=validate)
     found = matrix.with_values(values)
     return found if isinstance(pattern, BsrMatrix) else found.to_sparse()
 
@@ -133,6 +143,7 @@ def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr 
         ArgumentError: for what is none.
     """
     if isinstance(a, BsrMatrix):
+        check_parts(name, a)
         return a, None
     if isinstance(a, PreparedBsr):
         return parts_of_prepared(a), a

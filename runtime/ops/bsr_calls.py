@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
+from codegen.errors import CodegenError
 from codegen.library import find_spec
+from codegen.plain import json_value
+from codegen.wording import shown
+from runtime.checks import refuse_capture
+from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
@@ -19,7 +24,6 @@ from runtime.ops.attention_choice import DTYPES, arch_of, rounded
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
 from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of
-from runtime.ops.modes import refuse_capture
 from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index
@@ -49,8 +53,17 @@ _routes = Signatures()
 
 @lru_cache(maxsize=KERNELS_KEPT)
 def read_how(text: str) -> dict[str, Any]:
-    """Return the JSON of a ``BsrMatrix``, read."""
-    found: dict[str, Any] = json.loads(text)
+    """Return the JSON of a ``BsrMatrix``, read.
+
+    Raises:
+        ArgumentError: for another text.
+    """
+    try:
+        found = json_value(text)
+    except CodegenError as error:
+        raise ArgumentError("how", f"of a BsrMatrix {error}") from None
+    if not isinstance(found, dict):
+        raise ArgumentError("how", f"of a BsrMatrix is {shown(text)}, expected a mapping")
     return found
 
 
@@ -142,6 +155,7 @@ def sample(
     if key != last:
         kernel = _samplers.find(key)
     if kernel is None:
+        check_matrix("pattern", pattern)
         check_place("a", a)
         found = resolve(sampled_product(pattern, a))
         kernel = _samplers.keep(key, _loaded(found.choice.spec.canonical_json(), a.device))

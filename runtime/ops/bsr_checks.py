@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from codegen.wording import shown
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_number
 from runtime.ops.attention_choice import DTYPES
 from runtime.ops.bsr_choice import ACTIVATIONS
 from runtime.prepare.bsr_matrix import BsrMatrix
@@ -23,12 +25,33 @@ def check_tensor(name: str, tensor: Any) -> None:
     Raises:
         ArgumentError: with what it is instead.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.layout != torch.strided:
-        raise ArgumentError(name, f"has layout {tensor.layout}, expected a dense tensor")
+    check_dense(name, tensor)
     if tensor.dtype not in DTYPES:
         raise ArgumentError(name, f"is {tensor.dtype}, expected {' or '.join(map(str, DTYPES))}")
+
+
+def check_parts(name: str, a: BsrMatrix) -> None:
+    """Check that the parts of a sparse matrix are of their kinds; whoever makes one may put anything there.
+
+    Raises:
+        ArgumentError: for the first one that is not.
+    """
+    for part, tensor, rank in (
+        ("values", a.values, BLOCK_RANK),
+        ("crow_indices", a.crow_indices, 1),
+        ("col_indices", a.col_indices, 1),
+    ):
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+            check_dense(f"{name}.{part}", tensor)
+        if tensor.dim() != rank:
+            raise ArgumentError(f"{name}.{part}", f"has {tensor.dim()} dimensions, expected {rank}")
+    for part, tensors in (("order", a.order), ("index", a.index)):
+        if type(tensors) is not tuple or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise ArgumentError(f"{name}.{part}", f"is {shown(tensors)}, expected a tuple of tensors")
+    if type(a.columns) is not int and not isinstance(a.columns, torch.SymInt):
+        raise ArgumentError(f"{name}.columns", f"is {shown(a.columns)}, expected a whole number")
+    if type(a.how) is not str:
+        raise ArgumentError(f"{name}.how", f"is {shown(a.how)}, expected the text that prepare_bsr writes")
 
 
 def check_matrix(name: str, a: BsrMatrix) -> None:
@@ -42,6 +65,7 @@ def check_matrix(name: str, a: BsrMatrix) -> None:
     if values.dim() != BLOCK_RANK:
         raise ArgumentError(f"{name}.values()", f"has {values.dim()} dimensions, expected (stored blocks, rows, cols)")
     for part, tensor in (("crow_indices", crow), ("col_indices", col)):
+        check_dense(f"{name}.{part}()", tensor)
         if tensor.dtype not in INDICES or tensor.dim() != 1:
             what = f"is {tensor.dtype} {tuple(tensor.shape)}, expected torch.int32 or torch.int64 with one dimension"
             raise ArgumentError(f"{name}.{part}()", what)
@@ -80,7 +104,9 @@ def check_operand(
         raise ArgumentError(name, f"has {b.dim()} dimensions {tuple(b.shape)}, expected 2, or 3 with a batch")
     side, size = ("M", a.shape[0]) if transpose_a else ("K", a.columns)
     if b.shape[-2] != size:
-        reason = f"has shape {tuple(b.shape)}, expected ({side} {size}, N), as {matrix} is {tuple(a.shape)}"
+        reason = (
+            f"has shape {tuple(b.shape)}, expected ({side} {shown(size)}, N), as {matrix} is {shown(tuple(a.shape))}"
+        )
         raise ArgumentError(name, reason)
 
 
@@ -110,15 +136,14 @@ def check_options(c: Any, beta: Any, activation: Any) -> tuple[float, str]:
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
         raise ArgumentError("activation", f"is {shown(activation)}; allowed: None, {', '.join(ACTIVATIONS)}")
     if beta is None:
         return 1.0, activation or ""
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
-        raise ArgumentError("beta", f"is {type(beta).__name__}, expected a number")
+    number = check_number("beta", beta)
     if c is None:
         raise ArgumentError("beta", f"is {shown(beta)}, but there is no c that it is multiplied with")
-    return float(beta), activation or ""
+    return number, activation or ""
 
 
 def check_place(name: str, tensor: torch.Tensor) -> None:

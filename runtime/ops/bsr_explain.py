@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from codegen.arch import ARCHS
 from codegen.select import Choice
+from runtime.checks import check_flag, check_word
 from runtime.errors import ArgumentError
 from runtime.ops.attention_choice import rounded
 from runtime.ops.bsr import Activation, matrix_of
@@ -73,6 +75,10 @@ def explain_matmul(
         ArgumentError, DeviceError: as the call would.
     """
     matrix, _ = matrix_of("a", a)
+    check_flag("transpose_a", transpose_a)
+    check_flag("gradients", gradients)
+    if arch is not None:
+        check_word("arch", arch, ARCHS)
     check_matrix("a", matrix)
     check_operand(matrix, b, transpose_a=transpose_a)
     check_added(matrix, b, bias, c, transpose_a=transpose_a)

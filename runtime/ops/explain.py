@@ -11,10 +11,11 @@ import torch
 from codegen.select import Choice
 from codegen.select.backward import BackwardKernels
 from codegen.spec import AttentionBackwardSpec
+from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_dense, check_shape
+from runtime.kernels.arguments import check_shape
 from runtime.ops.attention import pattern_of
-from runtime.ops.attention_checks import check_flag, check_lists, check_operands, check_options
+from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.aux_tensors import learned_aux

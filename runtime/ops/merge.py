@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_dense
 from runtime.kernels.attention import AttentionResult
 
 

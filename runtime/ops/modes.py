@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from runtime.errors import ArgumentError
-
 # Every call asks these; torch's own functions in Python take ten times as long.
 any_autocast = torch._C._is_any_autocast_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -17,7 +15,6 @@ _functorch = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 """Types of arguments that no subclass takes part with."""
-FIRST_CALL = "the first call of a kind compiles and loads its kernel"
 
 
 def is_watched() -> bool:
@@ -38,22 +35,3 @@ def autocast(*tensors: Any) -> tuple[Any, ...]:
         else t
         for t in tensors
     )
-
-
-def refuse_capture(argument: str, device: torch.device, reason: str = FIRST_CALL) -> None:
-    """Refuse to load a kernel while a CUDA graph captures the current stream of a device, which need not be torch's.
-
-    Args:
-        argument: to be named.
-        device: of the call's tensors.
-        reason: why nothing can be captured yet.
-
-    Raises:
-        ArgumentError: if that stream is being captured.
-    """
-    if not torch.cuda.is_initialized():
-        return
-    with torch.cuda.device(device):
-        capturing = torch.cuda.is_current_stream_capturing()
-    if capturing:
-        raise ArgumentError(argument, f"is in a CUDA graph capture, and {reason}: make one before the capture")

@@ -11,13 +11,13 @@ import torch
 from codegen.dtypes import FP8
 from codegen.fp8 import ROTARY_HEADS, ROTATED_HEADS, V_KEYS
 from codegen.wording import shown
+from runtime.checks import check_dense, check_word, refuse_capture
 from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES, refuse_gradient
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
-from runtime.ops.modes import refuse_capture
 from runtime.ops.operators import NAMESPACE
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -67,9 +67,10 @@ def quantise_matrix(
     if x.dim() not in _RANKS or 0 in x.shape or x.shape[-1] % COLUMNS:
         expected = f"(rows, columns) or (matrices, rows, columns) with columns a multiple of {COLUMNS}, and no 0"
         raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected {expected}")
-    if tuple(block) not in BLOCKS:
+    whole = isinstance(block, tuple | list) and all(type(size) is int for size in block)
+    if not whole or tuple(block) not in BLOCKS:
         raise ArgumentError("block", f"is {shown(block)}, expected one of {', '.join(map(str, BLOCKS))}")
-    rows = int(block[0])
+    rows = block[0]
     of_heads = x.unflatten(-1, (-1, COLUMNS)).transpose(-2, -3)  # columns that share a scale are a head
     codes = torch.empty(x.shape, dtype=TORCH_DTYPES[dtype], device=x.device)
     out = codes.unflatten(-1, (-1, COLUMNS)).transpose(-2, -3)
@@ -134,8 +135,7 @@ def check_dtype(dtype: Any) -> None:
     Raises:
         ArgumentError: for another one.
     """
-    if dtype not in FP8:
-        raise ArgumentError("dtype", f"is {shown(dtype)}, expected {' or '.join(FP8)}")
+    check_word("dtype", dtype, FP8)
 
 
 def check_floats(name: str, tensor: Any) -> None:
@@ -144,8 +144,7 @@ def check_floats(name: str, tensor: Any) -> None:
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+    check_dense(name, tensor)
     if tensor.dtype not in DTYPES:
         raise ArgumentError(name, f"is {tensor.dtype}, expected {' or '.join(map(str, DTYPES))}")
     if tensor.device.type not in DEVICES:

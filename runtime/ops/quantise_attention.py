@@ -10,8 +10,9 @@ import torch
 from codegen.dtypes import FP8
 from codegen.fp8 import V_KEYS
 from codegen.wording import shown
+from runtime.checks import check_flag
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, check_shape
+from runtime.kernels.arguments import MAX_EXTENT, TORCH_DTYPES, check_shape
 from runtime.kernels.quantise import Rotary
 from runtime.ops.quantise import (
     BLOCK_ROWS,
@@ -107,6 +108,8 @@ class QuantisedAttention:
         """
         check_floats("q", q)
         check_head_dim("q", q, self.hadamard)
+        if q.device != self.k.device:
+            raise ArgumentError("q", f"is on {q.device}, k is on {self.k.device}")
         batch, kv_heads, _, head_dim = self.k.shape
         check_queries(q, batch, kv_heads, head_dim)
         self._check_rotary(rotary, q)
@@ -152,6 +155,9 @@ class QuantisedAttention:
         batch, kv_heads, length, head_dim = self.k.shape
         sizes = (("batch", (batch,)), ("kv_heads", (kv_heads,)), ("length", None), ("head_dim", (head_dim,)))
         check_shape("k", k.shape, sizes)
+        for name, tensor in (("k", k), ("v", v)):
+            if tensor.device != self.k.device:
+                raise ArgumentError(name, f"is on {tensor.device}, expected {self.k.device}")
         self._check_rotary(rotary, k)
         if self.cache is None:
             raise ArgumentError("k", "cannot be appended: quantise_attention was called without kv_capacity")
@@ -249,7 +255,7 @@ def quantise_attention(
     """
     check_dtype(dtype)
     for name, rows in (("q_rows", q_rows), ("k_rows", k_rows)):
-        if rows not in BLOCK_ROWS:
+        if type(rows) is not int or rows not in BLOCK_ROWS:
             raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
     for name, flag in (
         ("smooth_k", smooth_k),
@@ -257,8 +263,7 @@ def quantise_attention(
         ("rotary_interleaved", rotary_interleaved),
         ("validate", validate),
     ):
-        if not isinstance(flag, bool):
-            raise ArgumentError(name, f"is {shown(flag)}, expected True or False")
+        check_flag(name, flag)
     check_floats("q", q)
     check_head_dim("q", q, hadamard)
     _check_keys(k, v, hadamard)
@@ -393,8 +398,10 @@ def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any, k_scale: 
     Codes are zeros, as attention multiplies what lies behind the last key.
     """
     batch, kv_heads, length, head_dim = k.shape
-    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < length:
-        raise ArgumentError("kv_capacity", f"is {shown(capacity)}, expected {length} keys or more")
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or not length <= capacity <= MAX_EXTENT:
+        raise ArgumentError(
+            "kv_capacity", f"is {shown(capacity)}, expected {length} keys or more, {MAX_EXTENT} at most"
+        )
     keys = -(-capacity // V_KEYS) * V_KEYS
     codes = k.new_zeros(0, dtype=TORCH_DTYPES[dtype])
     scales = (batch, kv_heads, keys // k_rows)

@@ -7,8 +7,9 @@ import torch
 from codegen.dtypes import FP8
 from codegen.fp8 import KEYS_TOGETHER, V_KEYS
 from codegen.wording import shown
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TORCH_DTYPES, check_dense, check_number, check_shape
+from runtime.kernels.arguments import TORCH_DTYPES, check_number, check_shape
 from runtime.ops.attention_choice import DTYPES
 from runtime.ops.quantise import BLOCK_ROWS, check_head_dim
 from runtime.ops.quantise_attention import KEY_AXES, QuantisedAttention, check_queries

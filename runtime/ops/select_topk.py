@@ -7,11 +7,12 @@ from functools import lru_cache
 
 import torch
 
+from runtime.checks import check_dense, check_flag, refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
+from runtime.kernels.arguments import ATTENTION_RANK, check_shape
 from runtime.kernels.select_topk import SelectTopkKernel, checked_selection
 from runtime.ops.attention_choice import DTYPES, arch_of
-from runtime.ops.modes import refuse_capture
 from runtime.ops.operators import NAMESPACE
 
 
@@ -46,13 +47,17 @@ def select_topk_blocks(
         DeviceError: for a GPU that there are no kernels for.
     """
     chosen = checked_selection(block, topk, always)
+    check_flag("causal", causal)
     for name, tensor in (("q", q), ("k", k)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        check_dense(name, tensor)
+        if tensor.dim() != ATTENTION_RANK:
+            raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {ATTENTION_RANK}")
+    if k.device != q.device:
+        raise ArgumentError("k", f"is on {k.device}, q is on {q.device}")
     block_q, block_kv, entries = chosen
     numbers = list(always) if isinstance(always, Sequence) else [always]  # as the kernel takes one number
     found: torch.Tensor = torch.ops.sparse_kernel_codegen.select_topk_blocks(
-        q, k, block_q=block_q, block_kv=block_kv, topk=entries, causal=bool(causal), always=numbers
+        q, k, block_q=block_q, block_kv=block_kv, topk=entries, causal=causal, always=numbers
     )
     return found
 
@@ -82,7 +87,9 @@ def _fake(
     q: torch.Tensor, k: torch.Tensor, *, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
 ) -> torch.Tensor:
     """Return a tensor like the result, without values."""
-    batch, heads, q_len, _ = q.shape
+    batch, heads, q_len, head_dim = q.shape
+    sizes = (("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (head_dim,)))
+    check_shape("k", k.shape, sizes)
     return q.new_empty((batch, heads, (q_len + block_q - 1) // block_q, topk), dtype=torch.int32)
 
 

@@ -9,6 +9,7 @@ import torch
 from codegen.dtypes import LARGEST
 from codegen.fp8 import LARGEST_SCALE, LEAST_AMAX, LEAST_SCALE
 from codegen.wording import shown
+from runtime.checks import check_dense, check_word
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import refuse_gradient
 from runtime.ops.quantise import Dtype, check_dtype
@@ -39,11 +40,10 @@ def scales_of(x: torch.Tensor, per: Literal["tensor", "head"] = "tensor", dtype:
         ArgumentError: naming the argument.
     """
     check_dtype(dtype)
-    if per not in _PER:
-        raise ArgumentError("per", f"is {shown(per)}, expected {' or '.join(_PER)}")
-    if not isinstance(x, torch.Tensor) or x.dtype not in _FLOATS:
-        what = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise ArgumentError("x", f"is {what}, expected {', '.join(map(str, _FLOATS))}")
+    check_word("per", per, _PER)
+    check_dense("x", x)
+    if x.dtype not in _FLOATS:
+        raise ArgumentError("x", f"is {x.dtype}, expected {', '.join(map(str, _FLOATS))}")
     if x.numel() == 0 or (per == "head" and x.dim() != _RANK):
         expected = "(batch, heads, length, head_dim), and no 0" if per == "head" else "an element or more"
         raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected {expected}")
@@ -74,6 +74,7 @@ def spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.dev
     if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.device != device:
         what = f"{scale.dtype} on {scale.device}" if isinstance(scale, torch.Tensor) else type(scale).__name__
         raise ArgumentError(name, f"is {what}, expected a number or torch.float32 on {device}")
+    check_dense(name, scale)
     shapes = ((), shape[1:2], shape[:2], *((shape,) if last else ()))
     if tuple(scale.shape) not in shapes:
         raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected one of {', '.join(map(str, shapes))}")
@@ -88,6 +89,8 @@ def check_values(name: str, scale: torch.Tensor) -> None:
     Raises:
         ArgumentError: with the first one that is out of range.
     """
+    if scale.is_meta:
+        return
     wrong = scale[~((scale >= LEAST_SCALE) & (scale <= LARGEST_SCALE))].tolist()
     if wrong:
         raise ArgumentError(name, f"has {wrong[0]}, expected positive numbers from 2^-120 to 2^120")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from codegen.wording import one_line
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.prepare.matrix import check_layout, check_row_pointers
 from runtime.prepare.prepared import PreparedBsr
@@ -74,8 +76,7 @@ class BsrMatrix:
         Raises:
             ArgumentError: if they have another shape or are on another device.
         """
-        if not isinstance(values, torch.Tensor):
-            raise ArgumentError("values", f"is {type(values).__name__}, expected a torch.Tensor")
+        check_dense("values", values)
         if values.shape != self.values.shape:
             raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(self.values.shape)}")
         if values.device != self.values.device:
@@ -86,7 +87,10 @@ class BsrMatrix:
     def to_sparse(self) -> torch.Tensor:
         """Return the matrix as torch has it, layout torch.sparse_bsr, of the same values and indices."""
         parts = self.crow_indices, self.col_indices, self.values
-        return torch.sparse_bsr_tensor(*parts, size=self.shape, device=self.values.device, check_invariants=False)
+        try:
+            return torch.sparse_bsr_tensor(*parts, size=self.shape, device=self.values.device, check_invariants=False)
+        except (AttributeError, IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise ArgumentError("a", f"has parts that make no matrix: {one_line(str(error))}") from None
 
 
 def parts_of(a: torch.Tensor) -> BsrMatrix:

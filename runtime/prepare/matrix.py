@@ -24,8 +24,10 @@ def check_row_pointers(name: str, matrix: torch.Tensor) -> None:
     """Check the row pointers of a BSR tensor (synchronises).
 
     Raises:
-        ArgumentError: if they do not rise from 0 to the number of stored blocks.
+        ArgumentError: if they do not rise from 0 to the number of stored blocks, or have no values.
     """
+    if matrix.is_meta:
+        raise ArgumentError(name, "is on meta, where row pointers have no values")
     crow, nnz = matrix.crow_indices(), matrix.col_indices().shape[0]
     if int(crow[0]) != 0 or int(crow[-1]) != nnz or bool((crow.diff() < 0).any()):
         raise ArgumentError(f"{name}.crow_indices()", f"must rise from 0 to the number of stored blocks, {nnz}")

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from codegen.select import BsrProblem
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.prepare.problem import bsr_problem
 from runtime.prepare.row_clusters import RowClusters
@@ -71,8 +72,7 @@ class PreparedBsr:
             ArgumentError: if they have another shape or are on another device.
         """
         stored = self.matrix.values()
-        if not isinstance(values, torch.Tensor):
-            raise ArgumentError("values", f"is {type(values).__name__}, expected a torch.Tensor")
+        check_dense("values", values)
         if values.shape != stored.shape:
             raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(stored.shape)}")
         if values.device != stored.device:

@@ -8,6 +8,8 @@ import torch
 
 from codegen.arch import ARCHS
 from codegen.select import BsrProblem
+from codegen.wording import shown
+from runtime.checks import check_flag
 from runtime.errors import ArgumentError
 from runtime.prepare.matrix import check_layout, check_row_pointers
 
@@ -50,7 +52,11 @@ def bsr_problem(
     values = a.values()
     if a.dim() != 2 or 0 in a.shape:
         raise ArgumentError("a", f"has shape {tuple(a.shape)}, expected a matrix that is not empty")
-    down, across = _sizes(op, bool(fields.get("transpose_a")))
+    if not isinstance(op, str):
+        raise ArgumentError("op", f"is {shown(op)}, expected the name of a product")
+    transposed = fields.get("transpose_a", False)
+    check_flag("transpose_a", transposed)
+    down, across = _sizes(op, transposed)
     given = fields | ({} if n is None else {"n": n})
     for name in (*READ, down, across):
         if name in given:

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from runtime.checks import check_dense, present_device
 from runtime.errors import ArgumentError
 from runtime.kept import Streams, may_keep, outside_modes
 from runtime.ops.attention import block_sparse_attention
 from runtime.patterns import Pattern
-from runtime.video.tiles import Sizes, VideoTiles
+from runtime.video.tiles import Sizes, VideoTiles, check_tiles
 from runtime.video.windows import tile_window
 
 
@@ -38,6 +39,7 @@ def tiled_attention(
     Raises:
         ArgumentError: naming the argument; x stands for q, k or v of another length than the video's.
     """
+    check_tiles(tiles)
     result = block_sparse_attention(tiles.tile(q), tiles.tile(k), tiles.tile(v), pattern, **options)
     if isinstance(result, torch.Tensor):
         return tiles.untile(result)
@@ -52,6 +54,7 @@ class _Made(NamedTuple):
     streams: Streams
 
 
+RANK = 4  # of q and k
 _making = threading.Lock()
 
 
@@ -92,6 +95,10 @@ class VideoWindow:
         Raises:
             ArgumentError: naming what is wrong with the sizes.
         """
+        for name, tensor in (("q", q), ("k", k)):
+            check_dense(name, tensor)
+            if tensor.dim() != RANK:
+                raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {RANK}")
         if q.shape[2] != k.shape[2]:
             return exact
         tiles, pattern = self.made(q.device)
@@ -116,7 +123,7 @@ class VideoWindow:
             ArgumentError: at a first call within the capture of a CUDA graph, with fake tensors, or within what
                 torch.compile or export traces; naming what is wrong with the sizes.
         """
-        device = torch.device(device)
+        device = present_device("device", device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         found = self._made.get(device)

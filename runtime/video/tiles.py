@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from codegen.wording import shown
+from runtime.checks import check_dense, check_dim, check_flag, present_device
 from runtime.convert.bits import partial_and_full
 from runtime.convert.checks import check_count, check_shape, check_tensor
 from runtime.errors import ArgumentError
@@ -75,6 +76,8 @@ class VideoTiles:
         """
         self.grid, self.tile_size = check_sizes("grid", grid), check_sizes("tile", tile)
         check_count("text", text, 0)
+        check_flag("text_first", text_first)
+        where = present_device("device", device)
         volume = math.prod(self.tile_size)
         fitting = [block for block in BLOCKS if volume % block == 0]
         if not fitting:
@@ -91,9 +94,9 @@ class VideoTiles:
         self.is_token = slots >= 0
         """Bool (length,) on the CPU, which slots are no padding."""
         # Padding has the first token's values: finite ones, whatever a kernel makes of hidden keys.
-        self.to_tiles = slots.clamp(min=0).to(device)
+        self.to_tiles = slots.clamp(min=0).to(where)
         """int64 (length,), the token of each slot; of padding 0."""
-        self.from_tiles = slots.argsort(stable=True)[self.length - self.tokens :].to(device)  # padding is first
+        self.from_tiles = slots.argsort(stable=True)[self.length - self.tokens :].to(where)  # padding is first
         """int64 (tokens,), the slot of each token."""
 
     def _video_slots(self) -> torch.Tensor:
@@ -145,6 +148,8 @@ class VideoTiles:
         return x.index_select(dim, self.from_tiles)
 
     def _check_length(self, x: torch.Tensor, dim: int, expected: int, what: str) -> None:
+        check_dense("x", x)
+        check_dim("dim", dim, x)
         if x.shape[dim] != expected:
             grid = " x ".join(map(str, self.grid))
             text = f" and {self.text} of text" if self.text else ""
@@ -204,3 +209,13 @@ class VideoTiles:
 
     def _moved(self, tensor: torch.Tensor | None) -> Any:
         return None if tensor is None else tensor.to(self.to_tiles.device)
+
+
+def check_tiles(tiles: Any) -> None:
+    """Check that an argument is a permutation into tiles.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if not isinstance(tiles, VideoTiles):
+        raise ArgumentError("tiles", f"is {type(tiles).__name__}, expected a VideoTiles")

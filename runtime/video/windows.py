@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.patterns import Pattern
-from runtime.video.tiles import CPU, Sizes, VideoTiles, check_sizes
+from runtime.video.tiles import CPU, Sizes, VideoTiles, check_sizes, check_tiles
 
 
 def tile_window(tiles: VideoTiles, window: Sizes) -> Pattern:
@@ -25,6 +25,7 @@ def tile_window(tiles: VideoTiles, window: Sizes) -> Pattern:
     Raises:
         ArgumentError: naming the argument.
     """
+    check_tiles(tiles)
     return tiles.pattern(window_map(tiles.counts, check_sizes("window", window)))
 
 

@@ -16,6 +16,7 @@ from runtime.prepare.bsr_matrix import BsrMatrix
 
 INDICES = (torch.int32, torch.int64)
 BLOCK_RANK = 3  # of values
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 OPERANDS = (2, 3)  # dimensions of a dense operand: a matrix, or a batch of them
 
 
@@ -36,22 +37,38 @@ def check_parts(name: str, a: BsrMatrix) -> None:
     Raises:
         ArgumentError: for the first one that is not.
     """
+    values, crow, col, order, index = a.values, a.crow_indices, a.col_indices, a.order, a.index
+    known = type(order) is tuple and type(index) is tuple
+    if (
+        not (known and _TENSORS.issuperset(map(type, (values, crow, col, *order, *index))))
+        or not values.layout is crow.layout is col.layout is torch.strided
+        or not values.dim() == BLOCK_RANK > 1 == crow.dim() == col.dim()
+        or values.is_nested
+    ):
+        _check_each(name, a)
+    if type(a.columns) is not int and not isinstance(a.columns, torch.SymInt):
+        raise ArgumentError(f"{name}.columns", f"is {shown(a.columns)}, expected a whole number")
+    if type(a.how) is not str:
+        raise ArgumentError(f"{name}.how", f"is {shown(a.how)}, expected the text that prepare_bsr writes")
+
+
+def _check_each(name: str, a: BsrMatrix) -> None:
+    """Check the tensors of a sparse matrix, one by one.
+
+    Raises:
+        ArgumentError: for the first that is none, or of another rank.
+    """
     for part, tensor, rank in (
         ("values", a.values, BLOCK_RANK),
         ("crow_indices", a.crow_indices, 1),
         ("col_indices", a.col_indices, 1),
     ):
-        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
-            check_dense(f"{name}.{part}", tensor)
+        check_dense(f"{name}.{part}", tensor)
         if tensor.dim() != rank:
             raise ArgumentError(f"{name}.{part}", f"has {tensor.dim()} dimensions, expected {rank}")
     for part, tensors in (("order", a.order), ("index", a.index)):
         if type(tensors) is not tuple or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             raise ArgumentError(f"{name}.{part}", f"is {shown(tensors)}, expected a tuple of tensors")
-    if type(a.columns) is not int and not isinstance(a.columns, torch.SymInt):
-        raise ArgumentError(f"{name}.columns", f"is {shown(a.columns)}, expected a whole number")
-    if type(a.how) is not str:
-        raise ArgumentError(f"{name}.how", f"is {shown(a.how)}, expected the text that prepare_bsr writes")
 
 
 def check_matrix(name: str, a: BsrMatrix) -> None:

@@ -399,9 +399,8 @@ def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any, k_scale: 
     """
     batch, kv_heads, length, head_dim = k.shape
     if isinstance(capacity, bool) or not isinstance(capacity, int) or not length <= capacity <= MAX_EXTENT:
-        raise ArgumentError(
-            "kv_capacity", f"is {shown(capacity)}, expected {length} keys or more, {MAX_EXTENT} at most"
-        )
+        allowed = f"{length} keys or more, {MAX_EXTENT} at most"
+        raise ArgumentError("kv_capacity", f"is {shown(capacity)}, expected {allowed}")
     keys = -(-capacity // V_KEYS) * V_KEYS
     codes = k.new_zeros(0, dtype=TORCH_DTYPES[dtype])
     scales = (batch, kv_heads, keys // k_rows)

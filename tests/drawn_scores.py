@@ -1,6 +1,7 @@
-"""Scores drawn as functions of torch: their values and derivatives by torch, by their trees, and by a program in C++.
+"""Scores and masks drawn as functions of torch: their values by torch, by their trees, and by a program in C++.
 
-Torch's are of the function itself, in float64, by autograd. The program has what kernels have, in float32.
+Torch's are of the function itself, those of scores in float64 with derivatives by autograd. The program has what
+kernels have, in float32.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from codegen.expressions.parse import parse_expression
 from codegen.expressions.text import text_of
 from runtime.expressions.evaluate import each_value, evaluate
 from runtime.expressions.order import operands_first
-from runtime.expressions.trace import Traced, trace_score
+from runtime.expressions.trace import Traced, trace_mask, trace_score
 
 SCALE = 0.125
 POINTS = 12
@@ -138,6 +139,53 @@ class Drawn:
         return f"({self._truth(depth - 1)}) {self._random.choice('&|')} (~({self._truth(depth - 1)}))"
 
 
+class DrawnMask(Drawn):
+    """A random mask in Python, and its tensors."""
+
+    def function(self, **tensors: torch.Tensor) -> Any:
+        """The function, which captures these tensors."""
+        given = {"torch": torch, "doc": torch.arange(13) // 4, "hidden": torch.arange(13) % 5 == 1, **tensors}
+        return eval(f"lambda b, h, q, k: {self.source}", given)
+
+    def _whole(self) -> str:
+        return self._truth(self._random.choice([1, 2, 3, 4]))
+
+    def _truth(self, depth: int) -> str:
+        if depth == 0:
+            return self._compared()
+        kind, one = self._random.randrange(8), self._truth(depth - 1)
+        if kind < 5:
+            return f"({one} {'&|^&|'[kind]} ({self._truth(depth - 1)}))"
+        if kind == 5:
+            return f"(~({one}))"
+        return f"torch.where({one}, {self._truth(depth - 1)}, {self._truth(depth - 1)})" if kind == 6 else one
+
+    def _compared(self) -> str:
+        if self._random.random() < 0.1:
+            return self._random.choice(["hidden[k]", "(k >= 0)", "torch.logical_not(hidden[q])"])
+        of = self._whole_number if self._random.random() < 0.7 else self._looked_up
+        other = of() if self._random.random() < 0.8 else self._random.choice(["0", "3", "-2", "7"])
+        return f"({of()} {self._random.choice(['<', '<=', '>', '>=', '==', '!='])} {other})"
+
+    def _whole_number(self) -> str:
+        leaf = self._random.choice(
+            ["q", "k", "h", "b", "doc[q]", "doc[k]", "(q - k)", "(k - q).abs()", "(q + k)", "-q"]
+        )
+        number = self._random.choice([1, 2, 3, 5, 7, -2, -3])
+        changed = ["{0}", "{0}", "{0}", "({0} // {1})", "({0} % {1})", "({0} * {1})", "({0} + {1})"]
+        changed += [
+            "torch.minimum({0}, k)",
+            "torch.maximum({0}, q)",
+            "({0}).clamp(0, 6)",
+            "torch.where(k > q, {0}, {1})",
+        ]
+        return self._random.choice(changed).format(leaf, number)
+
+    def _looked_up(self) -> str:
+        leaf = self._random.choice(["gain", "slope[h]", "bias[h, (q - k + 4).clamp(0, 8)]", "row[q]", "key[k]"])
+        return self._random.choice(["{0}", "({0} * 0.5)", "({0} + row[q])", "torch.tanh(key[k] + {0})"]).format(leaf)
+
+
 @dataclass
 class Form:
     """What a kernel computes, and what it should be.
@@ -185,11 +233,7 @@ def case_of(seed: int) -> Case:
     text = text_of(traced.node)
     assert text_of(parse_expression(text, traced.aux, score=True)) == text
     given = torch.Generator().manual_seed(seed)
-    places = {
-        name: torch.randint(0, size, (POINTS,), generator=given)
-        for name, size in zip(("batch", "head", "q_idx", "kv_idx"), SIZES.values(), strict=True)
-    }
-    columns = torch.minimum(torch.randint(0, 5, (POINTS,), generator=given), places["kv_idx"])
+    places, columns = _places(given)
     score = (torch.randn(POINTS, generator=given) * 3 + 0.00314159).double().requires_grad_()
     doubles = {name: tensor.double().requires_grad_() for name, tensor in drawn.tensors.items()}
     value = drawn.function(**doubles)(score, *places.values()) + 0.0 * score
@@ -203,6 +247,39 @@ def case_of(seed: int) -> Case:
     _fill(found, tensors, value.detach(), grads[0])
     _compare_tables(found, drawn, doubles, of_tables)
     return found
+
+
+def mask_case_of(seed: int) -> Case:
+    """Draw a mask and compare its tree with torch; what kernels have of it is its only form.
+
+    Raises:
+        AssertionError: naming the mask.
+    """
+    drawn = DrawnMask(seed)
+    function = drawn.function(**drawn.tensors)
+    traced = trace_mask(function)
+    text = text_of(traced.node)
+    assert text_of(parse_expression(text, traced.aux, score=False)) == text
+    given = torch.Generator().manual_seed(seed)
+    places, columns = _places(given)
+    values = {**places, "q_len": SIZES["q_len"], "kv_len": SIZES["kv_len"], "first_key": places["kv_idx"] - columns}
+    values |= {"column": columns.double(), "column_of_pair": columns.double(), "qk": torch.zeros(POINTS).double()}
+    everywhere = torch.ones(POINTS, dtype=torch.bool)
+    wanted = torch.as_tensor(function(*places.values())).expand(POINTS).double()
+    found = Case(drawn.source, traced, values, columns)
+    right = evaluate(traced.node, values, traced.tensors).expand(POINTS).double()
+    _same(found, "the mask of the tree", right, wanted, everywhere, 0.0)
+    found.forms.append(Form("the mask", traced.node, wanted, everywhere, torch.zeros(POINTS)))
+    return found
+
+
+def _places(given: torch.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Places of pairs, and the columns of their keys."""
+    places = {
+        name: torch.randint(0, size, (POINTS,), generator=given)
+        for name, size in zip(("batch", "head", "q_idx", "kv_idx"), SIZES.values(), strict=True)
+    }
+    return places, torch.minimum(torch.randint(0, 5, (POINTS,), generator=given), places["kv_idx"])
 
 
 def _source(traced: Traced, drawn: Drawn, name: str, doubles: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -349,7 +426,7 @@ def _functions(case: Case) -> Iterator[str]:
 
 
 def _load(aux: Aux, tensor: torch.Tensor) -> str:
-    ctype = "int64" if tensor.dtype == torch.int64 else "float"
+    ctype = {torch.int64: "int64", torch.bool: "bool"}.get(tensor.dtype, "float")
     values = ", ".join(map(_literal, tensor.flatten().tolist()))
     names = "ijkl"[: tensor.ndim]
     place = "0"
@@ -367,4 +444,4 @@ def _load(aux: Aux, tensor: torch.Tensor) -> str:
 
 
 def _literal(value: float) -> str:
-    return repr(value) if isinstance(value, int) else f"static_cast<float>({value!r})"
+    return f"{value:d}" if isinstance(value, int) else f"static_cast<float>({value!r})"

@@ -15,9 +15,11 @@ from likely_specs import likely_fields
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, unnamed_stem
 from codegen.parse import parse_spec
+from codegen.plain import json_value
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.render import render_plan, seal_is_intact
+from codegen.spec import Spec
 
 MOST_THREADS = 1024
 SUITE = {"plan": 40, "compile": 3}
@@ -74,7 +76,27 @@ def what_is_wrong(plan: Plan) -> str:
     if plan.threads > MOST_THREADS:
         return f"{plan.threads} threads, at most {MOST_THREADS} are allowed"
     source = render_plan(plan)
-    return "" if source.isascii() and seal_is_intact(source) else "its source is not sealed ASCII"
+    if not (source.isascii() and seal_is_intact(source)):
+        return "its source is not sealed ASCII"
+    return what_reads_otherwise(plan.spec, source)
+
+
+def what_reads_otherwise(spec: Spec, source: str = "") -> str:
+    """Return what differs in the spec that the canonical JSON of a spec is read as; "" if nothing does.
+
+    Args:
+        spec: that was accepted.
+        source: that of its kernel; "": not looked at.
+    """
+    text = spec.canonical_json()
+    try:
+        again = parse_spec(json_value(text))
+    except SpecError as error:
+        return f"its own JSON is refused: {error}"
+    if (again, again.hash, again.canonical_json()) != (spec, spec.hash, text):
+        return f"its own JSON is another spec, {again.canonical_json()}"
+    same = not source or render_plan(plan_for(NamedSpec(unnamed_stem(again), again))) == source
+    return "" if same else "its own JSON has another source"
 
 
 def command(seed: int) -> str:

@@ -42,7 +42,7 @@ def check_parts(name: str, a: BsrMatrix) -> None:
     if (
         not (known and _TENSORS.issuperset(map(type, (values, crow, col, *order, *index))))
         or not values.layout is crow.layout is col.layout is torch.strided
-        or not values.dim() == BLOCK_RANK > 1 == crow.dim() == col.dim()
+        or (values.dim(), crow.dim(), col.dim()) != (BLOCK_RANK, 1, 1)
         or values.is_nested
     ):
         _check_each(name, a)

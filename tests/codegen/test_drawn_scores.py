@@ -1,21 +1,30 @@
-"""Scores drawn as functions of torch, beside autograd and a program in C++; more: tests/stress/expressions.py."""
+"""Scores and masks drawn as functions of torch, beside a program in C++ too; more: tests/stress/expressions.py."""
 
 from __future__ import annotations
 
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import drawn_scores  # noqa: E402
+from drawn_specs import what_reads_otherwise  # noqa: E402
 
+from codegen.errors import SpecError  # noqa: E402
 from codegen.expressions.declared import parse_aux  # noqa: E402
 from codegen.expressions.nodes import ExpressionError  # noqa: E402
+from codegen.expressions.text import text_of  # noqa: E402
+from codegen.parse import parse_spec  # noqa: E402
 from codegen.patterns.block_lists import BlockLists  # noqa: E402
 from runtime.expressions.masks import mask_of, score_of  # noqa: E402
+from runtime.expressions.trace import Traced, trace_mask, trace_score  # noqa: E402
+
+LISTS = {"kind": "block_lists", "block": {"q": 128, "kv": 128}}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -23,6 +32,43 @@ def test_values_and_derivatives_are_those_of_autograd(pytestconfig: pytest.Confi
     first = pytestconfig.option.kernel_seed * 1000
     cases = [drawn_scores.case_of(seed) for seed in range(first, first + 40)]
     assert drawn_scores.check_programs(cases, tmp_path) >= 40 * 2 * drawn_scores.POINTS
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_masks_are_those_of_torch(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    first = pytestconfig.option.kernel_seed * 1000
+    cases = [drawn_scores.mask_case_of(seed) for seed in range(first, first + 60)]
+    assert drawn_scores.check_programs(cases, tmp_path) == 60 * drawn_scores.POINTS
+
+
+def test_specs_with_expressions_read_their_own_json(pytestconfig: pytest.Config) -> None:
+    first, accepted = pytestconfig.option.kernel_seed * 1000, Counter[str]()
+    ops = (
+        {"op": "attention", "head_dim": 64},
+        {"op": "attention_backward", "head_dim": 64, "gradients": "dq"},
+        {"op": "block_mask"},
+    )
+    for seed in range(first, first + 66):
+        mask, score = (
+            trace(drawn(seed).function(**drawn(seed).tensors))
+            for drawn, trace in ((drawn_scores.DrawnMask, trace_mask), (drawn_scores.Drawn, trace_score))
+        )
+        fields = {**ops[seed % 3], "arch": "sm_90a", "pattern": {**LISTS, **declared("mask", mask)}}
+        if seed % 2 and fields["op"] != "block_mask":
+            fields["score"] = declared("value", score)
+        if seed % 10 == 9:  # whose tensors are nobody's
+            del fields["pattern"]["mask"]
+        try:
+            spec = parse_spec(fields)
+        except SpecError:  # a mask that hides all, tensors without a mask
+            continue
+        accepted[spec.op] += 1
+        assert not (wrong := what_reads_otherwise(spec)), f"{wrong}: {fields}"
+    assert min(accepted[each["op"]] for each in ops) >= 10
+
+
+def declared(name: str, traced: Traced) -> dict[str, Any]:
+    return {name: text_of(traced.node), "aux": {each: str(aux) for each, aux in traced.aux.items()}}
 
 
 def test_constants_to_a_power_and_the_type_of_another_value() -> None:

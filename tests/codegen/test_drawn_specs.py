@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import drawn_specs
 import pytest
-from drawn_specs import SUITE, command, draw
+from drawn_specs import SUITE, command, draw, what_reads_otherwise
 
-from codegen.library import NamedSpec
+from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
 
@@ -25,6 +25,16 @@ def test_a_seed_has_its_specs() -> None:
     first = [named.stem for named in draw(6, 20260101).specs]
     assert [named.stem for named in draw(3, 20260101).specs] == first[:3]
     assert [named.stem for named in draw(6, 20260102).specs] != first
+
+
+def test_what_is_accepted_reads_its_own_json() -> None:
+    """Those that are drawn do; here the operators and options that are not drawn, and what would be told."""
+    for named in shipped_specs():
+        assert not what_reads_otherwise(named.spec), named.stem
+    spec = find_spec("h100_dense").spec
+    stray = spec.model_copy(update={"stages": 9})
+    assert what_reads_otherwise(stray).startswith("its own JSON is refused: stages: ")
+    assert what_reads_otherwise(spec, "another") == "its own JSON has another source"
 
 
 def test_a_failure_is_told_with_its_spec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Draw scores and compare their values and derivatives: torch's, those of their trees, those of a program in C++.
+"""Draw scores and masks, and compare their values and derivatives: torch's, those of their trees, those of a program in C++.
 
 python tests/stress/expressions.py --count 20000 --seed 1
 """
@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 import drawn_scores  # noqa: E402
 
 TOGETHER = 100
-"""Scores of a program."""
+"""Scores of a program, and as many masks."""
 
 
 def main() -> int:
@@ -28,18 +28,19 @@ def main() -> int:
     for first in range(0, asked.count, TOGETHER):
         cases = []
         for number in range(first, min(first + TOGETHER, asked.count)):
-            try:
-                cases.append(drawn_scores.case_of(asked.seed * 1_000_000 + number))
-            except Exception as error:  # all of them are told
-                wrong += 1
-                print(f"score {number}: {type(error).__name__}: {error}", flush=True)
+            for what, case_of in (("score", drawn_scores.case_of), ("mask", drawn_scores.mask_case_of)):
+                try:
+                    cases.append(case_of(asked.seed * 1_000_000 + number))
+                except Exception as error:  # all of them are told
+                    wrong += 1
+                    print(f"{what} {number}: {type(error).__name__}: {error}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 values += drawn_scores.check_programs(cases, Path(folder))
             except AssertionError as error:
                 wrong += 1
                 print(error, flush=True)
-    print(f"{asked.count} scores, {values} values of kernels' forms, {wrong} that differ")
+    print(f"{asked.count} scores and as many masks, {values} values of kernels' forms, {wrong} that differ")
     return 1 if wrong else 0
 
 

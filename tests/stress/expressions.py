@@ -1,4 +1,4 @@
-"""Draw scores and masks, and compare their values and derivatives: torch's, those of their trees, those of a program in C++.
+"""Draw scores and masks, and compare what torch, their trees and a program in C++ make of them.
 
 python tests/stress/expressions.py --count 20000 --seed 1
 """

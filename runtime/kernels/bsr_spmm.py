@@ -160,7 +160,7 @@ class BsrSpmmKernel(SharedKernel):
                 device memory of its size. Or (batch, K, N): every entry is such a matrix; c and out then have a batch
                 dimension too. A launch multiplies with many of them, as columns of one matrix. Where they do not lie
                 side by side (strides (N, batch N, 1) or (N K, 1, K), N a multiple of 16 bytes) they are copied, 256 MiB
-                for a launch at most; matrices of more than 16 MiB are not copied, and have a launch each.
+                for a launch at most; matrices of more than 8 MiB are not copied, and have a launch each.
             c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
                 May be ``out`` itself.
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
@@ -224,10 +224,10 @@ class BsrSpmmKernel(SharedKernel):
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape. Or what this method returned: then its
                 values are packed anew, or no more, and all else stays.
-            columns: of B. The result is right for any B, and fastest for one as wide as that. With blocks of 16 and 32
-                rows, and tiles for half of the SMs at most, other rows than long ones are then cut too, if that is
-                faster; without it, sums do not depend on how wide B is. Clusters are made so large that all SMs have
-                about as many tiles; without it, as large as they can be.
+            columns: of B, of all matrices of a batch together. The result is right for any B, and fastest for one as
+                wide as that. With blocks of 16 and 32 rows, and tiles for half of the SMs at most, other rows than long
+                ones are then cut too, if that is faster; without it, sums do not depend on how wide B is. Clusters are
+                made so large that all SMs have about as many tiles; without it, as large as they can be.
             pack: of kernels that gather block rows: also copy A's values in the order in which they are read, which
                 otherwise each call does, to device memory of A's size, or several times that where rows of a cluster
                 are of very different lengths. For values that stay what they are, as those of weights: the copy does

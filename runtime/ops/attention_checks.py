@@ -262,11 +262,11 @@ def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
     check_dense("out", out)
     first, end = _range(out)
     for name, tensor in inputs.items():
-        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
-        if dense and tensor.device == out.device:
-            begins, ends = _range(tensor)
-            if begins < end and first < ends:
-                raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_nested:
+            continue
+        # Addresses of different devices differ.
+        if tensor.data_ptr() < end and first < _range(tensor)[1]:
+            raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -251,6 +251,12 @@ def check_out(out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dt
     check_strides("out", out)
     check_output("out", out)
     check_no_overlap(out, inputs)
+
+
+def overlaps(out: torch.Tensor, inputs: Iterable[torch.Tensor | None]) -> bool:
+    """Whether a dense tensor and one of others share memory; ``check_no_overlap`` names it, and takes longer."""
+    first, end = _range(out)
+    return any(each is not None and each.data_ptr() < end and first < _range(each)[1] for each in inputs)
 
 
 def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ from runtime.kernels.bsr_arguments import (
     check_values,
 )
 from runtime.kernels.bsr_batch import BATCH_RANK, beside, column_step, copied, matrices_at_once, scales_beside
-from runtime.kernels.bsr_preparation import BsrPreparation, Operand
+from runtime.kernels.bsr_preparation import BsrPreparation, Operand, Parts
 from runtime.kernels.bsr_scales import (
     NO_SCALES,
     SCALE_DEPTH,
@@ -130,7 +130,7 @@ class BsrSpmmKernel(SharedKernel):
 
     def __call__(
         self,
-        a: torch.Tensor | PreparedBsr,
+        a: torch.Tensor | PreparedBsr | Parts,
         b: torch.Tensor,
         *,
         c: torch.Tensor | None = None,
@@ -349,7 +349,7 @@ class BsrSpmmKernel(SharedKernel):
         if validate:
             check_indices("a", a.matrix)
             check_scale_values(scales)
-        batch, rows, step = b.shape[0], a.matrix.shape[1 if self.spec.transpose_a else 0], column_step(b)
+        batch, rows, step = b.shape[0], a.shape[1 if self.spec.transpose_a else 0], column_step(b)
         at_once = matrices_at_once(b, c, out, self._preparation.widest(a))
         whole: Any = None
         if out is None:

@@ -35,6 +35,7 @@ from records import BACK_TO_BACK, SINGLE
 from rich.console import Console
 from rich.table import Table
 
+from codegen.json_rows import json_rows
 from codegen.parse import parse_spec
 from codegen.select.backward import DQ_DKDV_KEYS, OP, BackwardKernels, backward_kernels
 from runtime import load_kernel
@@ -233,7 +234,7 @@ def measure(rows: Sequence[Row], path: Path | None) -> Fields:
             results = time_calls({label: calls[label] for label in errors}, work, REPEATS)
             report["rows"].append({"name": row.name, "data": data, "results": results, "failed": failed})
             if path:
-                path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+                path.write_text(json_rows(report), encoding="utf-8")
             del problem, made, calls
             free_memory()
     return report
@@ -252,7 +253,7 @@ def measure_prologue(row: Row, path: Path | None) -> Fields:
     record = {"name": row.name, "data": DATA[0], "prologue": backward_prologue.times_of(calls, REPEATS)}
     report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": [record]}
     if path:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json_rows(report), encoding="utf-8")
     return report
 
 

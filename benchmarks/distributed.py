@@ -30,6 +30,7 @@ import torch.distributed as dist
 from harness import can_plot, environment, free_memory, reason, save
 from scale_out_model import Machine, predict, runs_of
 
+from codegen.json_rows import json_rows
 from runtime import block_sparse_attention
 from runtime.bench.timing import BLOCK_SECONDS, SETTLING_SHARE, calls_of_block, median
 from runtime.distributed import (
@@ -460,7 +461,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shorter", type=int, default=1, metavar="N", help="divide lengths by this, to try things out")
     parser.add_argument("--max-ctas", type=int, metavar="N", help="most thread blocks of NCCL, which take SMs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median, after each row")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .svg")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier run's JSON")
     return parser.parse_args(given)
 
@@ -500,7 +501,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 show(record)
                 if options.json:
-                    options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                    options.json.write_text(json_rows(report), encoding="utf-8")
     if options.plot and dist.get_rank() == 0:
         plot(report, options.plot)
     dist.destroy_process_group()

@@ -34,6 +34,7 @@ from few_columns_page import COLD, WARM
 from harness import TOLERANCE, Fields, environment, free_memory, reason
 from records import OURS, failures
 
+from codegen.json_rows import json_rows
 from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
 from codegen.spec import BsrSpmmSpec
@@ -247,7 +248,7 @@ def measure(options: argparse.Namespace) -> Fields:
             continue
         report["rows"].append(measure_row(layer, columns, kernels, options.alone))
         if options.json:
-            options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            options.json.write_text(json_rows(report), encoding="utf-8")
         free_memory()
     return report
 

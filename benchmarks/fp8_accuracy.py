@@ -30,6 +30,7 @@ from results_table import line, update
 
 from codegen.dtypes import LARGEST
 from codegen.errors import CodegenError
+from codegen.json_rows import json_rows
 from codegen.library import ROOT, find_spec
 from codegen.spec import QuantiseSpec
 from runtime import load_kernel, quantise_attention
@@ -259,9 +260,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="e4m3", choices=[*LARGEST], help="of the kernels")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the errors are written")
     parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="an earlier run, for the page")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="where to draw an earlier run of kernels, .png and .svg"
-    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw an earlier run of kernels, .svg")
     options = parser.parse_args()
     if options.plot and not options.earlier:
         parser.error("--plot is of an earlier run: --from FILE")
@@ -278,7 +277,7 @@ def main() -> None:
     else:
         raise SystemExit("error: torch sees no GPU; --operands wants none")
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json_rows(report), encoding="utf-8")
 
 
 if __name__ == "__main__":

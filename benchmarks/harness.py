@@ -31,6 +31,7 @@ from records import (
 from rich.console import Console
 from rich.table import Table
 
+from codegen.json_rows import json_rows
 from runtime.bench.timing import ROUNDS, Call, back_to_back, single_calls
 from runtime.compile import toolchain
 from runtime.verify.run import driver_version
@@ -299,10 +300,9 @@ def plot_rows(report: Fields, records: list[Fields], path: Path, subject: str) -
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a picture as PNG and SVG, the same bytes at any time."""
-    for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
-        figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
-        print(f"wrote {path.with_suffix(suffix)}")
+    """Write a picture as SVG, the same bytes at any time."""
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    print(f"wrote {path.with_suffix('.svg')}")
 
 
 def peer_names(peers: Collection[str]) -> Callable[[str], list[str]]:
@@ -354,7 +354,7 @@ def parse_arguments(
     parser.add_argument("--peers", type=peer_names(peers), default=usual, metavar="NAME,...", help=every)
     if data:
         add_data_option(parser, data)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .png and .svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .svg")
     options = parser.parse_args(arguments)
     if data:
         options.data = chosen_data(options, data)
@@ -411,7 +411,7 @@ def measure(
         report["not_run"].remove(row.name)
         print(" ".join(cells(report["rows"][-1])), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
+            options.json.write_text(json_rows(report))
         between()
     return report
 
@@ -439,7 +439,7 @@ def measure_rows(
         report["rows"].append(record_of(row))
         report["not_run"].remove(row.name)
         if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            options.json.write_text(json_rows(report), encoding="utf-8")
         free_memory()
     return report
 
@@ -472,7 +472,7 @@ def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace
     if options.sources:
         earlier = merged([json.loads(source.read_text()) for source in options.sources])
         if options.json:
-            options.json.write_text(json.dumps(earlier, indent=2) + "\n")
+            options.json.write_text(json_rows(earlier))
         return earlier
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")

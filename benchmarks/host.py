@@ -36,6 +36,7 @@ from host_page import GRAPH, HOST, LOOP
 from rich.console import Console
 from rich.table import Table
 
+from codegen.json_rows import json_rows
 from runtime import block_sparse_attention, explain_attention, load_kernel, patterns
 from runtime.bench.measurement import random_lists
 from runtime.bench.timing import Call, captured, median
@@ -236,7 +237,7 @@ def measure(rows: list[Row], path: Path | None) -> Fields:
         results, failed = times_of(row.make())
         report["rows"].append({"name": row.name, "peer": row.peer, "results": results, "failed": failed})
         if path:
-            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            path.write_text(json_rows(report), encoding="utf-8")
         free_memory()
     return report
 

@@ -22,6 +22,7 @@ from harness import environment, reason, save
 from results_table import DASH, OLDER, line, rewritten
 
 from codegen.errors import CodegenError
+from codegen.json_rows import json_rows
 from codegen.library import ROOT, NamedSpec, find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
@@ -347,7 +348,7 @@ def measure(options: argparse.Namespace) -> Fields:
 
 def write_report(report: Fields, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json_rows(report), encoding="utf-8")
     print(f"wrote {path}")
 
 

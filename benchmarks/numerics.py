@@ -21,6 +21,7 @@ from attention_peers import PEERS, Problem
 from harness import OURS, Fields, environment, reason
 from results_table import rewritten
 
+from codegen.json_rows import json_rows
 from codegen.library import ROOT, find_spec
 from codegen.spec import AttentionSpec
 from runtime import load_kernel
@@ -125,7 +126,7 @@ def main() -> None:
         raise SystemExit("error: torch sees no GPU")
     report = measure()
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json_rows(report), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.files import holds, write_if_changed
+from codegen.json_rows import json_rows
 from codegen.library import ROOT, find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
@@ -99,7 +100,7 @@ def collect(path: Path, seconds: float) -> None:
         else:
             known[stem] = found
             print(f"{stem}: {standing(found)} ({time.monotonic() - began:.0f} s)")
-        write_if_changed(path, json.dumps(known, indent=1) + "\n")
+        write_if_changed(path, json_rows(known))
 
 
 def standing(found: Mapping[str, Any]) -> str:

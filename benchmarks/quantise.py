@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from codegen.json_rows import json_rows
 from codegen.library import find_spec, shipped_names
 from codegen.spec import QuantiseSpec
 from runtime import load_kernel
@@ -97,7 +97,7 @@ def main() -> None:
             )
             sys.stdout.flush()
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json_rows(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

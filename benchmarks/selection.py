@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from selection_page import HEADINGS, cells, remarks
 
+from codegen.json_rows import json_rows
 from codegen.library import NamedSpec
 from codegen.select import Choice, choose, parse_problem
 from codegen.select.calibration import FEWEST
@@ -247,7 +248,7 @@ def measure(options: argparse.Namespace) -> Fields:
         report["rows"].append(record_of(problem, choice, records, database.dense(problem, here)))
         print(" | ".join(cells(report["rows"][-1])), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            options.json.write_text(json_rows(report), encoding="utf-8")
     return report
 
 

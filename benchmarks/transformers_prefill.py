@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from codegen.json_rows import json_rows
 from runtime.bench.timing import ROUNDS, Call, back_to_back, single_calls
 from runtime.integrations import TopKSelection, register_transformers
 
@@ -222,7 +223,7 @@ def main() -> None:
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
     report = measure(options)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json_rows(report), encoding="utf-8")
     show(report)
     if any(record["failed"] for record in report["rows"] if record["name"].startswith(OURS)):
         raise SystemExit("error: rows without a time of ours, see above")

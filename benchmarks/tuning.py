@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tuning_page import table
 
+from codegen.json_rows import json_rows
 from codegen.library import find_spec
 from codegen.report import Report
 from runtime.bench.required import require_gpu
@@ -110,7 +111,7 @@ def main() -> None:
             continue
         done.append(tuned(row, database, compile_only=options.compile_only, told=told))
         if options.json and not options.compile_only:
-            options.json.write_text(json.dumps(report | {"rows": done}, indent=1) + "\n", encoding="utf-8")
+            options.json.write_text(json_rows(report | {"rows": done}), encoding="utf-8")
     if not options.compile_only:
         print(table(report | {"rows": done}))
 

@@ -7,6 +7,7 @@ and measurement. Only ``codegen verify``, ``measure`` and ``migrate`` write it; 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 from codegen.cases import case_names, most_allowed
 from codegen.errors import CodegenError, FileError, MissingFileError
 from codegen.files import read_text, write_if_changed
+from codegen.json_rows import json_rows
 from codegen.library import GENERATED, NamedSpec
 from codegen.patterns.base import SpecModel
 from codegen.plan import Plan
@@ -173,7 +175,7 @@ class Receipt(_Record):
     @property
     def text(self) -> str:
         """What its file holds: always the same bytes for the same facts."""
-        return self.model_dump_json(indent=2) + "\n"
+        return json_rows(json.loads(self.model_dump_json()))  # NaN as text
 
     def write(self, path: Path) -> bool:
         """Write the receipt; return whether the file changed."""

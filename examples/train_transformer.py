@@ -225,9 +225,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("cross-entropy of the next byte (nats)")
     axes.set_title(f"{report['device']}, {report['seen_pairs']:.0%} of all pairs", fontsize=10)
     axes.legend()
-    for suffix, metadata in ((".png", None), (".svg", {"Date": None})):
-        figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
-        print(f"wrote {path.with_suffix(suffix)}")
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    print(f"wrote {path.with_suffix('.svg')}")
 
 
 def main() -> None:

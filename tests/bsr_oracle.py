@@ -11,6 +11,7 @@ from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.errors import ArgumentError
 from runtime.kernels import arguments
+from runtime.kernels.bsr_preparation import Parts
 from runtime.kernels.bsr_spmm import ACTIVATIONS
 from runtime.ops import bsr_calls
 from runtime.prepare.prepared import PreparedBsr
@@ -67,6 +68,7 @@ class SpmmOracle:
     def __call__(
         self, a: Any, b: Any, *, bias: Any = None, c: Any = None, beta: float = 1.0, validate: bool = False
     ) -> Any:
+        a = a.assembled() if isinstance(a, Parts) else a
         self.calls.append(a)
         assert not torch.is_grad_enabled()
         spec, matrix = self.spec, a

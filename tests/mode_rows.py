@@ -579,7 +579,8 @@ def matrix_rows() -> Iterable[Row]:
     factors, pair = (WIDE, normal(12, 128)), (normal(13, 128, 64), normal(14, 192, 64))
     yield Row("bsr_matmul", matmul, with_matrix(multiplied, *factors), by_multiplying, (0, 1, 2))
     sparse = with_sparse(multiplied, *factors)
-    refuses = (*SPARSE, "deterministic")  # torch has no deterministic gradient of sparse_bsr_tensor
+    # The gradient of torch.sparse_bsr_tensor is neither deterministic nor captured: torch synchronises in it.
+    refuses = (*SPARSE, "deterministic", "capture")
     yield Row("... of torch.sparse_bsr", matmul, sparse, by_multiplying, (0, 1, 2), torch_refuses=refuses)
     yield Row("bsr_sddmm", sddmm, with_matrix(sampled, *pair), by_sampling, (1, 2))
     prepare = with_sparse(runtime.prepare_bsr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +19,7 @@ from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     MAX_EXTENT,
+    TMA_ALIGNMENT,
     TORCH_DTYPES,
     call_key,
     check_address,
@@ -34,6 +35,7 @@ from runtime.kernels.bsr_arguments import (
 )
 from runtime.kernels.bsr_batch import BATCH_RANK, COPIED_BYTES, column_step, matrices_at_once
 from runtime.kernels.bsr_orders import OrderMemory
+from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of, row_order_of
 from runtime.prepare.matrix import check_layout, check_row_pointers
 from runtime.prepare.prepared import EFFORTS, ORDERS, Effort, PreparedBsr, RowOrder
 from runtime.prepare.row_clusters import RowClusters, cluster_rows, covers
@@ -45,12 +47,37 @@ OTHER_KERNEL = "is prepared for another kernel"
 CHANGED = "is not what prepare(a) returns: a has other indices now"
 
 
+class Parts(NamedTuple):
+    """A ``BsrMatrix`` as a kernel takes it, with no sparse tensor made of it.
+
+    Attributes:
+        matrix: the matrix.
+        how: its JSON, read; {} if the kernel reads no order.
+        transposed: its index, or () if the kernel reads none.
+    """
+
+    matrix: BsrMatrix
+    how: dict[str, Any]
+    transposed: tuple[torch.Tensor, ...]
+
+    @property
+    def order(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of the order that the kernel reads, or ()."""
+        return self.matrix.order if self.how else ()
+
+    def assembled(self) -> torch.Tensor | PreparedBsr:
+        """The matrix as callers have it: layout torch.sparse_bsr, with what is prepared of it."""
+        sparse = self.matrix.to_sparse()
+        return prepared_of(sparse, self.how, self.order, self.transposed) if self.how or self.transposed else sparse
+
+
 @dataclass(slots=True, eq=False)
 class Operand:
     """The sparse operand of a call: its tensors, each fetched once, as torch makes new ones whenever it is asked.
 
     Attributes:
-        matrix: layout torch.sparse_bsr.
+        made: the matrix, layout torch.sparse_bsr; None if nothing has needed one yet.
+        shape: (M, K).
         row_order: of its ``PreparedBsr``.
         packed: of its ``PreparedBsr``.
         values: of the matrix, as the next two.
@@ -61,7 +88,8 @@ class Operand:
         values_shape: of the values, when they were fetched.
     """
 
-    matrix: torch.Tensor
+    made: torch.Tensor | None
+    shape: tuple[int, ...]
     row_order: RowOrder | None
     packed: torch.Tensor | None
     values: torch.Tensor
@@ -83,10 +111,17 @@ class Operand:
         values, crow, col = matrix.values(), matrix.crow_indices(), matrix.col_indices()
         addresses = {"a": values.data_ptr(), "crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
         key = (matrix.shape, call_key(values, crow, col), None)
-        operand = cls(matrix, None, packed, values, crow, col, addresses, key, values.shape)
+        operand = cls(matrix, matrix.shape, None, packed, values, crow, col, addresses, key, values.shape)
         if row_order is not None or index is not None:
             operand.add(row_order, index)
         return operand
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The matrix, layout torch.sparse_bsr."""
+        if self.made is None:
+            self.made = BsrMatrix(self.values, self.crow, self.col, self.shape[1]).to_sparse()
+        return self.made
 
     def add(self, row_order: RowOrder | None = None, index: TransposedIndex | None = None) -> None:
         """Add what was prepared of the matrix."""
@@ -125,6 +160,7 @@ class BsrPreparation:
         self._orders = OrderMemory()
         self._structures: dict[Any, None] = {}  # those of matrices that were checked
         self._operands: WeakKeyDictionary[PreparedBsr, Operand] = WeakKeyDictionary()
+        self._parts: dict[Any, Any] = {}  # keys of operands made of parts that were checked
         self._is_prepared = plan.spec.is_dynamic or plan.spec.transpose_a  # by each call, if the caller has not
         self._takes: type = type(None)  # of the order of block rows
         if plan.gathered is not None:
@@ -157,6 +193,8 @@ class BsrPreparation:
 
     def take(self, a: Any, b: Any, validate: bool) -> Operand:
         """Return the operand ``a`` of a call: checked if it is prepared, or prepared now where that is quick."""
+        if type(a) is Parts:
+            return self._take_parts(a, b, validate)
         if isinstance(a, PreparedBsr):
             return self._take_prepared(a, validate)
         check_layout("a", a)
@@ -181,11 +219,32 @@ class BsrPreparation:
             operand.add(self._find_order(a, _columns_of(b), "fast"))
         return operand
 
+    def _take_parts(self, a: Parts, b: Any, validate: bool) -> Operand:
+        """Return the operand of a matrix in its parts; those like parts that were checked are not checked again."""
+        matrix, how = a.matrix, a.how
+        values, crow, col = matrix.values, matrix.crow_indices, matrix.col_indices
+        order = a.order
+        key = (matrix.columns, matrix.how if how else "", call_key(values, crow, col, *order, *a.transposed))
+        known = None if validate else self._parts.get(key)
+        if known is not None:
+            rows, packed = row_order_of(how, order)
+            index = TransposedIndex(*a.transposed) if a.transposed else None
+            addresses = {name: part.data_ptr() for name, part in _parts(rows, index).items()}
+            places = (*addresses.values(), 0 if packed is None else packed.data_ptr())
+            if not any(place % TMA_ALIGNMENT for place in places):  # of others the checks tell
+                addresses |= {"a": values.data_ptr(), "crow_indices": crow.data_ptr(), "col_indices": col.data_ptr()}
+                shape = known[0]
+                return Operand(None, shape, rows, packed, values, crow, col, addresses, known, values.shape)
+        operand = self.take(a.assembled(), b, validate)
+        if key[-1] is not None and (how or a.transposed or not self._is_prepared):
+            remember(self._parts, key, operand.key)
+        return operand
+
     def widest(self, a: Operand) -> int:
         """Return the columns of a launch for a batch, at most: partial sums of cut block rows take memory for each."""
         if self._cutting is None or not isinstance(a.row_order, RowSplit):
             return MAX_EXTENT
-        cut = RowCut.at(a.row_order.limit, self._block_rows(a.matrix), a.values_shape[0])
+        cut = RowCut.at(a.row_order.limit, self._block_rows(a), a.values_shape[0])
         _, of_tile = self._cutting.workspace(cut, 1)
         return int(max(1, COPIED_BYTES // max(1, of_tile)) * self._spec.tile.n)
 
@@ -224,7 +283,7 @@ class BsrPreparation:
         if self._gathered is None or not isinstance(a.row_order, RowClusters) or a.packed is not None:
             return a.packed
         size = _packed_bytes(a.row_order, self._gathered)
-        return torch.empty(size, dtype=torch.uint8, device=a.matrix.device)
+        return torch.empty(size, dtype=torch.uint8, device=a.values.device)
 
     def _find_order(self, a: torch.Tensor, columns: int | None, effort: Effort) -> RowOrder | None:
         """Return the order of the block rows of a matrix; None for kernels that take none."""
@@ -374,7 +433,7 @@ class BsrPreparation:
         if validate and not torch.equal(packed, self._pack(a)):
             raise ArgumentError("a.packed", "is not what prepare(a, pack=True) returns: a has other values now")
 
-    def _block_rows(self, a: torch.Tensor) -> int:
+    def _block_rows(self, a: torch.Tensor | Operand) -> int:
         return int(a.shape[0]) // self._spec.block.rows
 
     def _block_columns(self, a: torch.Tensor) -> int:

@@ -43,7 +43,7 @@ from runtime.kernels.bsr_arguments import (
     check_values,
 )
 from runtime.kernels.bsr_batch import BATCH_RANK, beside, column_step, copied, matrices_at_once, scales_beside
-from runtime.kernels.bsr_preparation import BsrPreparation, Operand
+from runtime.kernels.bsr_preparation import BsrPreparation, Operand, Parts
 from runtime.kernels.bsr_scales import (
     NO_SCALES,
     SCALE_DEPTH,
@@ -130,7 +130,7 @@ class BsrSpmmKernel(SharedKernel):
 
     def __call__(
         self,
-        a: torch.Tensor | PreparedBsr,
+        a: torch.Tensor | PreparedBsr | Parts,
         b: torch.Tensor,
         *,
         c: torch.Tensor | None = None,
@@ -160,7 +160,7 @@ class BsrSpmmKernel(SharedKernel):
                 device memory of its size. Or (batch, K, N): every entry is such a matrix; c and out then have a batch
                 dimension too. A launch multiplies with many of them, as columns of one matrix. Where they do not lie
                 side by side (strides (N, batch N, 1) or (N K, 1, K), N a multiple of 16 bytes) they are copied, 256 MiB
-                for a launch at most; matrices of more than 16 MiB are not copied, and have a launch each.
+                for a launch at most; matrices of more than 8 MiB are not copied, and have a launch each.
             c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
                 May be ``out`` itself.
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
@@ -224,10 +224,10 @@ class BsrSpmmKernel(SharedKernel):
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape. Or what this method returned: then its
                 values are packed anew, or no more, and all else stays.
-            columns: of B. The result is right for any B, and fastest for one as wide as that. With blocks of 16 and 32
-                rows, and tiles for half of the SMs at most, other rows than long ones are then cut too, if that is
-                faster; without it, sums do not depend on how wide B is. Clusters are made so large that all SMs have
-                about as many tiles; without it, as large as they can be.
+            columns: of B, of all matrices of a batch together. The result is right for any B, and fastest for one as
+                wide as that. With blocks of 16 and 32 rows, and tiles for half of the SMs at most, other rows than long
+                ones are then cut too, if that is faster; without it, sums do not depend on how wide B is. Clusters are
+                made so large that all SMs have about as many tiles; without it, as large as they can be.
             pack: of kernels that gather block rows: also copy A's values in the order in which they are read, which
                 otherwise each call does, to device memory of A's size, or several times that where rows of a cluster
                 are of very different lengths. For values that stay what they are, as those of weights: the copy does
@@ -349,7 +349,7 @@ class BsrSpmmKernel(SharedKernel):
         if validate:
             check_indices("a", a.matrix)
             check_scale_values(scales)
-        batch, rows, step = b.shape[0], a.matrix.shape[1 if self.spec.transpose_a else 0], column_step(b)
+        batch, rows, step = b.shape[0], a.shape[1 if self.spec.transpose_a else 0], column_step(b)
         at_once = matrices_at_once(b, c, out, self._preparation.widest(a))
         whole: Any = None
         if out is None:

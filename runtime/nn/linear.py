@@ -98,7 +98,11 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
     def _keep(self, prepared: BsrMatrix) -> None:
         """Keep what follows from the places of the blocks, in buffers that are not saved."""
         self._how, self._orders = prepared.how, len(prepared.order)
-        self._indices = len(prepared.index)
+        order, index = (
+            [f"_{name}_{i}" for i in range(len(tensors))]
+            for name, tensors in (("order", prepared.order), ("index", prepared.index))
+        )
+        self._index_names = (*_PLACES, *order, *index)  # of all buffers that say where the blocks are
         for name, tensors in (("order", prepared.order), ("index", prepared.index)):
             for i, tensor in enumerate(tensors):
                 self.register_buffer(f"_{name}_{i}", tensor, persistent=False)
@@ -194,8 +198,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         # DDP writes the same numbers into buffers before each forward pass. Autograd compares versions, not numbers,
         # and would refuse the backward pass of the one before; .data has a version of its own. torch.compile and export
         # take .data for a constant.
-        names = ("crow_indices", "col_indices", *_numbered("_order", self._orders), *_numbered("_index", self._indices))
-        places = [getattr(self, name) for name in names]
+        places = [getattr(self, name) for name in self._index_names]
         if not torch.compiler.is_compiling():
             places = [tensor.data for tensor in places]
         crow, col, *rest = places
@@ -231,7 +234,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Change parameters and buffers as ``nn.Module`` does, but for the places of the blocks, which only move."""
-        before = {name: self.get_buffer(name) for name in self._index_names()}
+        before = {name: self.get_buffer(name) for name in self._index_names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call, unused-ignore]
         for name, old in before.items():
             new = self.get_buffer(name)
@@ -244,11 +247,6 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             elif not old.is_meta or name in self._away:  # new has other values after to_empty, and others after type
                 self._buffers[name] = self._away.pop(name, old).to(new.device)
         return self
-
-    def _index_names(self) -> list[str]:
-        """Names of all buffers that say where the blocks are."""
-        order = [f"_order_{i}" for i in range(self._orders)]
-        return [*_PLACES, *order, *(f"_index_{i}" for i in range(self._indices))]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *arguments: Any) -> None:
         """Load a state, whose blocks may lie elsewhere if they are as many; of one that does not fit load nothing."""
@@ -343,7 +341,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             return  # what they are is kept beside, if it is known at all
         check_places(crow, col, self.in_features // self.block[1])
         self._away.clear()
-        before = {name: self.get_buffer(name) for name in self._index_names()}
+        before = {name: self.get_buffer(name) for name in self._index_names}
         self.crow_indices, self.col_indices = (x.to(torch.int32, copy=True).contiguous() for x in (crow, col))
         parts = *self._own_places(), self.values.detach()
         size = (self.out_features, self.in_features)
@@ -362,11 +360,6 @@ def _stored(weight: torch.Tensor, block: tuple[int, int], mask: Any) -> torch.Te
     blocks = weight.unflatten(0, (-1, rows)).unflatten(2, (-1, cols)).transpose(1, 2)
     values = blocks[mask.to(weight.device)]
     return torch.sparse_bsr_tensor(crow, col, values, size=weight.shape, device=crow.device, check_invariants=False)
-
-
-def _numbered(name: str, count: int) -> list[str]:
-    """Names of the buffers of a kind."""
-    return [f"{name}_{i}" for i in range(count)]
 
 
 def _check_kind(name: str, tensor: Any) -> None:

@@ -18,7 +18,7 @@ from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
-from runtime.ops.quantise_attention import QuantisedAttention
+from runtime.ops.quantise_attention import OPERAND_TENSORS, QuantisedAttention
 from runtime.ops.scores import joined
 from runtime.patterns import BlockLists, Pattern, Score
 
@@ -217,7 +217,8 @@ def _quantised(
     tensors, spec_json = pattern.index_tensors(), pattern.spec_json
     if score is not None:
         spec_json, tensors = joined(pattern, tensors, score)
-    for name, tensor in (*vars(given).items(), *options.items(), *(("score or mask", tensor) for tensor in tensors)):
+    own = ((name, getattr(given, name)) for name in OPERAND_TENSORS)  # vars(given) is nothing that torch 2.11 traces
+    for name, tensor in (*own, *options.items(), *(("score or mask", tensor) for tensor in tensors)):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None

@@ -27,6 +27,7 @@ from runtime.ops.attention_checks import (
     check_overflow,
     check_softcap,
     check_values,
+    overlaps,
     read_tensors,
 )
 from runtime.ops.attention_choice import CLASSES_KEPT, Call, ShapeClass, arch_of, chosen, kernel_head_dim, resolve
@@ -134,7 +135,7 @@ def attend(
         route = remember(Call(*key))
         _routes.keep(key, route)
     try:
-        if out is not None:
+        if out is not None and overlaps(out, (q, k, v, sink, kv_lengths, *tensors, *aux.values())):
             check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
         if validate:
             check_overflow(overflow)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from codegen.patterns import PATTERNS, IndexTensor, PatternBase
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     FP8_DTYPES,
     NO_TANGENT,
-    check_dense,
     check_number,
     check_output,
     check_scale,
@@ -242,6 +242,12 @@ def check_out(out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dt
     check_no_overlap(out, inputs)
 
 
+def overlaps(out: torch.Tensor, inputs: Iterable[torch.Tensor | None]) -> bool:
+    """Whether a dense tensor and one of others share memory; ``check_no_overlap`` names it, and takes longer."""
+    first, end = _range(out)
+    return any(each is not None and each.data_ptr() < end and first < _range(each)[1] for each in inputs)
+
+
 def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
     """Check that a tensor to write into shares no memory with what is read; what is no dense tensor is not looked at.
 
@@ -251,11 +257,11 @@ def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
     check_dense("out", out)
     first, end = _range(out)
     for name, tensor in inputs.items():
-        dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
-        if dense and tensor.device == out.device:
-            begins, ends = _range(tensor)
-            if begins < end and first < ends:
-                raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_nested:
+            continue
+        # Addresses of different devices differ.
+        if tensor.data_ptr() < end and first < _range(tensor)[1]:
+            raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

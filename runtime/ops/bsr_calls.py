@@ -17,6 +17,7 @@ from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures
+from runtime.kernels.bsr_preparation import Parts
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.ops.attention_calls import KERNELS_KEPT
@@ -24,7 +25,7 @@ from runtime.ops.attention_choice import DTYPES, arch_of, rounded
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
 from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of
-from runtime.prepare.bsr_matrix import BsrMatrix, prepared_of
+from runtime.prepare.bsr_matrix import BsrMatrix
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index
 
@@ -39,6 +40,7 @@ class Route:
         copied: whether the blocks of the transpose are copied for it first.
         how: of the matrix, what its kernel reads of ``order``; {} if that is nothing.
         transposed: whether it reads the index.
+        prepares: whether it finds the order of the block rows of a matrix that brings none, and remembers it.
     """
 
     kernel: Any
@@ -46,6 +48,7 @@ class Route:
     copied: bool
     how: dict[str, Any]
     transposed: bool
+    prepares: bool
 
 
 _routes = Signatures()
@@ -236,18 +239,21 @@ def _route(product: Product, a: BsrMatrix, device: torch.device) -> Route:
         found.copied,
         read_how(a.how) if ordered else {},
         found.product.transposed,
+        getattr(found.choice.spec, "is_dynamic", False),
     )
 
 
-def _operand(a: BsrMatrix, route: Route, given: torch.Tensor | PreparedBsr | None) -> torch.Tensor | PreparedBsr:
+def _operand(
+    a: BsrMatrix, route: Route, given: torch.Tensor | PreparedBsr | None
+) -> torch.Tensor | PreparedBsr | Parts:
     """Return the matrix as the kernel takes it."""
     if route.copied:
         return _transposed(a)
-    if given is not None and (isinstance(given, torch.Tensor) or route.how):
+    if isinstance(given, PreparedBsr) and route.how:
         return given
-    matrix = a.to_sparse()
-    index = a.index if route.transposed else ()
-    return prepared_of(matrix, route.how, a.order, index) if route.how or index else matrix
+    if isinstance(given, torch.Tensor) and route.prepares:
+        return given
+    return Parts(a, route.how, a.index if route.transposed else ())
 
 
 def _transposed(a: BsrMatrix) -> torch.Tensor:

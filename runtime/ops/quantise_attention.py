@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -28,6 +28,8 @@ from runtime.ops.static_scales import check_values, spread
 
 KEY_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+OPERAND_TENSORS = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "mean_logits")
+"""Fields of :class:`QuantisedAttention` that hold a tensor, or None."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class QuantisedAttention:
     @property
     def nbytes(self) -> int:
         """Bytes of codes and scales."""
-        tensors = (getattr(self, field.name) for field in fields(self) if field.name != "cache")
+        tensors = (getattr(self, name) for name in OPERAND_TENSORS)
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
     def with_queries(self, q: torch.Tensor, *, rotary: Rotary | None = None) -> QuantisedAttention:

@@ -14,7 +14,7 @@ from codegen.wording import one_line
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.prepare.matrix import check_layout, check_row_pointers
-from runtime.prepare.prepared import PreparedBsr
+from runtime.prepare.prepared import PreparedBsr, RowOrder
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex, transposed_index
@@ -135,17 +135,20 @@ def prepared_of(matrix: torch.Tensor, how: dict[str, Any], order: Any, index: An
         order: of that, or (), if the kernel takes none.
         index: of that, or ().
     """
-    kind, numbers = how.get("order", "") if order else "", how.get("numbers", ())
-    rows: Any = None
-    if kind == "clusters":
-        rows = RowClusters(*order[:_CLUSTER_TENSORS], *numbers)
-    elif kind == "split":
-        rows = RowSplit(*order, *numbers)
-    elif kind == "rows":
-        (rows,) = order
-    packed = order[_CLUSTER_TENSORS] if len(order) > _CLUSTER_TENSORS else None
+    rows, packed = row_order_of(how, order)
     transposed = TransposedIndex(*index) if index else None
     return PreparedBsr(matrix, rows, transposed, packed, kernel=how.get("kernel", ""))
+
+
+def row_order_of(how: dict[str, Any], order: Any) -> tuple[RowOrder | None, torch.Tensor | None]:
+    """The order of the block rows in ``order`` of a ``BsrMatrix``, and the values packed by it; None without one."""
+    kind, numbers = how.get("order", "") if order else "", how.get("numbers", ())
+    packed = order[_CLUSTER_TENSORS] if len(order) > _CLUSTER_TENSORS else None
+    if kind == "clusters":
+        return RowClusters(*order[:_CLUSTER_TENSORS], *numbers), packed
+    if kind == "split":
+        return RowSplit(*order, *numbers), packed
+    return (order[0] if kind == "rows" else None), packed
 
 
 def prepare_bsr(a: torch.Tensor) -> BsrMatrix:

@@ -11,6 +11,7 @@ from codegen.cases import grouped_column_tiles
 from codegen.plan import Plan
 from codegen.spec import BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.bsr_batch import column_step
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.prepare.prepared import PreparedBsr
 from runtime.verify import bsr_fp8
@@ -258,14 +259,16 @@ def finish(
     return ACTIVATIONS[spec.epilogue.activation](shifted)
 
 
-def _prepared(kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, run: int) -> torch.Tensor | PreparedBsr:
-    """Return A as a call is given it: in the first run prepared only as far as the kernel cannot do without."""
-    spec = kernel.spec
+def _prepared(
+    kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, b: torch.Tensor, run: int
+) -> torch.Tensor | PreparedBsr:
+    """A as an argument of the call: in the first run prepared only as far as the kernel cannot do without."""
+    spec, columns = kernel.spec, case.n if b.dim() == 2 else b.shape[0] * column_step(b)
     if spec.is_dynamic and case.row_counts == "limit":
         return kernel.prepare(a)  # for any B, so that the limit is the one that rows are drawn for
     if kernel.compiled.plan.gathered is not None:
         return kernel.prepare(a, case.n, pack=bool(run), effort="best")
-    return kernel.prepare(a, case.n) if run and (spec.is_dynamic or spec.transpose_a) else a
+    return kernel.prepare(a, columns) if run and (spec.is_dynamic or spec.transpose_a) else a
 
 
 def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome:
@@ -287,7 +290,7 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     results = []
     problem = ""
     for run in range(2):
-        given = _prepared(kernel, case, a, run)
+        given = _prepared(kernel, case, a, b, run)
         if case.own_out:
             with poisoned_memory():
                 results.append(kernel(given, b, **more))

@@ -16,6 +16,7 @@ from typing import Any
 from codegen.arch import ARCHS
 from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
 from codegen.files import read_text, write_if_changed
+from codegen.json_rows import json_rows
 from codegen.library import NamedSpec, find_spec, shipped_names
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
@@ -91,7 +92,7 @@ def carried_over(path: Path) -> Outcome:
             _carry(row, compiler, outcome)
     if outcome.carried:
         rest = text[text.rfind("\n") + 1 :] if lines else ""
-        outcome.text = "".join(json.dumps(each, indent=None if lines else 2) + "\n" for each in reports) + rest
+        outcome.text = "".join(f"{json.dumps(each)}\n" if lines else json_rows(each) for each in reports) + rest
     return outcome
 
 

@@ -332,7 +332,7 @@ def test_plots_are_drawn(script: ModuleType, tmp_path: Path) -> None:
     ]
     script.plot({"device": "a device", "driver": "580.0", "rows": rows}, tmp_path / "run")
     found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == ["run.png", "run.svg", "run_sweeps.png", "run_sweeps.svg"]
+    assert found == ["run.svg", "run_sweeps.svg"]
 
 
 def test_lists_of_a_pack_are_repeated_for_peers(script: ModuleType) -> None:

@@ -269,7 +269,7 @@ def test_plots_are_drawn(script: ModuleType, tmp_path: Path) -> None:
     ]
     script.plot({"device": "a device", "driver": "580.0", "rows": rows}, tmp_path / "run")
     found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == ["run.png", "run.svg", "run_crossover.png", "run_crossover.svg"]
+    assert found == ["run.svg", "run_crossover.svg"]
 
 
 def test_a_record_says_what_was_run(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

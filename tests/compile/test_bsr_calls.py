@@ -30,6 +30,7 @@ from runtime.kernels import (  # noqa: E402
     bsr_spgemm,
     bsr_spmm,
 )
+from runtime.kernels.bsr_preparation import Parts  # noqa: E402
 from runtime.prepare import row_clusters  # noqa: E402
 from runtime.prepare.bsr_matrix import parts_of_prepared, prepared_of  # noqa: E402
 from runtime.prepare.prepared import PreparedBsr  # noqa: E402
@@ -267,7 +268,7 @@ def test_a_batch_whose_matrices_lie_side_by_side_is_one_launch_without_copies(ma
     assert places == [tuple(t.data_ptr() for t in given) for given in ((b, c, out), (out, c, c))]
 
 
-def test_matrices_of_more_than_16_mib_are_not_copied(make: Make) -> None:
+def test_large_matrices_are_not_copied(make: Make) -> None:
     kernel, a = make(), matrix([0, 1, 1, 3], [2, 0, 1])
     b = torch.empty(3, 192, 45000, dtype=torch.float16)
     out = kernel(a, b)
@@ -580,6 +581,46 @@ def test_rows_are_cut_for_a_number_of_columns(make: Make) -> None:
     for columns in (0, True, 1000.0):
         with pytest.raises(ArgumentError, match=r"columns: is .*, expected the columns of b, an int of at least 1"):
             kernel.prepare(a, columns)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({}, 64),
+        ({"scheduler": "dynamic"}, 64),
+        ({"scheduler": "dynamic"}, 16),
+        ({"transpose_a": True}, 64),
+        ({"tile": {"m": 384, "n": 128, "k": 16}}, 16),
+    ],
+    ids=str,
+)
+def test_parts_are_read_as_the_matrix_that_they_make(
+    make: Make, fields: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, b = make(size=size, **fields), dense(3 * size, 304)
+    prepared = kernel.prepare(matrix([0, 1, 1, 3], [2, 0, 1], size=size, index=torch.int32), 304)
+    of_matrix = parts_of_prepared(prepared)
+    how = json.loads(of_matrix.how) if of_matrix.order else {}
+    parts = Parts(of_matrix, how, of_matrix.index)
+    kernel(prepared, b)
+    kernel(parts, b)
+    assembled = []
+    monkeypatch.setattr(Parts, "assembled", lambda parts: assembled.append(parts) or prepared)
+    for _ in range(2):
+        assert kernel(parts, b).shape == (3 * size, 304)
+    assert len(kernel._loaded.signatures) == 1 and not assembled  # like parts are neither checked nor put together
+    tensors = (of_matrix.values, of_matrix.crow_indices, of_matrix.col_indices, *of_matrix.order, *of_matrix.index, b)
+    given = {tensor.data_ptr() for tensor in tensors}
+    read = [{name: at for name, at in launch.items() if at in given} for launch in kernel._loaded.launches]
+    assert len(read) == 4 and all(each == read[0] for each in read) and len(read[0]) > 3
+    kernel(parts, b, validate=True)
+    assert len(assembled) == 1
+    indices = [*of_matrix.order, *of_matrix.index]
+    if indices:  # at an address that copies cannot begin at
+        moved = [torch.cat((x.flatten()[:1], x.flatten()))[1:].view(x.shape) for x in indices]
+        order, index = tuple(moved[: len(of_matrix.order)]), tuple(moved[len(of_matrix.order) :])
+        kernel(Parts(replace(of_matrix, order=order, index=index), how, index), b)
+        assert len(assembled) == 2
 
 
 def test_what_is_left_of_cut_rows_has_places(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 from codegen import library, migrations
 from codegen.cases import case_names, most_allowed
+from codegen.json_rows import json_rows
 from codegen.library import NamedSpec, find_spec, read_spec
 from codegen.migrations import Renamed
 from codegen.plans import plan_for
@@ -406,12 +407,12 @@ def test_rows_follow_by_the_same_command(tmp_path: Path) -> None:
     older = right | {"source_sha256": "0" * 64}
     path = tmp_path / "run.json"
     report = {"versions": {"compiler": toolchain.compiler_version()[1]}, "rows": [older, right | older | {"name": "x"}]}
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    path.write_text(json_rows(report))
     before = path.read_bytes()
     assert migrate(path, "--check").exit_code == 1 and path.read_bytes() == before
     result = migrate(path)
     assert result.exit_code == 0
     assert "rows: 1 carried over, 0 up to date\n    left as they are, its machine code" in result.output
     report["rows"][0] = right
-    assert path.read_text() == json.dumps(report, indent=2) + "\n"
+    assert path.read_text() == json_rows(report)
     assert migrate(path).output.startswith(f"unchanged  {path}: rows: 0 carried over, 1 up to date\n")

@@ -20,7 +20,8 @@ from runtime.ops.attention_choice import arch_of
 from runtime.prepare.bsr_matrix import BsrMatrix
 
 BF16 = torch.bfloat16
-HOST = ("fake", "meta", "vmap", "compile", "export", "first capture", "capture")
+TRACED = ("fake", "meta", "vmap", "compile", "export")
+HOST = (*TRACED, "first capture", "capture")
 """Modes without values on the host: torch refuses there what the documentation says reads them."""
 SPARSE = ("fake", "meta", "dual", "vmap", "func.grad", "compile", "export")
 """Modes in which torch has no sparse_bsr tensors: a BsrMatrix goes there."""
@@ -584,7 +585,9 @@ def matrix_rows() -> Iterable[Row]:
     yield Row("... of torch.sparse_bsr", matmul, sparse, by_multiplying, (0, 1, 2), torch_refuses=refuses)
     yield Row("bsr_sddmm", sddmm, with_matrix(sampled, *pair), by_sampling, (1, 2))
     prepare = with_sparse(runtime.prepare_bsr)
-    yield Row("prepare_bsr", ("runtime.prepare_bsr",), prepare, torch_refuses=HOST + SPARSE, floats=(0,), constant=True)
+    yield Row(
+        "prepare_bsr", ("runtime.prepare_bsr",), prepare, torch_refuses=TRACED + SPARSE, floats=(0,), constant=True
+    )
     problem = with_sparse(lambda a: runtime.bsr_problem(a, 128, arch="sm_90a").text())
     yield Row("bsr_problem", ("runtime.bsr_problem",), problem, torch_refuses=HOST + SPARSE, floats=(0,), constant=True)
     explain = with_matrix(lambda a, b: str(runtime.explain_matmul(a, b, arch="sm_90a", gradients=True)), WIDE)
@@ -594,8 +597,8 @@ def matrix_rows() -> Iterable[Row]:
     yield Row("BlockSparseLinear", name, layer_made, by_layer, (0, 1, 2), one_thread=True)
     of_mask = of(lambda mask: places_of(BlockSparseLinear.from_mask(mask, 64)), STORED)
     name = ("runtime.nn.BlockSparseLinear",)
-    yield Row("... from_mask", name, of_mask, spots, torch_refuses=HOST, constant=True)
-    yield Row("... from_linear", name, linear, spots, torch_refuses=HOST, floats=(0,), constant=True)
+    yield Row("... from_mask", name, of_mask, spots, torch_refuses=TRACED, constant=True)
+    yield Row("... from_linear", name, linear, spots, torch_refuses=TRACED, floats=(0,), constant=True)
 
 
 def list_rows() -> Iterable[Row]:

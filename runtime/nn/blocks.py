@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from codegen.wording import shown
+from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 
 SIZES = (16, 32, 64, 128)
@@ -102,6 +103,7 @@ def mask_indices(
     if mask.is_meta:
         remedy = "make the mask with device='cpu', and the layer with from_mask(..., device='meta')"
         raise ArgumentError("mask", f"is on meta and has no values: {remedy}")
+    refuse_capture("mask", mask.device if device is None else device, "the host reads which blocks it names")
     there = mask if device is None else mask.to(device)
     counts = there.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return torch.nn.functional.pad(counts, (1, 0)), there.nonzero()[:, 1].to(torch.int32)

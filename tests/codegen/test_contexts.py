@@ -304,8 +304,8 @@ def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ("device", "message"),
     [
         ("cpu", "device: is 'cpu', expected a CUDA device, such as 'cuda:0'"),
-        ("gpu", "device: is 'gpu', expected a CUDA device: "),
-        ([0], r"device: is \[0\], expected a CUDA device: "),
+        ("gpu", "device: is 'gpu', expected a device such as 'cuda:0': "),
+        ([0], r"device: is \[0\], expected a device such as 'cuda:0'$"),
         ("cuda:4", "device: is 'cuda:4', torch sees 4 CUDA devices, 0 to 3"),
     ],
 )

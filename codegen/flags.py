@@ -7,7 +7,7 @@ from typing import Any
 
 from codegen.expressions.cuda import Statement
 
-Value = int | str | bool | tuple[Any, ...]
+Value = int | str | bool | tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
@@ -446,91 +446,8 @@ class AttentionSm90aPieces(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionSm90aWords(Flags):
-    """Words and expressions that the templates of attention/sm90a.cu.j2 insert: the plan says what they are."""
-
-    keys_of_pattern: str
-    formula: str
-    unit: str
-    barrier_owner: str
-    store_rank: int
-    producer_warps: str
-    consumer_warpgroups: str
-    consumers_own: str
-    consumers_run: str
-    other_workers: str
-    consumer_number: str
-    consumer_works_on: str
-    packed_heads: str
-    tile_is: str
-    tiles_are_long: str
-    tile_queries: str
-    warpgroup_queries: str
-    score_rows: str
-    as_listed: str
-    masked_if: str
-    full_or: str
-    steps_of_tile: str
-    q_operands: str
-    row_without_keys: str
-    o_groups: str
-    o_group_columns: str
-    finished: str
-
-
-@dataclass(frozen=True)
-class AttentionSm90aRingWords(Flags):
-    """What they insert for the rings: of each sub-tile, where there are several."""
-
-    work_words: int
-    entry_readers: str
-    entry_readers_are: str
-    less_warp_0: str
-    and_metadata: str
-    ring_stages: str
-    ring_warpgroups: str
-    plus_sub_tile_ring: str
-    plus_sub_tile_meta: str
-    barriers: str
-    producer_is: str
-    producer_parameter: str
-    first_producer: str
-    of_sub_tile: str
-    sub_tile_parameter: str
-    steps_word: str
-    range_argument: str
-    plus_sub_tile_v_ring: str
-    plus_sub_tile_scales: str
-    load_v: str
-    v_bytes: str
-    v_load_bytes: str
-
-
-@dataclass(frozen=True)
-class AttentionSm90aListWords(Flags):
-    """What they insert for work tiles, their key blocks, and lists that share loads."""
-
-    entry_has: str
-    entry_words: str
-    entry_place: str
-    and_units: str
-    range_owner: str
-    range_begins: str
-    range_ends: str
-    range_parameter: str
-    work_parameter: str
-    work_argument: str
-    q_place: str
-    order_has: str
-    or_two: str
-    load_group_kinds: str
-    with_fewer: str
-    all_taken: str
-
-
-@dataclass(frozen=True)
 class Fp8Flags:
-    """What templates ask of FP8 inputs; of other ones nothing.
+    """Template parameters of FP8 inputs.
 
     Attributes:
         weights: type of P, as instructions have it.
@@ -560,25 +477,44 @@ class AttentionSm90aFlags(AttentionFlags):
     """What attention/sm90a.cu.j2 asks.
 
     Attributes:
-        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
-        surplus_first: whether surplus rows of a head's tiles lie before query 0.
-        o_aliases_q: whether O is staged where Q was.
         softmax_scale: factor of the logits, in C++.
+        keys_of_pattern: the keys that attention is over, in words.
+        formula: O as a formula.
+        consumers: warpgroups that compute.
+        sub_tiles: parts of a tile with key blocks of their own.
+        block_steps: steps in a listed block.
+        step_blocks: listed blocks of a step.
+        tile_stages: stages of Q in shared memory.
+        packed: whether rows are anything but consecutive queries of one head.
+        asks_heads: whether the kernel asks which head of its pack a row is of.
+        q_in_registers: whether all of Q is kept in registers.
+        o_aliases_q: whether O is staged where Q was.
+        surplus_first: whether surplus rows of a head's tiles lie before query 0.
+        takes_work: whether the key blocks of a tile depend on the work tile: on its part of them, or on its round.
+        restricts: whether a tile or a sub-tile walks over its key blocks otherwise than the pattern says.
+        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
+        fp8: what FP8 inputs change; None of others.
         pieces: files of the kernel's pieces.
-        words: what differs in text that kernels share.
-        ring_words: of the rings.
-        list_words: of key blocks of a work tile.
     """
 
-    uses_setmaxnreg: bool
-    surplus_first: bool
-    o_aliases_q: bool
     softmax_scale: str
-    fp8: Fp8Flags
+    keys_of_pattern: str
+    formula: str
+    consumers: int
+    sub_tiles: int
+    block_steps: int
+    step_blocks: int
+    tile_stages: int
+    packed: bool
+    asks_heads: bool
+    q_in_registers: bool
+    o_aliases_q: bool
+    surplus_first: bool
+    takes_work: bool
+    restricts: bool
+    uses_setmaxnreg: bool
+    fp8: Fp8Flags | None
     pieces: AttentionSm90aPieces
-    words: AttentionSm90aWords
-    ring_words: AttentionSm90aRingWords
-    list_words: AttentionSm90aListWords
 
 
 @dataclass(frozen=True)

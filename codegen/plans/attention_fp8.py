@@ -60,18 +60,12 @@ def fp8_flags(sizes: Sizes) -> Fp8Flags:
         weights=WEIGHTS,
         piece_columns=output_columns(spec) // pieces(spec),
         sums_by_mma=sum_columns(spec) > 0,
-        ones=ones(spec),
         first_keys=first_keys(spec),
         other_keys=spec.tile.n - first_keys(spec),
         ties=ties(spec),
         v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
         dequantises=spec.softcap is not None or spec.score is not None,
     )
-
-
-def ones(spec: AttentionSpec) -> str:
-    """Return four ones of V's type, in C++."""
-    return "0x3C3C3C3Cu" if spec.dtype == "e5m2" else "0x38383838u"
 
 
 def v_group_keys(sizes: Sizes) -> int:

@@ -6,7 +6,7 @@ from codegen.flags import AttentionSm90aFlags, AttentionSm90aPieces
 from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_fp8 import fp8_flags, is_fp8, promotion
 from codegen.plans.attention_kv_lengths import key_end_words
-from codegen.plans.attention_lists import list_words
+from codegen.plans.attention_lists import list_piece
 from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece, softmax_scale
 from codegen.plans.attention_sm90a_text import Arrangement, Sizes
 from codegen.spec import AttentionSpec
@@ -25,21 +25,17 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         partial_range=spec.stream_k_tail or spec.kv_splits > 1,
         skip_masked=sizes.skip_masked,
         step_is=_step_is(sizes),
-        lists=list_words(
-            spec,
-            partial=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
-            several_lists=rows.sub_tiles > 1,
-            block_steps=sizes.block_steps,
-            step_blocks=sizes.step_blocks,
-        ),
+        list_piece=list_piece(spec),
+        block_steps=sizes.block_steps,
+        step_blocks=sizes.step_blocks,
+        divides_block=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
+        may_lack_list=rows.sub_tiles > 1,
         key_end_words=key_end_words(spec),
         softmax_scale=softmax_scale(spec),
         keys_of_pattern=keys_of_pattern(spec),
         formula=formula(spec),
         consumers=sizes.consumers,
         sub_tiles=sizes.sub_tiles,
-        block_steps=sizes.block_steps,
-        step_blocks=sizes.step_blocks,
         tile_stages=at.tile_stages,
         packed=rows.packed,
         asks_heads=rows.asks_heads,

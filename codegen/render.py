@@ -28,7 +28,6 @@ BANNER = """\
 //     {command}
 // spec: {json}
 // spec hash: {hash}
-// templates: {templates}
 """
 
 
@@ -123,16 +122,22 @@ def render_plan(plan: Plan, origin: str = "") -> str:
     body = prune(render_template(plan, plan.template, env))
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
-    assert isinstance(env.loader, _RecordingLoader)
     told = {
         "origin": origin or "a spec without a file",
         "command": f"codegen render {in_shell(origin) if origin else 'SPEC'}",
         "json": plan.spec.canonical_json(),
         "hash": plan.spec.hash,
-        "templates": ", ".join(sorted(env.loader.used)),
     }
     banner = BANNER.format(**{name: in_comment(text) for name, text in told.items()})
     return seal(banner + "\n" + body)
+
+
+def templates_of(plan: Plan) -> tuple[str, ...]:
+    """Template files that a plan is rendered from, sorted: paths below ``templates/``."""
+    env = environment()
+    render_template(plan, plan.template, env)
+    assert isinstance(env.loader, _RecordingLoader)
+    return tuple(sorted(env.loader.used))
 
 
 def render_template(plan: Plan, name: str, env: jinja2.Environment | None = None) -> str:

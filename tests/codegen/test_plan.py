@@ -38,7 +38,7 @@ from codegen.problem import (
     SpmmShape,
 )
 from codegen.receipts import Receipt, receipt_path
-from codegen.render import generate, render_plan
+from codegen.render import generate, render_plan, templates_of
 from codegen.spec import AttentionSpec
 
 C_TYPES = {"i32": {"int"}, "i64": {"int64"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
@@ -97,9 +97,7 @@ def test_templates_ask_every_flag() -> None:
     for named in (*shipped_specs(), *map(find_spec, unshipped)):
         generated = generate(named)
         kind = type(generated.plan.flags)
-        line = re.search(r"^// templates: (.*)$", generated.source, re.MULTILINE)
-        assert line is not None
-        text = "".join((TEMPLATES / path).read_text(encoding="utf-8") for path in line.group(1).split(", "))
+        text = "".join((TEMPLATES / path).read_text(encoding="utf-8") for path in templates_of(generated.plan))
         tags = re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
         asked.setdefault(kind, set()).update(word for tag in tags for word in re.findall(r"\w+", tag))
         given[kind] = {*generated.plan.flags.named()}

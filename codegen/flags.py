@@ -205,7 +205,6 @@ class PatternFlags(Flags):
         pattern_template: the pattern's template.
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
-        step_is: a step, in words.
         list_piece: the template of the iterator over a list.
         block_steps: steps in a listed block.
         step_blocks: listed blocks of a step.
@@ -216,7 +215,6 @@ class PatternFlags(Flags):
     pattern_template: str
     partial_range: bool
     skip_masked: bool
-    step_is: str
     list_piece: str
     block_steps: int
     step_blocks: int
@@ -292,71 +290,6 @@ class AttentionMmaSyncFlags(AttentionFlags):
 
 
 @dataclass(frozen=True)
-class AttentionSm90aPieces(Flags):
-    """Files of templates/attention/sm90a that a kernel is made of: one of each folder, which have the same macros.
-
-    Attributes:
-        grouping_piece: which query blocks form a tile.
-        kv_pipeline_piece: how consumers wait for K and V and release them.
-        load_groups_piece: groups of shared loads.
-        loads_piece: loads of a step.
-        lockstep_piece: whether thread blocks wait for each other.
-        logits_piece: what becomes of scores before the mask.
-        mask_piece: how pairs are hidden.
-        roles_piece: what the warps of the producer warpgroup do.
-        row_sum_piece: what is in the sum of a row.
-        rows_piece: whose queries the rows are.
-        q_operand_piece: where the products read Q.
-        q_stage_piece: when the place of Q is free.
-        schedule_piece: order of the consumers' products.
-        scheduler_piece: which thread block has which tile.
-        steps_piece: whether a tile may be without steps.
-        sub_tiles_piece: parts of a tile with key blocks of their own.
-        tile_order_piece: order of the tiles.
-        finish_piece: what becomes of O at the end of a work tile.
-        info_piece: what consumers read of a work tile.
-        producer_piece: the producer warps.
-        consumer_piece: the consumer warpgroups.
-        order_tiles_piece: the warp that orders shared loads.
-        key_range_piece: the piece that says which key blocks a work tile has.
-        overview_piece: what a consumer does, in words.
-        gemm_piece: the two products.
-        softmax_piece: the online softmax.
-        mainloop_piece: the steps of a work tile.
-        promotion_piece: when P V of FP8 becomes a part of O.
-    """
-
-    grouping_piece: str
-    kv_pipeline_piece: str
-    load_groups_piece: str
-    loads_piece: str
-    lockstep_piece: str
-    logits_piece: str
-    mask_piece: str
-    roles_piece: str
-    row_sum_piece: str
-    rows_piece: str
-    q_operand_piece: str
-    q_stage_piece: str
-    schedule_piece: str
-    scheduler_piece: str
-    steps_piece: str
-    sub_tiles_piece: str
-    tile_order_piece: str
-    finish_piece: str
-    info_piece: str
-    producer_piece: str
-    consumer_piece: str
-    order_tiles_piece: str
-    key_range_piece: str
-    overview_piece: str
-    gemm_piece: str
-    softmax_piece: str
-    mainloop_piece: str
-    promotion_piece: str
-
-
-@dataclass(frozen=True)
 class Fp8Flags:
     """Template parameters of FP8 inputs.
 
@@ -396,13 +329,14 @@ class AttentionSm90aFlags(AttentionFlags):
         packed: whether rows are anything but consecutive queries of one head.
         asks_heads: whether the kernel asks which head of its pack a row is of.
         q_in_registers: whether all of Q is kept in registers.
+        q_slices: slices of 16 columns of Q that are kept there; 0 in FP8.
         o_aliases_q: whether O is staged where Q was.
         surplus_first: whether surplus rows of a head's tiles lie before query 0.
         takes_work: whether the key blocks of a tile depend on the work tile: on its part of them, or on its round.
-        restricts: whether a tile or a sub-tile walks over its key blocks otherwise than the pattern says.
+        may_be_empty: whether a tile or a sub-tile may have no step.
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
         fp8: what FP8 inputs change; None of others.
-        pieces: files of the kernel's pieces.
+        logits_piece: what becomes of scores before the mask.
     """
 
     softmax_scale: str
@@ -415,13 +349,14 @@ class AttentionSm90aFlags(AttentionFlags):
     packed: bool
     asks_heads: bool
     q_in_registers: bool
+    q_slices: int
     o_aliases_q: bool
     surplus_first: bool
     takes_work: bool
-    restricts: bool
+    may_be_empty: bool
     uses_setmaxnreg: bool
     fp8: Fp8Flags | None
-    pieces: AttentionSm90aPieces
+    logits_piece: str
 
 
 @dataclass(frozen=True)

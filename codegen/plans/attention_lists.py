@@ -7,13 +7,6 @@ from codegen.spec import AttentionSpec
 PIECES = "attention/lists"
 
 
-def step_words(block_steps: int, step_blocks: int) -> str:
-    """Keys of a step, in words."""
-    if step_blocks > 1:
-        return "kStepBlocks listed key blocks"
-    return "one key block, or an equal part of it" if block_steps > 1 else "one key block"
-
-
 def list_piece(spec: AttentionSpec) -> str:
     """Template of the iterator over a list."""
     if spec.arch == "sm_90a":

@@ -15,7 +15,7 @@ from codegen.plan import (
 from codegen.plans.attention_expressions import expression_registers, expressions_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_lists import list_piece, step_words
+from codegen.plans.attention_lists import list_piece
 from codegen.plans.attention_logits import formula, keys_of_pattern, softmax_scale
 from codegen.plans.attention_mma_sync_operands import (
     BANK_BYTES,
@@ -170,7 +170,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             expressions=expressions_flags(spec),
             partial_range=False,
             skip_masked=False,
-            step_is=step_words(block_steps, n // load_keys),
             list_piece=list_piece(spec),
             block_steps=block_steps,
             step_blocks=n // load_keys,

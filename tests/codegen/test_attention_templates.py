@@ -37,7 +37,6 @@ SIZES = {
     "kSubTileRows": "the same",
     "kBlockQueries": "the same",
 }
-ROLES = {"q_stage", "share_kv"}  # folders whose pieces do not stand for each other in all kernels
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ATTENTION).as_posix())
 sm_90a = [named for named in shipped_specs() if named.spec.op == "attention" and named.spec.arch == "sm_90a"]
 every_kernel = pytest.mark.parametrize("named", sm_90a, ids=lambda named: named.stem)
@@ -59,11 +58,10 @@ def test_templates_are_mostly_cuda(folder: str) -> None:
 
 
 def test_pieces_of_a_folder_have_the_same_macros() -> None:
-    kernels = (ATTENTION / "sm90a", ATTENTION / "mma_sync")
-    folders = [path for kernel in kernels for path in kernel.iterdir() if path.is_dir() and path.name not in ROLES]
+    folders = [path for path in (ATTENTION / "mma_sync").iterdir() if path.is_dir()]
     for folder in [*folders, ATTENTION / "logits"]:
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.j2"))]
-        macros = [set(re.findall(r"\{% macro (\w+)\(", text)) - {"columns", "apply_to"} for text in texts]
+        macros = [set(re.findall(r"\{% macro (\w+)\(", text)) for text in texts]
         assert all(names == macros[0] for names in macros), folder.name
 
 

@@ -183,7 +183,7 @@ def test_plan_values_are_single_lines(named: NamedSpec) -> None:
     texts += [constant.comment for constant in plan.constants] + [param.doc for param in plan.params]
     texts += [region.doc for region in plan.shared]
     assert not [text for text in texts if "\n" in text]
-    assert all(isinstance(value, int | str | bool) for value in atoms(tuple(plan.flags.named().values())))
+    assert all(isinstance(value, int | str | bool | None) for value in atoms(tuple(plan.flags.named().values())))
 
 
 def atoms(value: Any) -> list[Any]:

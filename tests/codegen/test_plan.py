@@ -329,8 +329,9 @@ def test_large_tiles_take_registers_from_the_producer(attention: dict[str, Any])
 
 
 def q_operand(plan: Plan) -> str:
-    """Where the products of an sm_90a attention kernel read Q: the name of the piece."""
-    return Path(str(plan.flags.named()["q_operand_piece"])).name.removesuffix(".cuh.j2")
+    """Where the products of an sm_90a attention kernel read Q."""
+    flags = plan.flags.named()
+    return "registers" if flags["q_in_registers"] else "slices" if flags["q_slices"] else "shared"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.errors import SpecError
+from codegen.layout import lay_out
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.plans import plan_for
 from codegen.render import SEAL, environment, render, render_plan, seal_is_intact, templates_of
@@ -275,3 +276,14 @@ def test_the_plan_is_all_that_a_source_depends_on(named: NamedSpec) -> None:
     assert render_plan(plan, named.origin) == render(named)
     other = dataclasses.replace(plan, stem="another_name")
     assert render_plan(other, named.origin) != render(named)
+
+
+def test_a_macro_that_no_condition_defines_prints_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codegen.render.TEMPLATES", tmp_path)
+    (tmp_path / "turns").write_text("{% if several %}{% macro begin(w) %}begin {{ w }}{% endmacro %}{% endif %}")
+    (tmp_path / "right").write_text("{% import 'turns' as turns with context %}[{{ turns.begin(1) }}]")
+    (tmp_path / "wrong").write_text("{% import 'turns' as turns with context %}[{{ turns.start(1) }}]")
+    texts = [lay_out(environment().get_template("right").render(several=several)) for several in (True, False)]
+    assert texts == ["[begin 1]", "[]"]
+    with pytest.raises(jinja2.UndefinedError, match="start"):
+        environment().get_template("wrong").render(several=True)

@@ -60,7 +60,7 @@ class _Environment(jinja2.Environment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, TemplateModule) and not hasattr(obj, attribute):
             assert isinstance(self.loader, _RecordingLoader)
-            if attribute in self.loader.hooks[obj.__name__]:
+            if attribute in self.loader.hooks[str(obj.__name__)]:
                 return _print_nothing
         return super().getattr(obj, attribute)
 

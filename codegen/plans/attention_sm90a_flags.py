@@ -5,9 +5,6 @@ from __future__ import annotations
 from codegen.flags import AttentionSm90aFlags
 from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_fp8 import fp8_flags, is_fp8
-from codegen.plans.attention_kv_lengths import key_end_words
-from codegen.plans.attention_lists import list_piece
-from codegen.plans.attention_logits import formula, keys_of_pattern, logits_piece, softmax_scale
 from codegen.plans.attention_sm90a_text import Arrangement, Sizes
 
 
@@ -19,15 +16,10 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         expressions=expressions_flags(spec, "column"),
         partial_range=spec.stream_k_tail or spec.kv_splits > 1,
         skip_masked=sizes.skip_masked,
-        list_piece=list_piece(spec),
         block_steps=sizes.block_steps,
         step_blocks=sizes.step_blocks,
         divides_block=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
         may_lack_list=rows.sub_tiles > 1,
-        key_end_words=key_end_words(spec),
-        softmax_scale=softmax_scale(spec),
-        keys_of_pattern=keys_of_pattern(spec),
-        formula=formula(spec),
         consumers=sizes.consumers,
         sub_tiles=sizes.sub_tiles,
         tile_stages=at.tile_stages,
@@ -41,7 +33,6 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         may_be_empty=may_be_empty(sizes),
         uses_setmaxnreg=uses_setmaxnreg,
         fp8=fp8_flags(sizes) if is_fp8(spec) else None,
-        logits_piece=logits_piece(spec),
     )
 
 

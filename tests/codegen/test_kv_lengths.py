@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from batch_values import PROBLEMS_OF_LENGTHS as PROBLEMS
-from batch_values import declarations, lengths_of
+from batch_values import declarations, key_end_functions, lengths_of
 
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PatternBase
@@ -114,7 +114,7 @@ def host_program(plan: Plan, folder: Path) -> Path:
     text = PROGRAM % {
         "declarations": declarations([pattern], kv_lengths=True),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
-        "key_end": render_template(plan, "attention/kv_lengths.cuh.j2"),
+        "key_end": key_end_functions(plan),
         "pattern": render_template(plan, str(plan.flags.pattern_template)),
         "masked": "blocks.masked(i, block)" if pattern.masks_pairs and not plan.flags.skip_masked else "false",
         "visible": "visible(p, kBatch, first + row, key)"

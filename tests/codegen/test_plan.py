@@ -105,8 +105,8 @@ def test_templates_ask_every_flag() -> None:
     assert not {kind.__name__: names - asked[kind] for kind, names in given.items() if names - asked[kind]}
 
 
-EXPRESSIONS = {"aux", "expression_helpers", "mask_lines", "row_parts_piece", "column_parts_piece"}
-EXPRESSIONS |= {"score_expression", "score_key_piece", "score_lines", "slope_expression", "slope_lines"}
+EXPRESSIONS = {"aux", "expression_helpers", "mask_lines", "shares_row_parts", "shares_column_parts"}
+EXPRESSIONS |= {"score_expression", "score_lines", "slope_expression", "slope_lines"}
 EXPRESSIONS |= {"pair_expression", "pair_lines"}
 """Of masks and scores that are expressions: all kernels are asked for them, and not all have some."""
 

@@ -15,6 +15,7 @@ from codegen.plans.bsr_parts import (
     PRODUCER_REGISTERS,
     THREADS,
     WARPGROUP,
+    stage_ring,
 )
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 
@@ -223,10 +224,10 @@ def _piece_bytes(spec: Fp8Spec) -> int:
 def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
     """Return the shared memory of a kernel, as far as both have it."""
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    shared = SharedLayout()
-    shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes")
-    shared.add("B", spec.stages * n * k, f"ring of B tiles, {n} columns of {k} bytes")
-    shared.add("C", CONSUMERS * pieces * _piece_bytes(spec), f"{pieces} pieces of C of each warpgroup")
+    shared, ring = SharedLayout(), stage_ring(spec.stages)
+    shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes", ring=ring)
+    shared.add("B", spec.stages * n * k, f"ring of B tiles, {n} columns of {k} bytes", ring=ring)
+    shared.add("C", CONSUMERS * pieces * _piece_bytes(spec), f"{pieces} pieces of C of each warpgroup", stores=True)
     return shared
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from codegen.arch import ARCHS, WARP
 from codegen.aux_gradients import COLUMNS, DIAGONALS, ROWS, Read, lines_of, reads_of, sums_name
 from codegen.dtypes import DTYPES
-from codegen.flags import HALF_COPIES, AttentionBackwardAuxFlags
+from codegen.flags import AttentionBackwardAuxFlags
 from codegen.plan import (
     Constant,
     Param,
@@ -210,9 +210,8 @@ def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBac
         key_end_words=key_end_of_threads(spec.forward),
         mask_piece=f"{PIECES}/mma_sync/dq_mask/{'bits' if spec.pattern.masks_by_bits else mask}.cuh.j2",
         columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-        copies=HALF_COPIES,
         rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-        thread="threadIdx.x",
+        rereads_thread=False,
         aux_sums=sums,
         has_pairs=_has_pairs(reads),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from codegen.arch import ARCHS, WARP
 from codegen.dtypes import DTYPES
-from codegen.flags import HALF_COPIES, AttentionBackwardMmaSyncFlags
+from codegen.flags import AttentionBackwardMmaSyncFlags
 from codegen.plan import (
     Constant,
     Param,
@@ -98,9 +98,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
             sums_piece=f"{MMA_SYNC_PIECES}/key_sums/{'both' if whole else 'divided'}.cuh.j2",
             q_operand_piece=f"{MMA_SYNC_PIECES}/q_operand/{'registers' if whole else 'shared'}.cuh.j2",
             columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-            copies=HALF_COPIES,
             rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-            thread="threadIdx.x",
+            rereads_thread=False,
         ),
         grid_summary=f"{'two thread blocks' if blocks > 1 else 'one thread block'} for each tile, "
         f"{ctas_per_sm} at a time on an SM",

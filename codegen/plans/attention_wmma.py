@@ -18,7 +18,7 @@ from codegen.plan import (
 from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_lists import list_words, step_words
+from codegen.plans.attention_lists import list_piece, step_words
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -153,13 +153,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             partial_range=False,
             skip_masked=False,
             step_is=step_words(block_steps, n // load_keys),
-            lists=list_words(
-                spec,
-                partial=block is not None and block.q > m,
-                several_lists=False,
-                block_steps=block_steps,
-                step_blocks=n // load_keys,
-            ),
+            list_piece=list_piece(spec),
+            block_steps=block_steps,
+            step_blocks=n // load_keys,
+            divides_block=block is not None and block.q > m,
             key_end_words=key_end_words(spec),
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",

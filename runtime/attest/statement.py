@@ -17,6 +17,7 @@ from codegen.errors import CodegenError, FileError
 from codegen.files import holds, is_file, read_bytes
 from codegen.freshness import render_command
 from codegen.library import GENERATED, ROOT, SPECS, TEMPLATES, NamedSpec
+from codegen.plain import first_reason
 from codegen.receipts import Sha256, receipt_path, source_sha256
 from runtime.attest.sbom import PACKAGE, TOOLS, purl, sbom
 from runtime.compile import toolchain
@@ -124,9 +125,7 @@ def statement_of(value: Any, path: Path) -> Statement:
     try:
         found = Statement.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise FileError(path, f"is no statement with provenance: {field}: {first['msg']}") from None
+        raise FileError(path, f"is no statement with provenance: {first_reason(error)}") from None
     if found.definition.buildType != BUILD_TYPE:
         raise FileError(path, f"is of builds of another type: {found.definition.buildType}")
     return found

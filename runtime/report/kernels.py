@@ -14,7 +14,7 @@ from codegen.cli import place_of
 from codegen.errors import CodegenError
 from codegen.files import is_file, read_text
 from codegen.library import ROOT, NamedSpec
-from codegen.plain import json_value
+from codegen.plain import first_reason, json_value
 from codegen.plan import Plan
 from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256, source_sha256, state
 from codegen.render import generate
@@ -138,6 +138,4 @@ def _record(stem: str, known: Mapping[str, Any]) -> Record | None:
     try:
         return Record.model_validate(known[stem])
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, (stem, *first["loc"])))
-        raise CodegenError(f"{KNOWN.as_posix()}: {one_line(field)}: {one_line(first['msg'])}") from None
+        raise CodegenError(f"{KNOWN.as_posix()}: {first_reason(error, stem)}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.arch import ARCHS
 from codegen.spec import AttentionSpec
 
 PIECES = "attention/lists"
@@ -16,6 +17,6 @@ def step_words(block_steps: int, step_blocks: int) -> str:
 
 def list_piece(spec: AttentionSpec) -> str:
     """Template of the iterator over a list."""
-    if spec.arch == "sm_90a":
+    if ARCHS[spec.arch].has_wgmma:
         return f"{PIECES}/{'shared' if spec.share_kv_loads else 'walked'}.cuh.j2"
     return f"{PIECES}/{'taken' if spec.pattern.list_length is None else 'taken_fixed'}.cuh.j2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codegen.arch import ARCHS, KIB
+from codegen.block_sizes import KEYS, query_sizes
 from codegen.plan import Constant, Plan, Registers, Ring, SharedLayout, check_budget, require
 from codegen.plans import attention_fp8 as fp8
 from codegen.plans import attention_sm90a_pieces as pieces
@@ -40,8 +41,6 @@ LIST_PRODUCER = 40
 REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 28}
 # A softcap beside shared K/V loads: without these a step of 128 keys spilled, with three warpgroups and heads of 64.
 SHARED_SOFTCAP = 8
-QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
-LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
 # (q_in_registers, tile_stages, o_aliases_q), best first; the first that fits is used. Two stages prefetch the next
 # tile's Q; O with a region of its own is stored while that arrives. Q in registers frees its stage at once.
@@ -153,10 +152,11 @@ def _check_tile(spec: AttentionSpec) -> None:
     turns = f"is ping_pong, which orders several warpgroups; with tile.m {m} there is one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
     if block is not None:
-        sizes = [size for size in QUERY_BLOCKS if size * spec.pack_gqa >= LEAST_ROWS]
+        sizes, key_sizes = query_sizes(spec.pack_gqa), KEYS["wgmma"]
         those = f"allowed on {spec.arch} with pack_gqa {spec.pack_gqa}: {', '.join(map(str, sizes))}"
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
-        require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {spec.arch}: 64, 128")
+        those_keys = f"is {block.kv}; allowed on {spec.arch}: {', '.join(map(str, key_sizes))}"
+        require(block.kv in key_sizes, "pattern.block.kv", those_keys)
         rows = block.q * spec.pack_gqa
         reason = f"is {m}; a tile is whole query blocks, or an equal part of one: a query block has {rows} rows"
         require(m % rows == 0 or rows % m == 0, "tile.m", reason)

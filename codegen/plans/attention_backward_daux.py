@@ -14,6 +14,7 @@ from codegen.plan import (
     Plan,
     Prologue,
     Registers,
+    Ring,
     SharedLayout,
     SharedRegion,
     check_budget,
@@ -135,7 +136,8 @@ def _shared(
     """Lay out the shared memory: the ring, in whose place Q and dO arrive, and pairs on their way to sums."""
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
-    ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), f"{stages} stages, each K and V of a step")
+    doc = f"{stages} stages, each K and V of a step"
+    ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), doc, ring=Ring(stages))
     if _has_pairs(reads):
         shared.add("Pairs", spec.tile.m * _pair_stride(spec) * 4, "what pairs of a step add to sums of other warps too")
     step_meta(shared, spec)

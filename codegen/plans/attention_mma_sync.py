@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
+from codegen.block_sizes import query_sizes
 from codegen.dtypes import DTYPES
 from codegen.flags import AttentionMmaSyncFlags
 from codegen.plan import (
@@ -55,8 +56,6 @@ LENGTH_OVERHEAD = 2  # and for kv_lengths, where a listed block is several steps
 FEW_LEFT = 4
 ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
-BLOCKS = (16, 32, 64, 128)
-QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows of their heads
 NARROW_HEAD = 64  # elements
 WIDEST_OF_HIGH_WARPS = 128  # elements of a head of which O of 32 rows fits a thread's registers
 GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
@@ -208,7 +207,7 @@ def _check_tile(spec: AttentionSpec) -> None:
     name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     heads = spec.pack_gqa
     if block is not None:  # before the tile, whose default follows from the block
-        sizes = tuple(size for size in QUERY_BLOCKS if size * heads >= TILE_ROWS)
+        sizes = query_sizes(heads)
         packed = f" with pack_gqa {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
     require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")

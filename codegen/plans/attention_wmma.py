@@ -9,6 +9,7 @@ from codegen.plan import (
     Constant,
     Plan,
     Registers,
+    Ring,
     SharedLayout,
     SharedRegion,
     check_budget,
@@ -72,7 +73,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     strip_bytes, prob_bytes = (MMA * strip_stride * size for size in (4, dtype.bytes))
 
     shared = SharedLayout()
-    shared.add("Ring", spec.stages * slot_bytes, f"{spec.stages} slots, each K or V of one step")
+    slots = f"{spec.stages} slots, each K or V of one step"
+    shared.add("Ring", spec.stages * slot_bytes, slots, ring=Ring(spec.stages))
     shared.add("Strips", warps * strip_bytes, f"a strip for each warp, {MMA} rows of {strip_stride} floats", align=128)
     # Q is in fragments before the last slot and the strips are used.
     doc = "Q tile: in the slot that is filled last" + (", and the strips after it" if m > n else "")

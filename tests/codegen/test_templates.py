@@ -10,7 +10,7 @@ import pytest
 
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.render import render, templates_of
+from codegen.render import generate, render
 
 MOST_TAGS = 0.12
 """Share of the lines of a template that may be tags; three lines are allowed in any."""
@@ -73,7 +73,7 @@ def test_exceptions_are_needed(name: str) -> None:
 def test_every_template_is_used() -> None:
     """By shipped kernels, or by those that other tests compile."""
     fields = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
-    used = {name for named in [*BSR, *map(find_spec, [*fields, *OTHERS])] for name in templates_of(plan_for(named))}
+    used = {name for named in [*BSR, *map(find_spec, [*fields, *OTHERS])] for name in generate(named).templates}
     assert not {path.relative_to(TEMPLATES).as_posix() for path in PIECES} - used
 
 

@@ -161,35 +161,6 @@ class PatternFlags(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionMmaSyncPieces(Flags):
-    """Files that a kernel of attention/mma_sync.cu.j2 is made of: one of each folder, which have the same macros.
-
-    Attributes:
-        columns_piece: whether a head's rows have as many columns as the kernel's, and what these are times.
-        kv_pipeline_piece: how K and V of a step are waited for.
-        mask_piece: how pairs are hidden.
-        q_operand_piece: where the products read Q.
-        row_sum_piece: what is in the sum of a row.
-        rows_piece: whose queries the rows are.
-        walk_piece: where the key blocks of a step are from.
-        softmax_piece: the online softmax.
-        pv_gemm_piece: the product P V.
-        promotion_piece: when P V of FP8 becomes a part of O.
-    """
-
-    columns_piece: str
-    kv_pipeline_piece: str
-    mask_piece: str
-    q_operand_piece: str
-    row_sum_piece: str
-    rows_piece: str
-    walk_piece: str
-    softmax_piece: str
-    pv_gemm_piece: str
-    promotion_piece: str
-
-
-@dataclass(frozen=True)
 class AttentionMmaSyncFlags(PatternFlags):
     """Template parameters of attention/mma_sync.cu.j2.
 
@@ -198,14 +169,14 @@ class AttentionMmaSyncFlags(PatternFlags):
         overlaps: whether exponentials of a group of keys overlap P V of the one before.
         q_beyond: whether Q extends beyond the slots of the ring that are filled last.
         rereads_thread: whether the thread's number is read at each use, as registers are few.
-        pieces: files of the kernel's pieces.
+        q_in_registers: whether Q is in registers throughout.
     """
 
     paired: bool
     overlaps: bool
     q_beyond: bool
     rereads_thread: bool
-    pieces: AttentionMmaSyncPieces
+    q_in_registers: bool
 
 
 @dataclass(frozen=True)
@@ -682,18 +653,12 @@ class AttentionBackwardMmaSyncFlags(Flags):
         options: what they ask of the options.
         sums_piece: whether a thread block has dK and dV of its keys, or one of them.
         q_operand_piece: where the products of dQ read Q and dO.
-        columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        rows_piece: whose queries the rows are, likewise.
-        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
     """
 
     walk: AttentionBackwardFlags
     options: AttentionBackwardOptionFlags
     sums_piece: str
     q_operand_piece: str
-    columns_piece: str
-    rows_piece: str
-    rereads_thread: bool
 
 
 @dataclass(frozen=True)
@@ -724,18 +689,12 @@ class AttentionBackwardAuxFlags(Flags):
     Attributes:
         pattern: what all kernels of gradients ask.
         mask_piece: how pairs are hidden.
-        columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        rows_piece: whose queries the rows are, likewise.
-        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
         aux_sums: what is summed up.
         has_pairs: whether some of it goes through shared memory.
     """
 
     pattern: AttentionBackwardPatternFlags
     mask_piece: str
-    columns_piece: str
-    rows_piece: str
-    rereads_thread: bool
     aux_sums: tuple[AuxSumFlags, ...]
     has_pairs: bool
 

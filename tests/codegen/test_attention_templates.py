@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import for_each
 
 from codegen.library import TEMPLATES, NamedSpec, shipped_specs
 from codegen.render import render
@@ -37,9 +38,15 @@ SIZES = {
     "kSubTileRows": "the same",
     "kBlockQueries": "the same",
 }
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ATTENTION).as_posix())
-sm_90a = [named for named in shipped_specs() if named.spec.op == "attention" and named.spec.arch == "sm_90a"]
-every_kernel = pytest.mark.parametrize("named", sm_90a, ids=lambda named: named.stem)
+every_file = for_each("path", lambda: FILES, lambda path: path.relative_to(ATTENTION).as_posix())
+
+
+def sm_90a_kernels() -> list[NamedSpec]:
+    """Shipped specs of attention on sm_90a."""
+    return [named for named in shipped_specs() if named.spec.op == "attention" and named.spec.arch == "sm_90a"]
+
+
+every_kernel = for_each("named", sm_90a_kernels, lambda named: named.stem)
 
 
 @every_file

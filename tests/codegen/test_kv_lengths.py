@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,9 @@ def rows_of(plan: Plan) -> int:
     return plan.tile_queries // (plan.sub_tiles if plan.spec.kv_splits == 1 else 1)
 
 
-def host_program(plan: Plan, folder: Path) -> Path:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ to compile the host program with")
+def host_program(plan: Plan) -> str:
     pattern = pattern_of(plan)
-    text = PROGRAM % {
+    return PROGRAM % {
         "declarations": declarations([pattern], kv_lengths=True),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "key_end": key_end_functions(plan),
@@ -123,9 +122,6 @@ def host_program(plan: Plan, folder: Path) -> Path:
         "rows": rows_of(plan),
         "parts": PARTS if plan.flags.partial_range else "",
     }
-    (folder / "main.cpp").write_text(text, encoding="utf-8")
-    subprocess.run(["g++", "-std=c++17", "main.cpp", "-o", "main"], cwd=folder, check=True)
-    return folder / "main"
 
 
 @pytest.mark.parametrize(
@@ -133,9 +129,16 @@ def host_program(plan: Plan, folder: Path) -> Path:
     [plan for plan in plans() if not plan.flags.skip_masked],
     ids=lambda plan: f"{plan.spec.pattern.stem()}-{plan.spec.arch}-{plan.tile_queries}x{plan.spec.tile.n}",
 )
-def test_no_step_lies_behind_the_length_and_no_pair_is_lost(plan: Plan, tmp_path: Path) -> None:
-    program, pattern, keys = host_program(plan, tmp_path), pattern_of(plan), plan.spec.tile.n  # type: ignore[union-attr]
-    rows = rows_of(plan)
+def test_no_step_lies_behind_the_length_and_no_pair_is_lost(
+    plan: Plan, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    text = host_program(plan)
+    recorded(text)
+    (tmp_path / "main.cpp").write_text(text, encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    pattern, keys, rows = pattern_of(plan), plan.spec.tile.n, rows_of(plan)  # type: ignore[union-attr]
     for q_len, kv_len in PROBLEMS:
         prefix = kv_len // 3
         values = pattern.values_of([prefix])
@@ -144,7 +147,7 @@ def test_no_step_lies_behind_the_length_and_no_pair_is_lost(plan: Plan, tmp_path
             for query in range(q_len)
         ]
         for length in lengths_of(kv_len):
-            words = map(str, (program, q_len, kv_len, prefix, length))
+            words = map(str, (tmp_path / "main", q_len, kv_len, prefix, length))
             lines = iter(subprocess.run([*words], check=True, capture_output=True, text=True).stdout.splitlines())
             end = max(0, min(length, kv_len))
             for first in range(0, q_len, rows):

@@ -49,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"errors", "checks", "expressions", "kernels", "kernel", "patterns", "convert", "prepare"},
     "nn": {"errors", "checks", "ops", "prepare"},
     "bench": {"errors", "expressions", "prepare", "kernels", "kernel"},
-    "distributed": {"errors", "checks", "driver", "expressions", "kernels", "ops", "patterns"},
+    "distributed": {"errors", "checks", "kept", "driver", "expressions", "kernels", "ops", "patterns"},
     "verify": {"errors", "compile", "driver", "expressions", "prepare", "kernels", "kernel", "result_rows"},
     "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
     "baselines": {"errors", "compile", "kernel", "bench", "verify"},

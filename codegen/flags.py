@@ -484,29 +484,29 @@ class MmaSyncFp8Flags:
 
 @dataclass(frozen=True)
 class SddmmMmaFlags(Flags):
-    """What bsr_sddmm/mma_fp8.cu.j2 asks.
+    """Template parameters of bsr_sddmm/mma.cu.j2.
 
     Attributes:
-        fp8: products and strips.
-        mainloop: the template of the steps of a unit.
-        row_scales: whether rows of A and of B have scales of their own.
+        fp8: products and strips of FP8 operands; None of others.
+        row_scales: whether rows of A and of B have scales of their own, in FP8.
     """
 
-    fp8: MmaSyncFp8Flags
-    mainloop: str
+    fp8: MmaSyncFp8Flags | None
     row_scales: bool
 
 
 @dataclass(frozen=True)
-class SpmmMmaParts(Flags):
-    """What both bsr_spmm/mma.cu.j2 and mma_fp8.cu.j2 ask.
+class SpmmMmaFlags(Flags):
+    """Template parameters of bsr_spmm/mma.cu.j2.
 
     Attributes:
         b_tile: the template of tiles in shared memory, by how B is stored.
         lanes: the template of where a lane's operands begin in them.
         b_and_c: how B and C are stored, in words.
         mainloop: the template of the main loop.
+        by_columns: whether B is stored by columns.
         some_copy_a: whether an A tile has fewer chunks than there are threads.
+        fp8: products and strips of FP8 operands; None of others.
         block_scales: whether blocks of A and of columns of B have scales of their own, in FP8.
     """
 
@@ -514,22 +514,10 @@ class SpmmMmaParts(Flags):
     lanes: str
     b_and_c: str
     mainloop: str
-    some_copy_a: bool
-    block_scales: bool
-
-
-@dataclass(frozen=True)
-class SpmmMmaFlags(SpmmMmaParts):
-    """What bsr_spmm/mma.cu.j2 asks: ``by_columns``, whether B is stored by columns, too."""
-
     by_columns: bool
-
-
-@dataclass(frozen=True)
-class SpmmMmaFp8Flags(SpmmMmaParts):
-    """What bsr_spmm/mma_fp8.cu.j2 asks: ``fp8``, products and strips, too."""
-
-    fp8: MmaSyncFp8Flags
+    some_copy_a: bool
+    fp8: MmaSyncFp8Flags | None
+    block_scales: bool
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ ATTENTION = TEMPLATES / "attention"
 FILES = sorted(ATTENTION.rglob("*.j2"))
 MOST_LINES = 250  # of a piece
 # Share of the lines of a kernel's templates that have a tag, every import and macro included, or else an insertion.
-MOST_LOGIC = {"sm90a": 0.45, "mma_sync": 0.37, "patterns": 0.40, "lists": 0.31}
+MOST_LOGIC = {"sm90a": 0.45, "mma_sync": 0.37, "patterns": 0.40}
 LONGER = {"wmma.cu.j2"}  # a whole kernel
 # Constants that are 1 by the size of a problem or a tile, or as the name of a barrier.
 SIZES = {
@@ -37,7 +37,6 @@ SIZES = {
     "kSubTileRows": "the same",
     "kBlockQueries": "the same",
 }
-ROLES = {"q_stage", "share_kv"}  # folders whose pieces do not stand for each other in all kernels
 every_file = for_each("path", lambda: FILES, lambda path: path.relative_to(ATTENTION).as_posix())
 
 
@@ -65,11 +64,10 @@ def test_templates_are_mostly_cuda(folder: str) -> None:
 
 
 def test_pieces_of_a_folder_have_the_same_macros() -> None:
-    kernels = (ATTENTION / "sm90a", ATTENTION / "mma_sync")
-    folders = [path for kernel in kernels for path in kernel.iterdir() if path.is_dir() and path.name not in ROLES]
-    for folder in [*folders, ATTENTION / "logits"]:
+    folders = [path for path in (ATTENTION / "mma_sync").iterdir() if path.is_dir()]
+    for folder in folders:
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.j2"))]
-        macros = [set(re.findall(r"\{% macro (\w+)\(", text)) - {"columns", "apply_to"} for text in texts]
+        macros = [set(re.findall(r"\{% macro (\w+)\(", text)) for text in texts]
         assert all(names == macros[0] for names in macros), folder.name
 
 

@@ -11,7 +11,7 @@ from each import for_each
 
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.render import render
+from codegen.render import generate, render
 
 MOST_TAGS = 0.12
 """Share of the lines of a template that may be tags; three lines are allowed in any."""
@@ -80,8 +80,7 @@ def test_exceptions_are_needed(name: str) -> None:
 def test_every_template_is_used() -> None:
     """By shipped kernels, or by those that other tests compile."""
     fields = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
-    sources = [*map(render, bsr_specs()), *(render(find_spec(spec)) for spec in [*fields, *OTHERS])]
-    used = {name for source in sources for name in re.findall(r"[\w/.]+\.j2", source.partition("\n\n")[0])}
+    used = {name for named in [*bsr_specs(), *map(find_spec, [*fields, *OTHERS])] for name in generate(named).templates}
     assert not {path.relative_to(TEMPLATES).as_posix() for path in PIECES} - used
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from each import for_each
 
 from codegen.library import TEMPLATES, NamedSpec, shipped_specs

@@ -4,8 +4,9 @@ A test with a host run calls the fixture ``recorded`` before it compiles anythin
 outcome. If ``tests/host/known.json`` has the key of these texts, the test ends there as passed.
 
 The key covers the node id, these texts, the headers in tests/host, the test's module, and the modules of tests/ that it
-imports, directly or through others. It does not cover codegen/, runtime/ (launches, cases, oracles), torch, nor the
-compiler of the host. A sample of the recorded runs, another one each day, and ``--all-host`` cover those.
+imports, directly or through others. Comments of CUDA and C++ do not count. The key does not cover codegen/, runtime/
+(launches, cases, oracles), torch, nor the compiler of the host. A sample of the recorded runs, another one each day,
+and ``--all-host`` cover those.
 """
 
 from __future__ import annotations
@@ -69,20 +70,29 @@ def modules_of(path: Path) -> tuple[Path, ...]:
 
 @cache
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 of a file; comments of a header do not count."""
+    text = path.read_text(encoding="utf-8")
+    return hashlib.sha256((code_of(text) if path.suffix == ".h" else text).encode()).hexdigest()
 
 
-def key_of(node_id: str, path: Path, texts: Iterable[str]) -> str:
+def code_of(source: str) -> str:
+    """CUDA or C++ without comments."""
+    from codegen.prune import without_comments
+
+    return without_comments(source)
+
+
+def key_of(node_id: str, path: Path, source: str, more: Iterable[str] = ()) -> str:
     """Key of a run: SHA-256 of all that the module docstring names.
 
     Args:
         node_id: node id of the test.
         path: module of the test.
-        texts: sources or programs, and cases.
+        source: generated source or program.
+        more: cases, and what else decides the outcome.
     """
     files = {file.name: digest_of(file) for file in (*modules_of(path), *sorted(TESTS.glob("host/*.h")))}
-    return hashlib.sha256(json.dumps([node_id, files, list(texts)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([node_id, files, code_of(source), *more]).encode()).hexdigest()
 
 
 def sample(known: Iterable[str], seed: int) -> frozenset[str]:
@@ -109,17 +119,17 @@ def recorded(
 ) -> Callable[..., None]:
     """A function that ends the test if a record shows that the same run passed.
 
-    Call it once, before anything is compiled, with every text that decides the outcome: the generated source or the
-    program, after replacements, and the case.
+    Call it once, before anything is compiled, with every text that decides the outcome: first the generated source or
+    the program, after replacements, then the cases.
     """
     called = False
 
-    def end_if_known(*texts: str) -> None:
+    def end_if_known(source: str, *more: str) -> None:
         nonlocal called
-        assert texts and not called, "call recorded once, with all texts"
+        assert not called, "call recorded once, with all texts"
         called = True
         options, node_id = request.config.option, request.node.nodeid
-        key = key_of(node_id, request.node.path, texts)
+        key = key_of(node_id, request.node.path, source, more)
         if options.all_host:
             how = ALL
         elif known_runs.get(node_id) != key:

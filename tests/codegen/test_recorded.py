@@ -48,6 +48,7 @@ def test_run(name, text, recorded):
     (HERE / f"{name}.ran").touch()
     assert text != "fails"
 """
+PATHS = os.pathsep.join(map(str, (recorded.TESTS, recorded.TESTS.parent)))
 A, B = "test_one.py::test_run[a]", "test_one.py::test_run[b]"
 
 
@@ -66,7 +67,7 @@ class Runs:
         for file in self.folder.glob("*.ran"):
             file.unlink()
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-        environment = {**os.environ, "PYTHONPATH": str(recorded.TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environment = {**os.environ, "PYTHONPATH": PATHS, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         done = subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=300
         )
@@ -149,11 +150,12 @@ def test_a_key_covers_the_modules_that_build_and_run_a_kernel(monkeypatch: pytes
     path = Path(__file__).with_name("test_bsr_fp8_on_the_host.py")
     names = {module.name for module in recorded.modules_of(path)}
     assert {path.name, "host_bsr_fp8.py", "host_mma_fp8.py", "host_launch.py", "host_kernel.py"} <= names
-    before = recorded.key_of("a", path, ["text"])
-    assert before == recorded.key_of("a", path, ["text"])
-    assert len({before, recorded.key_of("b", path, ["text"]), recorded.key_of("a", path, ["te", "xt"])}) == 3
+    before = recorded.key_of("a", path, "f(1);", ["case // 2"])
+    assert before == recorded.key_of("a", path, "f(1);  // a comment\n", ["case // 2"])
+    others = (("b", "f(1);", "case // 2"), ("a", "f(2);", "case // 2"), ("a", "f(1);", "case // 3"))
+    assert before not in {recorded.key_of(node_id, path, source, [case]) for node_id, source, case in others}
     digest_of = recorded.digest_of
     for name in ("host_launch.py", "mma_fp8.h"):
         with monkeypatch.context() as patch:
             patch.setattr(recorded, "digest_of", lambda file, name=name: file.name == name or digest_of(file))
-            assert recorded.key_of("a", path, ["text"]) != before
+            assert recorded.key_of("a", path, "f(1);", ["case // 2"]) != before

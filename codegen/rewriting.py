@@ -72,7 +72,7 @@ def _edited(text: str, node: Node, change: Change) -> str:
 
 def _entry(node: Node, name: str, change: Change) -> Entry:
     entry = node.entry(name) if isinstance(node, MappingNode) else None
-    if entry is None:  # it was merged into this mapping from another one
+    if entry is None:  # an alias stands for a mapping
         raise _by_hand(change)
     return entry
 

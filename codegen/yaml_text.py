@@ -56,7 +56,7 @@ def read_yaml(text: str, origin: str) -> Document:
     except yaml.MarkedYAMLError as error:
         line = f"{origin}:{error.problem_mark.line + 1}" if error.problem_mark else origin
         raise SpecError("", _problem(error, text), line) from None
-    except (ValueError, OverflowError) as error:  # the parser in Python: an escape that stands for no character
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # characters and escapes that YAML does not have
         reason = str(error).strip().partition("\n")[0]
         raise SpecError("", f"is not YAML: {reason or type(error).__name__}", origin) from None
 
@@ -81,7 +81,7 @@ class _Copy(PlainCopy):
     """Copies nodes.
 
     Attributes:
-        lines: line of each field, by dotted name; a merged key has no line of its own.
+        lines: line of each field, by dotted name.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,6 @@ class _Copy(PlainCopy):
                 raise SpecError(spelt, "is a mapping or a list; the name of a field is a word")
             fields[entry.key.value] = entry.value
             self.lines[joined(name, entry.key.value)] = entry.line
-        fields.update((each.key.value, each.value) for each in node.merged if isinstance(each.key, ScalarNode))
         return super().of(fields, name, level)
 
 

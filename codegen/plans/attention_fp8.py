@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import Fp8Flags
 from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
 from codegen.plans.attention_rows import SWIZZLE
@@ -32,7 +32,7 @@ UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pa
 
 def is_fp8(spec: AttentionSpec) -> bool:
     """Return whether a spec's inputs are FP8."""
-    return spec.dtype in FP8
+    return spec.is_fp8
 
 
 TILE: tuple[Rule[AttentionSpec], ...] = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from codegen.arch import ARCHS
-from codegen.dtypes import FP8
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.plans.attention_expressions import aux_params, expressions_summary
@@ -31,7 +30,7 @@ def sub_tile_doc(listed: bool) -> str:
 
 def asks_heads(spec: AttentionSpec) -> bool:
     """Return whether a kernel for sm_90a needs the head, or the query, of a row; others always do."""
-    asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.dtype in FP8
+    asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.is_fp8
     return asks or not ARCHS[spec.arch].has_wgmma
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.arch import ARCHS
-from codegen.dtypes import FP8
 from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags
 from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i64, pointer, require, require_left_out
 from codegen.plans.bsr_parts import (
@@ -50,7 +49,7 @@ TENSOR_SCALES = (
 
 MMA_SYNC_STEP: Fits[Any] = Fits(
     "k",
-    lambda spec: spec.dtype not in FP8 or spec.scales == "tensor" or spec.tile.k >= 2 * MMA_SYNC_DEPTH,
+    lambda spec: not spec.is_fp8 or spec.scales == "tensor" or spec.tile.k >= 2 * MMA_SYNC_DEPTH,
     lambda spec: f"a step of scales of {spec.scales}s has slices of {MMA_SYNC_DEPTH}: {2 * MMA_SYNC_DEPTH} or more",
 )
 

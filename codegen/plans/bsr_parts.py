@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFlags
 from codegen.plan import (
     Constant,
@@ -163,7 +163,7 @@ def copies_b(spec: BsrSpmmSpec) -> bool:
 
     Operands of 8 bits are multiplied K-major, as columns are.
     """
-    by_columns = spec.b_layout == "column_major" and spec.dtype not in FP8
+    by_columns = spec.b_layout == "column_major" and not spec.is_fp8
     return by_columns and spec.mma == "wgmma" and spec.block.rows < WARPGROUP_ROWS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import Flags, SddmmMmaFlags
 from codegen.plan import Constant, Plan, check_budget, i32, i64, pointer, require
 from codegen.plans.bsr_fp8 import (
@@ -36,7 +36,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
 
     warp_rows = min(m, WARP_ROWS)
     sets = 2 if spec.mma == "mma" else 1
-    in_fp8 = spec.dtype in FP8
+    in_fp8 = spec.is_fp8
     warps = FP8_WARPS if in_fp8 else WARPS
     tiles = Tiles(spec, warps, warp_rows, n * (m // warp_rows) // warps, (n, k), sets)
     ring, staging = tiles.shared()
@@ -112,7 +112,7 @@ def _check(spec: BsrSddmmSpec) -> None:
     """Refuse what the kernels are not written for."""
     size, arch = spec.block.rows, spec.arch
     allowed = ", ".join(map(str, SIZES))
-    if spec.dtype in FP8:
+    if spec.is_fp8:
         check_mma_sync(spec)
     require(size in SIZES, "block.rows", f"is {size}; allowed on {arch}: {allowed}")
     require(spec.block.cols == size, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {size}")
@@ -130,7 +130,7 @@ def _depths(spec: BsrSddmmSpec) -> tuple[int, ...]:
     """Depths of a step: all threads copy whole rows together, and no more than a tile has."""
     if spec.tile.m == MMA:
         return (64,)
-    return _fp8_depths(spec) if spec.dtype in FP8 else (32, 64)
+    return _fp8_depths(spec) if spec.is_fp8 else (32, 64)
 
 
 def _allowed(spec: BsrSddmmSpec, sizes: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import SpmmMmaFlags, SpmmMmaFp8Flags
 from codegen.plan import (
     Constant,
@@ -59,7 +59,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    by_columns, in_fp8 = spec.b_layout == "column_major", spec.dtype in FP8
+    by_columns, in_fp8 = spec.b_layout == "column_major", spec.is_fp8
     _check(spec)
     depth, columns = (MMA_SYNC_DEPTH, FP8_WARP_COLUMNS) if in_fp8 else (MMA_DEPTH, WARP_COLUMNS)
     output_bytes = OUTPUT_BYTES[spec.output] if in_fp8 else dtype.bytes
@@ -161,7 +161,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that such kernels have, by the types of their elements."""
-    if spec.dtype not in FP8:
+    if not spec.is_fp8:
         return warp_level_params("unsigned short", spec.b_layout == "column_major")
     written = pointer("c", mma_sync_flags(spec).element, "C (M, N)", writes=True)
     params = warp_level_params("unsigned char", by_columns=True)
@@ -195,7 +195,7 @@ def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
 
 def _depths(spec: BsrSpmmSpec) -> tuple[int, ...]:
     """Depths of a step, which divide a block."""
-    known = mma_sync_depths(spec) if spec.dtype in FP8 else (16, 32, 64)
+    known = mma_sync_depths(spec) if spec.is_fp8 else (16, 32, 64)
     return tuple(depth for depth in known if spec.block.cols % depth == 0)
 
 
@@ -215,7 +215,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     block = spec.block
     sides = ", ".join(map(str, BLOCK_SIDES))
-    if spec.dtype in FP8:
+    if spec.is_fp8:
         check_mma_sync(spec)
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")

@@ -97,8 +97,6 @@ class PatternBase(SpecModel):
 
     has_last_key: ClassVar[bool] = False
     """Whether the template always has ``last_key_of``, and a query sees all keys up to that one."""
-    named_masks: ClassVar[tuple[str, ...]] = ()
-    """Masks of partial blocks, where there are some, that are no expressions."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     dq_order: ClassVar[str | None] = None

@@ -99,6 +99,8 @@ class PatternBase(SpecModel):
     """Whether the template always has ``last_key_of``, and a query sees all keys up to that one."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
+    unordered_dq: ClassVar[bool] = False
+    """Whether tiles add to dQ faster in any order, in heads of the least size, by measurement (docs/training.md)."""
     dq_order: ClassVar[str | None] = None
     """Piece of templates/attention_backward/dq_order: the order in which tiles of keys add to dQ; None: none does."""
 

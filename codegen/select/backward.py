@@ -172,7 +172,7 @@ def _is_faster_in_any_order(pattern: PatternBase, head_dim: int) -> bool:
     block = pattern.fixed_block
     if block is not None:
         return block.kv == DQ_DKDV_KEYS and pattern.expression is None  # which takes its registers
-    return pattern.kind == "causal" and head_dim == DQ_DKDV_HEAD_DIMS[0]
+    return pattern.unordered_dq and head_dim == DQ_DKDV_HEAD_DIMS[0]
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:

@@ -6,12 +6,12 @@ from pydantic import ValidationError
 
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec, find_spec
+from codegen.plain import first_reason
 from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.select.problem import preparation_of, tuning_of
 from codegen.select.table import Dense, Measurement, Timing, ordered
 from codegen.spec import canonical
-from codegen.wording import shown
 from runtime.tune.database import Database, DatabaseError
 
 SOURCE = "codegen tune"
@@ -29,9 +29,7 @@ def exported(database: Database, most: int = KEPT) -> list[Measurement]:
     try:
         return _exported(database, most)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        told = f"{'.'.join(map(str, first['loc']))}: is {shown(first['input'])}; {first['msg']}"
-        raise DatabaseError(f"{database.place}: holds what no tuner wrote there: {told}") from None
+        raise DatabaseError(f"{database.place}: holds what no tuner wrote there: {first_reason(error)}") from None
 
 
 def _exported(database: Database, most: int) -> list[Measurement]:
@@ -39,18 +37,18 @@ def _exported(database: Database, most: int) -> list[Measurement]:
     for problem, device in database.problems():
         timings: dict[str, Timing] = {}
         dates = []
-        for stem, fields, source, date, figures in database.rows(problem, device):
-            named = _named(stem, fields)
-            if source_sha256(render(named)) != source:
+        for timed in database.rows(problem, device):
+            named = _named(timed.stem, timed.spec)
+            if source_sha256(render(named)) != timed.source_sha256:
                 continue
             packed = getattr(problem, "prepared", None) == "packed"
             timings[named.spec.hash] = Timing(
-                spec=stem if named.path is not None else tuning_of(named.spec),
-                single_us=round(figures.single_us, 4),
-                back_to_back_us=figures.back_to_back_us and round(figures.back_to_back_us, 4),
+                spec=timed.stem if named.path is not None else tuning_of(named.spec),
+                single_us=round(timed.single_us, 4),
+                back_to_back_us=timed.back_to_back_us and round(timed.back_to_back_us, 4),
                 prepared=preparation_of(named.spec, packed),
             )
-            dates.append(date)
+            dates.append(timed.date)
         if not timings:
             continue
         known = database.dense(problem, device)

@@ -41,18 +41,18 @@ def forward(plan: Plan, inputs: Inputs, *, validate: bool = False) -> tuple[torc
     for own, heads, kv in run.everything():
         of_q = run.heads_of_q(heads)
         for step, queries, (k, v) in run.calls(kv, heads, own=own):
-            spec_json, tensors = run.lists(step, heads)
+            scored, tensors = run.lists(step, heads)
             of_rows = slice(step.rows.start, step.rows.stop)
             there, lse_there = out[:, of_q, of_rows], lse[:, of_q, of_rows]
             options = {**inputs.options, "kv_lengths": run.lengths(step), "lse": True}
             if step.merges:
-                found = attend(queries, k, v, tensors, spec_json, **options)
+                found = attend(queries, k, v, tensors, scored, **options)
                 assert found.lse is not None
                 found = merge_attention(there, lse_there, found.out, found.lse)
                 there.copy_(found.out)
             else:
                 of_sink = None if sink is None else sink[of_q]
-                found = attend(queries, k, v, tensors, spec_json, sink=of_sink, out=there, **options)
+                found = attend(queries, k, v, tensors, scored, sink=of_sink, out=there, **options)
             assert found.lse is not None
             lse_there.copy_(found.lse)
     return out, lse
@@ -93,7 +93,7 @@ def backward(
             of_q = run.heads_of_q(heads)
             made: dict[int, list[tuple[int, Pair]]] = {number: [] for number in range(len(run.mine.buffers))}
             for step, queries, (k, v) in run.calls(kv, heads, own=own):
-                spec_json, tensors = run.lists(step, heads)
+                scored, tensors = run.lists(step, heads)
                 of_rows = slice(step.rows.start, step.rows.stop)
                 passed: dict[str, Any] = {
                     "out": out[:, of_q, of_rows],
@@ -103,7 +103,7 @@ def backward(
                     "kv_lengths": run.lengths(step),
                     "deterministic": deterministic,
                 }
-                found = attend_backward(queries, k, v, tensors, spec_json, **passed, **inputs.options)
+                found = attend_backward(queries, k, v, tensors, scored, **passed, **inputs.options)
                 assert found.dq is not None and found.dk is not None and found.dv is not None
                 there = dq[:, of_q, of_rows]
                 there.copy_(there.float() + found.dq if step.merges else found.dq)

@@ -64,7 +64,7 @@ class HeadRun:
 
     def lists(self, run: slice) -> Tensors:
         """Return the index tensors of some heads of k."""
-        indices, aux = apart(self.plan.spec_json, self.inputs.tensors)
+        indices, aux = apart(self.plan.scored, self.inputs.tensors)
         return (*(of_heads(tensor, run, self.kv_heads) for tensor in indices), *aux.values())
 
     def sink(self) -> torch.Tensor | None:
@@ -103,7 +103,7 @@ def forward(plan: Plan, inputs: Inputs, *, gradients: bool) -> tuple[torch.Tenso
                 k[:, heads],
                 v[:, heads],
                 run.lists(heads),
-                plan.spec_json,
+                plan.scored,
                 out=whole_out[:, of_q],
                 **options,
             )
@@ -156,7 +156,7 @@ def backward(
             }
             lists = run.lists(heads)
             found = attend_backward(
-                q[:, queries], k[:, heads], v[:, heads], lists, plan.spec_json, **passed, **inputs.options
+                q[:, queries], k[:, heads], v[:, heads], lists, plan.scored, **passed, **inputs.options
             )
             for target, which, part in ((of_q, queries, found.dq), (of_k, heads, found.dk), (of_v, heads, found.dv)):
                 assert part is not None

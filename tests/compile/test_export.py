@@ -286,7 +286,7 @@ def test_the_first_use_of_an_operator_does_not_compile(monkeypatch: pytest.Monke
     done = run.invoke(app, command[1:])
     assert command[:2] == ["codegen", "compile"] and done.exit_code == 0, done.output
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")
-    kernel: Any = attention_calls._loaded(command[2], torch.device("cuda", 0))
+    kernel: Any = attention_calls._loaded(find_spec(command[2]).spec, torch.device("cuda", 0))
     assert kernel.compiled.was_cached and kernel.spec.hash == error.spec_hash
     select_topk._kernel.cache_clear()
     monkeypatch.setattr(select_topk, "arch_of", lambda device: "sm_89")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -262,7 +262,7 @@ def _generated(folder: Path, record: KernelRecord, source: str, origin: str) -> 
         raise ExportError(folder, f"{_another(record)}, which launches this kernel in another way")
     if not _same_but_for_names(own.source, source):
         raise ExportError(folder, f"{_another(record)}, which makes another source of this spec")
-    return Generated(own.named, own.plan, source)
+    return replace(own, source=source)
 
 
 def _check_launch(folder: Path, record: KernelRecord, generated: Generated) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from codegen.expressions.cuda import Statement
 
-Value = int | str | bool | tuple[Any, ...]
+Value = int | str | bool | tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
@@ -21,97 +21,6 @@ class Flags:
             value = getattr(self, field.name)
             found |= value.named() if isinstance(value, Flags) else {field.name: value}
         return found
-
-
-@dataclass(frozen=True)
-class ListWords(Flags):
-    """What the templates of lists of key blocks insert: a step is a listed block, a part of one, or several.
-
-    Attributes:
-        list_piece: the template of the iterator over a list.
-        list_length: how many entries a list has, in words.
-        most_partial: how many entries of a list can be of partial blocks.
-        list_queries: queries that have one list.
-        list_entries: entries of a list, which may not be there.
-        steps_of_entries: steps of a list.
-        times_step_blocks: from steps to loads: nothing where that is the same.
-        over_block_steps: from loads to entries.
-        lane_steps: loads of 32 entries.
-        and_part: from the block of an entry to the load.
-        and_mask_words: from the bits of an entry to those of the load.
-        range_units: what ``restrict_to`` counts.
-    """
-
-    list_piece: str
-    list_length: str
-    most_partial: str
-    list_queries: str
-    list_entries: str
-    steps_of_entries: str
-    times_step_blocks: str
-    over_block_steps: str
-    lane_steps: str
-    and_part: str
-    and_mask_words: str
-    range_units: str
-
-
-@dataclass(frozen=True)
-class KeyEndWords(Flags):
-    """What the templates of attention insert for the end of a batch's keys.
-
-    Attributes:
-        key_end_of_batch: that end, where there is a ``batch``.
-        key_end: the same, where it is known: in a function that has the parameter, behind ``key_end_of_tile``.
-        key_end_owner: the parameter of a function that needs nothing else of the problem.
-        key_end_parameter: the parameter of a function that needs it too, after others.
-        key_end_of_tile: statement that works it out for a tile.
-        no_block: number of a listed block that has no key.
-    """
-
-    key_end_of_batch: str
-    key_end: str
-    key_end_owner: str
-    key_end_parameter: str
-    key_end_of_tile: str
-    no_block: str
-
-
-@dataclass(frozen=True)
-class KeyEndOfThread(KeyEndWords):
-    """The same where each thread loads and computes, and knows it throughout.
-
-    Attributes:
-        its_key_end: the argument for ``key_end_owner``.
-        and_key_end: that for ``key_end_parameter``.
-    """
-
-    its_key_end: str
-    and_key_end: str
-
-
-@dataclass(frozen=True)
-class KeyEndOfMasks(KeyEndWords):
-    """The same where consumers need it in masks alone, so seldom that it should take up no register.
-
-    Attributes:
-        masks_key_end: the argument of masks for ``key_end_owner``.
-        and_masks_key_end: their argument for ``key_end_parameter``.
-    """
-
-    masks_key_end: str
-    and_masks_key_end: str
-
-
-@dataclass(frozen=True)
-class KeyEndOfLoads(KeyEndOfMasks):
-    """The same where functions of the producer ask for it too.
-
-    Attributes:
-        its_key_end: their argument for ``key_end_owner``.
-    """
-
-    its_key_end: str
 
 
 @dataclass(frozen=True)
@@ -169,14 +78,14 @@ class MaskFlags(Flags):
     Attributes:
         mask_expression: the expression.
         mask_lines: its text, in lines of a comment.
-        row_parts_piece: who works out what it asks of the queries of a step: each thread, or its warp's lanes together.
-        column_parts_piece: the same of keys.
+        shares_row_parts: whether lanes of a warp share what it asks of the queries of a step.
+        shares_column_parts: the same of keys.
     """
 
     mask_expression: ExpressionFlags
     mask_lines: tuple[str, ...]
-    row_parts_piece: str
-    column_parts_piece: str
+    shares_row_parts: bool
+    shares_column_parts: bool
 
 
 @dataclass(frozen=True)
@@ -199,14 +108,12 @@ class ScoreFlags(Flags):
     Attributes:
         score_expression: log2(e) times the expression.
         score_lines: its text, in lines of a comment.
-        score_key_piece: what key a column has: one that there is, where something is looked up for it.
         slope_expression: its derivative by the score, in gradients, if that is not 1.
         slope_lines: the text of that.
     """
 
     score_expression: ExpressionFlags
     score_lines: tuple[str, ...]
-    score_key_piece: str
     slope_expression: ExpressionFlags
     slope_lines: tuple[str, ...]
 
@@ -238,28 +145,19 @@ class PatternFlags(Flags):
         pattern_template: the pattern's template.
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
-        step_is: a step, in words.
-        lists: what the templates of lists insert.
+        block_steps: steps in a listed block.
+        step_blocks: listed blocks of a step.
+        divides_block: whether a tile has a part of the queries that share a list.
         expressions: the mask of partial blocks, and what becomes of scores, where they are expressions.
     """
 
     pattern_template: str
     partial_range: bool
     skip_masked: bool
-    step_is: str
-    lists: ListWords
+    block_steps: int
+    step_blocks: int
+    divides_block: bool
     expressions: ExpressionsFlags
-
-
-@dataclass(frozen=True)
-class AttentionFlags(PatternFlags):
-    """What all attention kernels ask.
-
-    Attributes:
-        key_end_words: where the keys of a batch end.
-    """
-
-    key_end_words: KeyEndWords
 
 
 @dataclass(frozen=True)
@@ -269,274 +167,55 @@ class AttentionMmaSyncPieces(Flags):
     Attributes:
         columns_piece: whether a head's rows have as many columns as the kernel's, and what these are times.
         kv_pipeline_piece: how K and V of a step are waited for.
-        logits_piece: what becomes of scores before the mask.
         mask_piece: how pairs are hidden.
         q_operand_piece: where the products read Q.
         row_sum_piece: what is in the sum of a row.
         rows_piece: whose queries the rows are.
         walk_piece: where the key blocks of a step are from.
-    """
-
-    columns_piece: str
-    kv_pipeline_piece: str
-    logits_piece: str
-    mask_piece: str
-    q_operand_piece: str
-    row_sum_piece: str
-    rows_piece: str
-    walk_piece: str
-
-
-@dataclass(frozen=True)
-class CopyWords(Flags):
-    """What the type of the inputs changes in the copies of attention/mma_sync.
-
-    Attributes:
-        bits: what an element is to the kernel, in C++.
-        chunk_elements: elements of 16 bytes.
-        copied: what is copied row by row beside Q.
-    """
-
-    bits: str
-    chunk_elements: int
-    copied: str
-
-
-HALF_COPIES = CopyWords("unsigned short", 8, "K or V")
-
-
-@dataclass(frozen=True)
-class AttentionMmaSyncOperands(Flags):
-    """What the type of the inputs changes in attention/mma_sync.cu.j2.
-
-    Attributes:
-        copies: the same, of copies.
-        depth: columns of Q and K, or keys, that one product takes.
-        operand_bits: bits of an element of an operand.
-        weights: type of P in FP8.
-        qk_mma: function of the product Q K^T.
-        pv_mma: function of the product P V.
-        copy_v: function that copies V.
-        weights_of: how many keys p_frag has weights of.
-        lane_addresses: what a lane's address for ldmatrix is of.
-        o_offset: function of the place of a chunk of O on its way out.
-        o_line_chunks: chunks of a line of O.
-        o_row_lines: lines of a row of O.
-        ones: four ones of V's type in FP8.
         softmax_piece: the online softmax.
         pv_gemm_piece: the product P V.
         promotion_piece: when P V of FP8 becomes a part of O.
     """
 
-    copies: CopyWords
-    depth: int
-    operand_bits: int
-    weights: str
-    qk_mma: str
-    pv_mma: str
-    copy_v: str
-    weights_of: str
-    lane_addresses: str
-    o_offset: str
-    o_line_chunks: str
-    o_row_lines: str
-    ones: str
+    columns_piece: str
+    kv_pipeline_piece: str
+    mask_piece: str
+    q_operand_piece: str
+    row_sum_piece: str
+    rows_piece: str
+    walk_piece: str
     softmax_piece: str
     pv_gemm_piece: str
     promotion_piece: str
 
 
 @dataclass(frozen=True)
-class AttentionMmaSyncWords(Flags):
-    """Words and expressions that the templates of attention/mma_sync.cu.j2 insert: the plan says what they are."""
-
-    keys_of_pattern: str
-    formula: str
-    thread: str
-    tile_is: str
-    score_rows: str
-    tile_queries: str
-    rows_are: str
-    q_place: str
-    weights_come: str
-    of_capped_scores: str
-    scores_become_weights: str
-
-
-@dataclass(frozen=True)
-class AttentionMmaSyncFlags(AttentionFlags):
-    """What attention/mma_sync.cu.j2 asks.
+class AttentionMmaSyncFlags(PatternFlags):
+    """Template parameters of attention/mma_sync.cu.j2.
 
     Attributes:
-        softmax_scale: factor of the logits, in C++.
-        operands: what the type of the inputs changes.
+        paired: whether K and V of a step are waited for together.
+        overlaps: whether exponentials of a group of keys overlap P V of the one before.
+        q_beyond: whether Q extends beyond the slots of the ring that are filled last.
+        rereads_thread: whether the thread's number is read at each use, as registers are few.
         pieces: files of the kernel's pieces.
-        words: what differs in text that kernels share.
     """
 
-    softmax_scale: str
-    operands: AttentionMmaSyncOperands
+    paired: bool
+    overlaps: bool
+    q_beyond: bool
+    rereads_thread: bool
     pieces: AttentionMmaSyncPieces
-    words: AttentionMmaSyncWords
-
-
-@dataclass(frozen=True)
-class AttentionSm90aPieces(Flags):
-    """Files of templates/attention/sm90a that a kernel is made of: one of each folder, which have the same macros.
-
-    Attributes:
-        grouping_piece: which query blocks form a tile.
-        kv_pipeline_piece: how consumers wait for K and V and release them.
-        load_groups_piece: groups of shared loads.
-        loads_piece: loads of a step.
-        lockstep_piece: whether thread blocks wait for each other.
-        logits_piece: what becomes of scores before the mask.
-        mask_piece: how pairs are hidden.
-        roles_piece: what the warps of the producer warpgroup do.
-        row_sum_piece: what is in the sum of a row.
-        rows_piece: whose queries the rows are.
-        q_operand_piece: where the products read Q.
-        q_stage_piece: when the place of Q is free.
-        schedule_piece: order of the consumers' products.
-        scheduler_piece: which thread block has which tile.
-        steps_piece: whether a tile may be without steps.
-        sub_tiles_piece: parts of a tile with key blocks of their own.
-        tile_order_piece: order of the tiles.
-        finish_piece: what becomes of O at the end of a work tile.
-        info_piece: what consumers read of a work tile.
-        producer_piece: the producer warps.
-        consumer_piece: the consumer warpgroups.
-        order_tiles_piece: the warp that orders shared loads.
-        key_range_piece: the piece that says which key blocks a work tile has.
-        overview_piece: what a consumer does, in words.
-        gemm_piece: the two products.
-        softmax_piece: the online softmax.
-        mainloop_piece: the steps of a work tile.
-        promotion_piece: when P V of FP8 becomes a part of O.
-    """
-
-    grouping_piece: str
-    kv_pipeline_piece: str
-    load_groups_piece: str
-    loads_piece: str
-    lockstep_piece: str
-    logits_piece: str
-    mask_piece: str
-    roles_piece: str
-    row_sum_piece: str
-    rows_piece: str
-    q_operand_piece: str
-    q_stage_piece: str
-    schedule_piece: str
-    scheduler_piece: str
-    steps_piece: str
-    sub_tiles_piece: str
-    tile_order_piece: str
-    finish_piece: str
-    info_piece: str
-    producer_piece: str
-    consumer_piece: str
-    order_tiles_piece: str
-    key_range_piece: str
-    overview_piece: str
-    gemm_piece: str
-    softmax_piece: str
-    mainloop_piece: str
-    promotion_piece: str
-
-
-@dataclass(frozen=True)
-class AttentionSm90aWords(Flags):
-    """Words and expressions that the templates of attention/sm90a.cu.j2 insert: the plan says what they are."""
-
-    keys_of_pattern: str
-    formula: str
-    unit: str
-    barrier_owner: str
-    store_rank: int
-    producer_warps: str
-    consumer_warpgroups: str
-    consumers_own: str
-    consumers_run: str
-    other_workers: str
-    consumer_number: str
-    consumer_works_on: str
-    packed_heads: str
-    tile_is: str
-    tiles_are_long: str
-    tile_queries: str
-    warpgroup_queries: str
-    score_rows: str
-    as_listed: str
-    masked_if: str
-    full_or: str
-    steps_of_tile: str
-    q_operands: str
-    row_without_keys: str
-    o_groups: str
-    o_group_columns: str
-    finished: str
-
-
-@dataclass(frozen=True)
-class AttentionSm90aRingWords(Flags):
-    """What they insert for the rings: of each sub-tile, where there are several."""
-
-    work_words: int
-    entry_readers: str
-    entry_readers_are: str
-    less_warp_0: str
-    and_metadata: str
-    ring_stages: str
-    ring_warpgroups: str
-    plus_sub_tile_ring: str
-    plus_sub_tile_meta: str
-    barriers: str
-    producer_is: str
-    producer_parameter: str
-    first_producer: str
-    of_sub_tile: str
-    sub_tile_parameter: str
-    steps_word: str
-    range_argument: str
-    plus_sub_tile_v_ring: str
-    plus_sub_tile_scales: str
-    load_v: str
-    v_bytes: str
-    v_load_bytes: str
-
-
-@dataclass(frozen=True)
-class AttentionSm90aListWords(Flags):
-    """What they insert for work tiles, their key blocks, and lists that share loads."""
-
-    entry_has: str
-    entry_words: str
-    entry_place: str
-    and_units: str
-    range_owner: str
-    range_begins: str
-    range_ends: str
-    range_parameter: str
-    work_parameter: str
-    work_argument: str
-    q_place: str
-    order_has: str
-    or_two: str
-    load_group_kinds: str
-    with_fewer: str
-    all_taken: str
 
 
 @dataclass(frozen=True)
 class Fp8Flags:
-    """What templates ask of FP8 inputs; of other ones nothing.
+    """Template parameters of FP8 inputs.
 
     Attributes:
         weights: type of P, as instructions have it.
         piece_columns: columns of one product P V.
         sums_by_mma: whether P V has the sums of P's rows.
-        ones: four ones of V's type.
         first_keys: keys of the first wgmma of Q K^T.
         other_keys: keys of the second one; 0 without.
         ties: whether the compiler is told that scores are in the registers of a step's P V.
@@ -547,7 +226,6 @@ class Fp8Flags:
     weights: str
     piece_columns: int
     sums_by_mma: bool
-    ones: str
     first_keys: int
     other_keys: int
     ties: bool
@@ -556,29 +234,40 @@ class Fp8Flags:
 
 
 @dataclass(frozen=True)
-class AttentionSm90aFlags(AttentionFlags):
+class AttentionSm90aFlags(PatternFlags):
     """What attention/sm90a.cu.j2 asks.
 
     Attributes:
-        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
-        surplus_first: whether surplus rows of a head's tiles lie before query 0.
+        consumers: warpgroups that compute.
+        sub_tiles: parts of a tile with key blocks of their own.
+        may_lack_list: whether a tile has several lists, the last of which may not exist.
+        tile_stages: stages of Q in shared memory.
+        packed: whether rows are anything but consecutive queries of one head.
+        asks_heads: whether the kernel asks which head of its pack a row is of.
+        q_in_registers: whether all of Q is kept in registers.
+        q_slices: slices of 16 columns of Q that are kept there; 0 in FP8.
         o_aliases_q: whether O is staged where Q was.
-        softmax_scale: factor of the logits, in C++.
-        pieces: files of the kernel's pieces.
-        words: what differs in text that kernels share.
-        ring_words: of the rings.
-        list_words: of key blocks of a work tile.
+        surplus_first: whether surplus rows of a head's tiles lie before query 0.
+        takes_work: whether the key blocks of a tile depend on the work tile: on its part of them, or on its round.
+        may_be_empty: whether a tile or a sub-tile may have no step.
+        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
+        fp8: what FP8 inputs change; None of others.
     """
 
-    uses_setmaxnreg: bool
-    surplus_first: bool
+    consumers: int
+    sub_tiles: int
+    may_lack_list: bool
+    tile_stages: int
+    packed: bool
+    asks_heads: bool
+    q_in_registers: bool
+    q_slices: int
     o_aliases_q: bool
-    softmax_scale: str
-    fp8: Fp8Flags
-    pieces: AttentionSm90aPieces
-    words: AttentionSm90aWords
-    ring_words: AttentionSm90aRingWords
-    list_words: AttentionSm90aListWords
+    surplus_first: bool
+    takes_work: bool
+    may_be_empty: bool
+    uses_setmaxnreg: bool
+    fp8: Fp8Flags | None
 
 
 @dataclass(frozen=True)
@@ -917,12 +606,10 @@ class AttentionBackwardPatternFlags(PatternFlags):
     Attributes:
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
-        keys_of_pattern: which keys attention is over.
     """
 
     masks_pairs: bool
     transposes: bool
-    keys_of_pattern: str
 
 
 @dataclass(frozen=True)
@@ -931,17 +618,13 @@ class AttentionBackwardFlags(AttentionBackwardPatternFlags):
 
     Attributes:
         queries_piece: how dK and dV walk over the queries that see their keys.
-        key_blocks: key blocks of a head, which have lists, in C++.
-        keys_of_list: keys that share a list, in C++.
+        divides_key_blocks: whether several tiles share the list of a key block.
         several_lists: whether those are of partial and of full blocks, with counts.
-        tile_number: number of a thread block's tile of a head, in C++ (dQ).
     """
 
     queries_piece: str
-    key_blocks: str
-    keys_of_list: str
+    divides_key_blocks: bool
     several_lists: bool
-    tile_number: str
 
 
 @dataclass(frozen=True)
@@ -949,20 +632,12 @@ class AttentionBackwardOptionFlags(Flags):
     """What they ask of the options.
 
     Attributes:
-        key_end_words: where the keys of a batch end.
         logits_piece: what becomes of scores before the mask, and of dS behind it.
         mask_piece: how pairs are hidden.
-        key_of_list: where among the keys that share a list a tile begins, plus what follows, in C++.
-        heads_of_tile: how many heads have queries that see a tile's keys, in C++ (dK and dV).
-        softmax_scale: factor of the logits, in C++.
     """
 
-    key_end_words: KeyEndWords
     logits_piece: str
     mask_piece: str
-    key_of_list: str
-    heads_of_tile: str
-    softmax_scale: str
 
 
 @dataclass(frozen=True)
@@ -980,8 +655,7 @@ class AttentionBackwardSm90aFlags(Flags):
         divides_products: whether the consumers divide the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
-        last_tile: number of the last tile that has keys there, in C++.
-        key_end_of_tile_batch: where the keys of the tile's batch end, in C++.
+        may_lack_list: as in the forward; false here.
         dq_sums_piece: how tiles add their parts of dQ, where one kernel has all gradients.
     """
 
@@ -995,8 +669,7 @@ class AttentionBackwardSm90aFlags(Flags):
     divides_products: bool = False
     short_v_ring: bool = False
     dq_queries: int = 0
-    last_tile: str = ""
-    key_end_of_tile_batch: str = ""
+    may_lack_list: bool = False
     dq_sums_piece: str = ""
 
 
@@ -1010,9 +683,8 @@ class AttentionBackwardMmaSyncFlags(Flags):
         sums_piece: whether a thread block has dK and dV of its keys, or one of them.
         q_operand_piece: where the products of dQ read Q and dO.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        copies: how wide their elements are.
         rows_piece: whose queries the rows are, likewise.
-        thread: number of a thread in its block, in C++.
+        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
     """
 
     walk: AttentionBackwardFlags
@@ -1020,9 +692,8 @@ class AttentionBackwardMmaSyncFlags(Flags):
     sums_piece: str
     q_operand_piece: str
     columns_piece: str
-    copies: CopyWords
     rows_piece: str
-    thread: str
+    rereads_thread: bool
 
 
 @dataclass(frozen=True)
@@ -1052,23 +723,19 @@ class AttentionBackwardAuxFlags(Flags):
 
     Attributes:
         pattern: what all kernels of gradients ask.
-        key_end_words: where the keys of a batch end.
         mask_piece: how pairs are hidden.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        copies: how wide their elements are.
         rows_piece: whose queries the rows are, likewise.
-        thread: number of a thread in its block, in C++.
+        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
         aux_sums: what is summed up.
         has_pairs: whether some of it goes through shared memory.
     """
 
     pattern: AttentionBackwardPatternFlags
-    key_end_words: KeyEndOfThread
     mask_piece: str
     columns_piece: str
-    copies: CopyWords
     rows_piece: str
-    thread: str
+    rereads_thread: bool
     aux_sums: tuple[AuxSumFlags, ...]
     has_pairs: bool
 

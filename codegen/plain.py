@@ -49,18 +49,18 @@ class PlainCopy:
         if isinstance(node, Mapping):
             return dict(self._item(key, node, name, level) for key in node)
         if isinstance(node, list | tuple):
-            return [self.of(value, _joined(name, i), level + 1) for i, value in enumerate(node)]
+            return [self.of(value, joined(name, i), level + 1) for i, value in enumerate(node)]
         return self.scalar(node, name)
 
     def _item(self, key: Any, node: Mapping[Any, Any], name: str, level: int) -> tuple[str, Any]:
         plain = self.key(key, name)
-        return plain, self.of(node[key], _joined(name, plain), level + 1)
+        return plain, self.of(node[key], joined(name, plain), level + 1)
 
     def key(self, key: Any, name: str) -> str:
         """Return the copy of a name in the mapping that is the field ``name``."""
         plain = self.scalar(key, name)
         if not isinstance(plain, str):
-            raise SpecError(_joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
+            raise SpecError(joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
         return plain
 
     def scalar(self, node: Any, name: str) -> bool | int | float | str | None:
@@ -100,8 +100,8 @@ def _text(text: str, name: str) -> str:
     return text
 
 
-def _joined(name: str, part: object) -> str:
-    """Return the dotted name of a part of a field."""
+def joined(name: str, part: object) -> str:
+    """Dotted name of a part of a field."""
     spelt = part if isinstance(part, str) and part else shown(part)  # the empty word has quotes
     return f"{name}.{spelt}" if name else spelt
 

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import jinja2
 from jinja2.bccache import Bucket
+from jinja2.environment import TemplateModule
 
 from codegen.layout import lay_out, mark
 from codegen.library import TEMPLATES, NamedSpec
@@ -19,8 +21,13 @@ from codegen.plans import plan_for
 from codegen.prune import prune
 from codegen.wording import in_comment, in_shell
 
+_MACRO = re.compile(r"\{%-? macro (\w+)")
+
 SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
+
+OVERVIEW = ("Who does what", "Which barrier guards what", "Pipeline")
+"""First words of the paragraphs that are the overview of a kernel."""
 
 BANNER = """\
 // Generated from {origin}. Do not edit:
@@ -28,7 +35,6 @@ BANNER = """\
 //     {command}
 // spec: {json}
 // spec hash: {hash}
-// templates: {templates}
 """
 
 
@@ -38,12 +44,32 @@ class _RecordingLoader(jinja2.FileSystemLoader):
     def __init__(self) -> None:
         super().__init__(TEMPLATES)
         self.used: set[str] = set()
+        self.hooks: dict[str, frozenset[str]] = {}
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         self.used.add(template)
         source, filename, uptodate = super().get_source(environment, template)
+        self.hooks[template] = frozenset(_MACRO.findall(source))
         # Jinja encodes it, and a path may have bytes that are no text in this locale.
         return source, filename.encode("utf-8", "backslashreplace").decode(), uptodate
+
+
+class _Environment(jinja2.Environment):
+    """Lets a template define its macros under conditions: one that the conditions leave out prints nothing.
+
+    A name that none of the alternatives of an imported file defines stays an error.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, TemplateModule) and not hasattr(obj, attribute):
+            assert isinstance(self.loader, _RecordingLoader)
+            if attribute in self.loader.hooks[str(obj.__name__)]:
+                return _print_nothing
+        return super().getattr(obj, attribute)
+
+
+def _print_nothing(*_: object) -> str:
+    return ""
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
@@ -65,7 +91,7 @@ _compiled_templates = _CompiledTemplates()
 
 def environment() -> jinja2.Environment:
     """Return a Jinja environment as all of the project's are (undefined names are errors)."""
-    return jinja2.Environment(
+    return _Environment(
         loader=_RecordingLoader(),
         bytecode_cache=_compiled_templates,
         undefined=jinja2.StrictUndefined,
@@ -85,11 +111,24 @@ class Generated:
         named: the spec and its name.
         plan: its plan.
         source: its CUDA source, with banner and seal; ends in one newline.
+        templates: templates that it was rendered from, sorted.
+        overview: paragraphs of its opening comment on roles, barriers and the pipeline, without comment marks.
     """
 
     named: NamedSpec
     plan: Plan
     source: str
+    templates: tuple[str, ...] = ()
+    overview: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A source, the templates it was rendered from, and the overview in its opening comment."""
+
+    source: str
+    templates: tuple[str, ...]
+    overview: tuple[str, ...]
 
 
 @lru_cache(maxsize=512)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
@@ -100,11 +139,11 @@ def generate(named: NamedSpec) -> Generated:
         SpecError: when the spec cannot work on its architecture, or its kernel has a name that the source needs.
     """
     plan = plan_for(named)
-    source = render_plan(plan, named.origin)
-    code = re.sub(r"//[^\n]*", "", source)
+    made = _rendered(plan, named.origin)
+    code = re.sub(r"//[^\n]*", "", made.source)
     if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # its definition; labels of inline PTX are in the way too
         raise named.located(taken(named.stem))
-    return Generated(named, plan, source)
+    return Generated(named, plan, made.source, made.templates, made.overview)
 
 
 def render(named: NamedSpec) -> str:
@@ -118,21 +157,32 @@ def render_plan(plan: Plan, origin: str = "") -> str:
     Raises:
         SpecError: for a name that no kernel can have.
     """
+    return _rendered(plan, origin).source
+
+
+def _rendered(plan: Plan, origin: str) -> _Rendered:
     check_name(plan.stem)
     env = environment()
     body = prune(render_template(plan, plan.template, env))
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)
+    templates = tuple(sorted(env.loader.used))
     told = {
         "origin": origin or "a spec without a file",
         "command": f"codegen render {in_shell(origin) if origin else 'SPEC'}",
         "json": plan.spec.canonical_json(),
         "hash": plan.spec.hash,
-        "templates": ", ".join(sorted(env.loader.used)),
     }
     banner = BANNER.format(**{name: in_comment(text) for name, text in told.items()})
-    return seal(banner + "\n" + body)
+    return _Rendered(seal(banner + "\n" + body), templates, _overview(body))
+
+
+def _overview(body: str) -> tuple[str, ...]:
+    """Paragraphs on roles, barriers and the pipeline in the comment that opens a body, without comment marks."""
+    opening = body.partition("\n\n")[0]
+    text = "\n".join(line.removeprefix("//").removeprefix(" ") for line in opening.splitlines())
+    return tuple(part.strip("\n") for part in text.split("\n\n") if part.strip("\n").startswith(OVERVIEW))
 
 
 def render_template(plan: Plan, name: str, env: jinja2.Environment | None = None) -> str:

@@ -6,12 +6,14 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
+from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.plan import Plan
 from codegen.plans import plan_of
 from codegen.select.default_tables import GATHERED_ROWS
+from codegen.select.defaults import GATHERING
 from codegen.select.estimate import estimate
 from codegen.select.problem import (
     AttentionProblem,
@@ -39,7 +41,7 @@ FEW_TILES = 4096 * 2048  # elements of C
 def variations(problem: Problem) -> Iterator[Fields]:
     """Yield tunings, of which a plan need not accept any; without stages where as many as fit are best."""
     if isinstance(problem, AttentionProblem):
-        yield from _attention_sm90a(problem) if problem.arch == "sm_90a" else _attention_mma_sync(problem)
+        yield from _attention_sm90a(problem) if ARCHS[problem.arch].has_wgmma else _attention_mma_sync(problem)
     else:
         yield from _bsr(problem)
 
@@ -69,27 +71,28 @@ def _bsr(problem: BsrProblem) -> Iterator[Fields]:
     rows, cols = problem.block.rows, problem.block.cols
     wgmma = {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"}
     mma = {"mma": "mma", "copy": "cp_async", "schedule": "multistage"}
-    combined = [wgmma, mma] if problem.arch == "sm_90a" else [mma]
+    arch = ARCHS[problem.arch]
+    combined = [wgmma, mma] if arch.has_wgmma else [mma]
     depths = [k for k in (16, 32, 64, 128) if k <= max(64, cols)]
     if problem.op == "bsr_spgemm":
         for how, k, scheduler in itertools.product(combined, depths, ("static", "dynamic")):
             yield {**how, "tile": {"m": rows, "n": rows, "k": k}, "scheduler": scheduler}
         return
     widths = (64, 128, 192, 256, 384, 512)
-    resident = (1, 2, 3) if rows in (16, 32) and problem.arch == "sm_90a" else (1,)
+    resident = (1, 2, 3) if rows in (16, 32) and arch.has_wgmma else (1,)
     if problem.op == "bsr_sddmm":
         for how, n, k, ctas in itertools.product(combined, widths, depths, resident):
             yield {**how, "tile": {"m": rows, "n": n, "k": k}, "ctas_per_sm": ctas}
         return
-    if problem.arch == "sm_90a" and (problem.n is None or problem.n <= FEW_COLUMNS):
-        few = {"mma": "mma", "copy": "ld_global", "schedule": "multistage", "stages": 2}
+    few = {"mma": "mma", "copy": "ld_global", "schedule": "multistage"}
+    if arch.has_kernel(problem.op, **few) and (problem.n is None or problem.n <= FEW_COLUMNS):
         for m, n, k in itertools.product((16, 32, 64), (16, 32, 64), (16, 32)):
-            yield {**few, "tile": {"m": m, "n": n, "k": k}}
+            yield {**few, "stages": 2, "tile": {"m": m, "n": n, "k": k}}
     heights = [rows, 128] if rows == 64 else [rows]
     schedulers = ["static", "dynamic"] if _may_be_uneven(problem) else ["static"]
     for how, m, n, k, ctas, scheduler in itertools.product(combined, heights, widths, depths, resident, schedulers):
         yield {**how, "tile": {"m": m, "n": n, "k": k}, "ctas_per_sm": ctas, "scheduler": scheduler}
-    if problem.prepared in ("rows", "packed") and rows in (16, 32) and problem.arch == "sm_90a":
+    if problem.prepared in ("rows", "packed") and rows in (16, 32) and arch.has_kernel(problem.op, *GATHERING):
         yield {"tile": {"m": GATHERED_ROWS}}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,8 +190,7 @@ def _materials(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
     """Return the specs and the templates that sources were rendered from, by hash."""
     files = {SPECS / each.named.subfolder / f"{each.named.stem}.yaml" for each in compiled}
     for each in compiled:
-        told = re.search(r"^// templates: (.*)$", each.source, re.MULTILINE)
-        files |= {TEMPLATES / name for name in (told[1].split(", ") if told else ())}
+        files |= {TEMPLATES / name for name in each.generated.templates}
     return [{"name": _name(path), "digest": {"sha256": sha256_of(read_bytes(path))}} for path in sorted(files)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,20 @@ def named(name: str) -> NamedSpec:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_gradients_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
-    kernel = host_kernel.HostKernel(named(name), tmp_path)
+def test_gradients_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    spec = named(name)
+    recorded(generate(spec).source, repr(CASES[name]))
+    kernel = host_kernel.HostKernel(spec, tmp_path)
     kernel.host.late = name == "bias"
     outcome = verified.run_case(kernel, CASES[name], torch.device("cpu"))
     assert outcome.passed, outcome
 
 
-def test_a_barrier_that_is_missing_shows(tmp_path: Path) -> None:
+def test_a_barrier_that_is_missing_shows(recorded: Callable[..., None], tmp_path: Path) -> None:
     spec, (was, instead) = named("bias"), ("  __syncthreads();\n}", "}")
     source = generate(spec).source
     assert source.count(was) == 1  # behind what lays pairs out
-    kernel = host_kernel.HostKernel(spec, tmp_path, source.replace(was, instead))
+    changed = source.replace(was, instead)
+    recorded(changed, repr(CASES["bias"]))
+    kernel = host_kernel.HostKernel(spec, tmp_path, changed)
     assert not verified.run_case(kernel, CASES["bias"], torch.device("cpu")).passed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,19 +112,20 @@ def test_one_text_for_all_architectures() -> None:
     assert ours.replace(stems[0].replace("sm_89", ""), "") == theirs.replace(stems[1].replace("sm_90a", ""), "")
 
 
-SMALL = (
+SMALL: tuple[verified.Case, ...] = (
     verified.Case("odd_lengths", 141, 277),
     verified.Case("no_order", 200, 333, ascending=False),
     verified.Case("several_thread_blocks_of_a_row", 10, 33000),
+    *(case for case in verified.CASES if case.q_len * case.kv_len * case.batch < 10**5),
 )
 
 
 @on_the_host
-def test_cases(tmp_path: Path) -> None:
-    kernel = host_block_mask.HostKernel(find_spec("h100_block_mask"), tmp_path)
-    for order, case in enumerate(
-        (*SMALL, *(case for case in verified.CASES if case.q_len * case.kv_len * case.batch < 10**5))
-    ):
+def test_cases(recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec("h100_block_mask")
+    recorded(generate(named).source, repr(SMALL))
+    kernel = host_block_mask.HostKernel(named, tmp_path)
+    for order, case in enumerate(SMALL):
         kernel.host.order = order
         outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome
@@ -139,12 +141,14 @@ def test_cases(tmp_path: Path) -> None:
     ],
     ids=["queries", "a vote", "a place"],
 )
-def test_what_is_missing_shows(was: str, instead: str, tmp_path: Path) -> None:
+def test_what_is_missing_shows(was: str, instead: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     """A pair is hidden that one lane of one warp looks at."""
     named = find_spec(fields("q_idx != 3 or kv_idx != 21"))
     source = generate(named).source
     assert source.count(was) == 1
-    kernel = host_block_mask.HostKernel(named, tmp_path, source.replace(was, instead))
+    changed = source.replace(was, instead)
+    recorded(changed)
+    kernel = host_block_mask.HostKernel(named, tmp_path, changed)
     assert not verified.run_case(kernel, verified.Case("missing", 130, 100), CPU).passed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,12 @@ def named(fields: dict[str, Any]) -> NamedSpec:
 
 
 @pytest.mark.parametrize("fields", KERNELS, ids=lambda fields: fields["gradients"])
-def test_gradients_are_those_of_the_definition(fields: dict[str, Any], tmp_path: Path) -> None:
-    kernel = host_kernel.HostKernel(named(fields), tmp_path)
+def test_gradients_are_those_of_the_definition(
+    fields: dict[str, Any], recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    spec = named(fields)
+    recorded(generate(spec).source, repr(CASES))
+    kernel = host_kernel.HostKernel(spec, tmp_path)
     for order, case in enumerate(CASES):
         for late in (True, False):
             kernel.host.late, kernel.host.order = late, order
@@ -83,14 +88,16 @@ def test_gradients_are_those_of_the_definition(fields: dict[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize("name", OF_OPTIONS)
-def test_options_and_wide_heads(name: str, tmp_path: Path) -> None:
+def test_options_and_wide_heads(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     """Beside the definition; then what is behind the lengths is NaN, and nothing changes.
 
     Logits are far below zero there: what is hidden has one of 0, and a weight that would be infinite.
     """
     fields = OF_OPTIONS[name]
     pattern = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, **fields["pattern"]}
-    kernel = host_kernel.HostKernel(named({"dtype": "bf16", **fields, "pattern": pattern}), tmp_path)
+    of_options = named({"dtype": "bf16", **fields, "pattern": pattern})
+    recorded(generate(of_options).source, repr(RAGGED))
+    kernel = host_kernel.HostKernel(of_options, tmp_path)
     outcome = verified.run_case(kernel, RAGGED, torch.device("cpu"))
     assert outcome.passed, outcome
     spec = kernel.spec
@@ -122,10 +129,14 @@ def test_options_and_wide_heads(name: str, tmp_path: Path) -> None:
     ],
     ids=["a wait", "a barrier"],
 )
-def test_what_is_missing_shows(was: str, instead: str, late: bool, tmp_path: Path) -> None:
+def test_what_is_missing_shows(
+    was: str, instead: str, late: bool, recorded: Callable[..., None], tmp_path: Path
+) -> None:
     spec = named(KERNELS[1])
     source = generate(spec).source
     assert source.count(was) == 1
-    kernel = host_kernel.HostKernel(spec, tmp_path, source.replace(was, instead))
+    changed = source.replace(was, instead)
+    recorded(changed, repr(CASES[0]))
+    kernel = host_kernel.HostKernel(spec, tmp_path, changed)
     kernel.host.late = late
     assert not verified.run_case(kernel, CASES[0], torch.device("cpu")).passed

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batch_values import PROBLEMS_OF_LENGTHS as PROBLEMS
-from batch_values import declarations, lengths_of
+from batch_values import declarations, key_end_functions, lengths_of
 
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PatternBase
@@ -107,14 +108,12 @@ def rows_of(plan: Plan) -> int:
     return plan.tile_queries // (plan.sub_tiles if plan.spec.kv_splits == 1 else 1)
 
 
-def host_program(plan: Plan, folder: Path) -> Path:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ to compile the host program with")
+def host_program(plan: Plan) -> str:
     pattern = pattern_of(plan)
-    text = PROGRAM % {
+    return PROGRAM % {
         "declarations": declarations([pattern], kv_lengths=True),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
-        "key_end": render_template(plan, "attention/kv_lengths.cuh.j2"),
+        "key_end": key_end_functions(plan),
         "pattern": render_template(plan, str(plan.flags.pattern_template)),
         "masked": "blocks.masked(i, block)" if pattern.masks_pairs and not plan.flags.skip_masked else "false",
         "visible": "visible(p, kBatch, first + row, key)"
@@ -123,9 +122,6 @@ def host_program(plan: Plan, folder: Path) -> Path:
         "rows": rows_of(plan),
         "parts": PARTS if plan.flags.partial_range else "",
     }
-    (folder / "main.cpp").write_text(text, encoding="utf-8")
-    subprocess.run(["g++", "-std=c++17", "main.cpp", "-o", "main"], cwd=folder, check=True)
-    return folder / "main"
 
 
 @pytest.mark.parametrize(
@@ -133,9 +129,16 @@ def host_program(plan: Plan, folder: Path) -> Path:
     [plan for plan in plans() if not plan.flags.skip_masked],
     ids=lambda plan: f"{plan.spec.pattern.stem()}-{plan.spec.arch}-{plan.tile_queries}x{plan.spec.tile.n}",
 )
-def test_no_step_lies_behind_the_length_and_no_pair_is_lost(plan: Plan, tmp_path: Path) -> None:
-    program, pattern, keys = host_program(plan, tmp_path), pattern_of(plan), plan.spec.tile.n  # type: ignore[union-attr]
-    rows = rows_of(plan)
+def test_no_step_lies_behind_the_length_and_no_pair_is_lost(
+    plan: Plan, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    text = host_program(plan)
+    recorded(text)
+    (tmp_path / "main.cpp").write_text(text, encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    pattern, keys, rows = pattern_of(plan), plan.spec.tile.n, rows_of(plan)  # type: ignore[union-attr]
     for q_len, kv_len in PROBLEMS:
         prefix = kv_len // 3
         values = pattern.values_of([prefix])
@@ -144,7 +147,7 @@ def test_no_step_lies_behind_the_length_and_no_pair_is_lost(plan: Plan, tmp_path
             for query in range(q_len)
         ]
         for length in lengths_of(kv_len):
-            words = map(str, (program, q_len, kv_len, prefix, length))
+            words = map(str, (tmp_path / "main", q_len, kv_len, prefix, length))
             lines = iter(subprocess.run([*words], check=True, capture_output=True, text=True).stdout.splitlines())
             end = max(0, min(length, kv_len))
             for first in range(0, q_len, rows):
@@ -179,10 +182,10 @@ def test_the_lengths_come_last(arch: str) -> None:
 
 def test_a_tile_of_a_dense_matrix_may_be_without_steps_where_a_batch_may_be_without_keys() -> None:
     fields = {"arch": "sm_90a", "pattern": {"kind": "dense"}}
-    assert "steps/if_any" in str(plan_of(fields).flags.named()["steps_piece"])
-    assert "steps/always" in str(plan_of({**fields, "kv_lengths": False}).flags.named()["steps_piece"])
+    assert plan_of(fields).flags.named()["may_be_empty"]
+    assert not plan_of({**fields, "kv_lengths": False}).flags.named()["may_be_empty"]
     topk = {"kind": "topk", "k": 4, "block": {"q": 128, "kv": 64}}
-    assert "steps/always" in str(plan_of({**fields, "pattern": topk}).flags.named()["steps_piece"])
+    assert not plan_of({**fields, "pattern": topk}).flags.named()["may_be_empty"]
 
 
 def test_listed_blocks_behind_the_length_are_none_that_a_tensor_has() -> None:

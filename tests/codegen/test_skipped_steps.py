@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import PROBLEMS_OF_LENGTHS, declarations, lengths_of, problems
+from batch_values import PROBLEMS_OF_LENGTHS, declarations, key_end_functions, lengths_of, problems
 
 from codegen.library import find_spec
 from codegen.patterns import PatternBase
@@ -135,7 +136,7 @@ def pattern_of(plan: Plan) -> PatternBase:
     return plan.spec.pattern
 
 
-def build(plan: Plan, folder: Path) -> Path:
+def host_program(plan: Plan) -> str:
     source = render_plan(plan)
     pattern = render_template(plan, str(plan.flags.pattern_template)).strip()
     lines = re.search(r"const int newest = .*?const int newest_visible = [^;]*;", source, re.DOTALL)
@@ -146,9 +147,9 @@ def build(plan: Plan, folder: Path) -> Path:
     # The first step, which is not in the loop, is masked likewise.
     first = re.sub(r"\bblock\b", "newest_visible", masked[2]).replace("\n  ", "\n")
     assert f"k_state.advance();{first}\n      take_step_max(" in source
-    text = PROGRAM % {
+    return PROGRAM % {
         "declarations": declarations([pattern_of(plan)], kv_lengths=plan.spec.kv_lengths),  # type: ignore[union-attr]
-        "key_end": render_template(plan, "attention/kv_lengths.cuh.j2") if "kv_lengths" in source else "",
+        "key_end": key_end_functions(plan),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.stream_k else "",
@@ -159,6 +160,9 @@ def build(plan: Plan, folder: Path) -> Path:
         "flags": " ".join(f"masks |= ({asked}) << {bit};" for bit, asked in enumerate(conditions)),
         "m": plan.spec.tile.m,
     }
+
+
+def build(text: str, folder: Path) -> Path:
     (folder / "main.cpp").write_text(text, encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"], cwd=folder, check=True)
     return folder / "main"
@@ -175,13 +179,14 @@ def runs_in(keys: list[int], n: int) -> list[int]:
 
 @pytest.mark.parametrize(("pattern", "m", "n"), CASES, ids=lambda value: str(value).replace(" ", ""))
 def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
-    pattern: dict[str, Any], m: int, n: int, tmp_path: Path
+    pattern: dict[str, Any], m: int, n: int, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
     plan = plan_of(pattern, m, n)
-    definition = pattern_of(plan)
-    program = build(plan, tmp_path)
+    definition, text = pattern_of(plan), host_program(plan)
+    recorded(text)
+    program = build(text, tmp_path)
     for q_len, kv_len, value in problems(definition, LENGTHS):
         # Where surplus rows come first, whole warpgroups may lie before query 0.
         before = -(-q_len // m) * m - q_len
@@ -222,12 +227,14 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
     ids=str,
 )
 def test_a_warpgroup_works_on_the_pairs_before_the_length(
-    pattern: dict[str, Any], m: int, n: int, tmp_path: Path
+    pattern: dict[str, Any], m: int, n: int, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
     plan = plan_of(pattern, m, n, kv_lengths=True)
-    definition, program = pattern_of(plan), build(plan, tmp_path)
+    definition, text = pattern_of(plan), host_program(plan)
+    recorded(text)
+    program = build(text, tmp_path)
     for q_len, kv_len in PROBLEMS_OF_LENGTHS:
         prefix = kv_len // 3
         values = definition.values_of([prefix])

@@ -7,7 +7,7 @@ import json
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.select.choice import choose
 from codegen.select.problem import is_chosen, parse_problem, said_by
 from codegen.spec import AttentionBackwardSpec, Spec, UnchosenSpec

@@ -10,7 +10,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.plan import Plan
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.estimate import estimate
 from codegen.select.problem import (

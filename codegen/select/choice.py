@@ -16,7 +16,7 @@ from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.select.calibration import deviations, predicted
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.distance import NEAR, distance

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from codegen.cases import grouped_column_tiles
+from codegen.operators.bsr_spmm import grouped_column_tiles
 from codegen.plan import Plan
 from codegen.spec import BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
@@ -120,7 +120,7 @@ def cases_of(plan: Plan) -> tuple[Case, ...]:
         return CASES + GATHER_CASES
     if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
         return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
-    group = grouped_column_tiles(plan)
+    group = grouped_column_tiles(plan, spec)
     if group > 1:  # column tiles in groups: two, and a narrower one
         columns = 2 * group * spec.tile.n + 8
         return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))

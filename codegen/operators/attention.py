@@ -1,0 +1,45 @@
+"""The record of attention."""
+
+from __future__ import annotations
+
+from codegen.attention_cases import cases_of
+from codegen.combinations import check_options, check_score
+from codegen.operators.record import Operator, Sizes, Unit
+from codegen.plan import Plan
+from codegen.plans import attention_mma_sync, attention_sm90a, attention_wmma
+from codegen.problem import AttentionShape
+from codegen.select.default_tables import ATTENTION
+from codegen.select.defaults import attention_features
+from codegen.spec import AttentionSpec
+
+
+def _plan(spec: AttentionSpec, stem: str) -> Plan:
+    if spec.mma == "wgmma":
+        return attention_sm90a.plan(spec, stem)
+    return attention_wmma.plan(spec, stem) if spec.mma == "wmma" else attention_mma_sync.plan(spec, stem)
+
+
+def _check(spec: AttentionSpec) -> None:
+    check_score(spec)
+    check_options(spec)
+
+
+def _units(spec: AttentionSpec, sizes: Sizes) -> list[Unit]:
+    return [("heads", sizes["kv_heads"] * spec.pack_gqa, "the heads of K times those that are packed")]
+
+
+ATTENTION_OPERATOR = Operator(
+    model=AttentionSpec,
+    shape=AttentionShape,
+    plan=_plan,
+    rows=ATTENTION,
+    features=attention_features,
+    check=_check,
+    stem=lambda spec: [f"d{spec.head_dim}", spec.pattern.stem()],
+    title=lambda spec: f"{spec.pattern.stem()}, d {spec.head_dim}",
+    units=_units,
+    counts=lambda plan, spec: () if spec.pattern.fixed_block is None else ("list_batches", "list_heads"),
+    smallest=lambda plan, spec: {"list_batches": 1, "list_heads": 1, "list_length": 1},
+    cases=lambda plan, spec: [case.name for case in cases_of(spec)],
+    random_shapes=True,
+)

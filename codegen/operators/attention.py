@@ -10,6 +10,7 @@ from codegen.plans import attention_mma_sync, attention_sm90a, attention_wmma
 from codegen.problem import AttentionShape
 from codegen.select.default_tables import ATTENTION
 from codegen.select.defaults import attention_features
+from codegen.select.variations import attention_variations
 from codegen.spec import AttentionSpec
 
 
@@ -34,6 +35,7 @@ ATTENTION_OPERATOR = Operator(
     plan=_plan,
     rows=ATTENTION,
     features=attention_features,
+    variations=attention_variations,
     check=_check,
     stem=lambda spec: [f"d{spec.head_dim}", spec.pattern.stem()],
     title=lambda spec: f"{spec.pattern.stem()}, d {spec.head_dim}",

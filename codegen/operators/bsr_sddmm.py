@@ -9,6 +9,7 @@ from codegen.plans import bsr_sddmm_multistage, bsr_sddmm_sm90a, bsr_sddmm_sm90a
 from codegen.problem import SddmmShape
 from codegen.select.default_tables import BSR_SDDMM
 from codegen.select.defaults import bsr_sddmm_features
+from codegen.select.variations import sddmm_variations
 from codegen.spec import BsrSddmmSpec
 
 _CASES = (
@@ -41,6 +42,7 @@ BSR_SDDMM_OPERATOR = Operator(
     plan=_plan,
     rows=BSR_SDDMM,
     features=bsr_sddmm_features,
+    variations=sddmm_variations,
     stem=lambda spec: [f"b{spec.block.rows}x{spec.block.cols}"],
     title=lambda spec: f"blocks {spec.block.rows} x {spec.block.cols}",
     units=_units,

@@ -8,6 +8,7 @@ from codegen.plans import bsr_spgemm_multistage, bsr_spgemm_sm90a
 from codegen.problem import SpgemmShape
 from codegen.select.default_tables import BSR_SPGEMM
 from codegen.select.defaults import bsr_spgemm_features
+from codegen.select.variations import spgemm_variations
 from codegen.spec import BsrSpgemmSpec
 
 _CASES = (
@@ -42,6 +43,7 @@ BSR_SPGEMM_OPERATOR = Operator(
     plan=_plan,
     rows=BSR_SPGEMM,
     features=bsr_spgemm_features,
+    variations=spgemm_variations,
     stem=lambda spec: [f"b{spec.block.rows}x{spec.block.cols}"],
     title=lambda spec: f"blocks {spec.block.rows} x {spec.block.cols}",
     units=_units,

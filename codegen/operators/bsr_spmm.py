@@ -21,6 +21,7 @@ from codegen.plans import (
 from codegen.problem import SpmmShape
 from codegen.select.default_tables import BSR_SPMM
 from codegen.select.defaults import bsr_spmm_features
+from codegen.select.variations import spmm_variations
 from codegen.spec import BsrSpmmSpec
 
 MANY_COLUMNS = 1 << 24
@@ -110,6 +111,7 @@ BSR_SPMM_OPERATOR = Operator(
     plan=_plan,
     rows=BSR_SPMM,
     features=bsr_spmm_features,
+    variations=spmm_variations,
     stem=lambda spec: [f"b{spec.block.rows}x{spec.block.cols}"],
     title=lambda spec: f"blocks {spec.block.rows} x {spec.block.cols}",
     units=_units,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_args
 
@@ -34,6 +34,7 @@ class Operator(Generic[S]):
         plan: plan of the kernel of a spec, which has a stem for its name.
         rows: tiles and stages of specs that leave them out.
         features: preferred combination of a partial spec, and the features that ``rows`` ask for beside its fields.
+        variations: tunings that are tried for a problem; empty for operators whose kernels follow from a call.
         check: checks of fields that go together, which raise SpecError.
         stem: words of the name of a spec without a file, behind operator, architecture and type.
         title: words of a listing, before the options.
@@ -52,6 +53,7 @@ class Operator(Generic[S]):
     plan: Callable[[S, str], Plan]
     rows: tuple[Row, ...]
     features: Callable[[S], tuple[Choice | None, Fields]] = no_preference
+    variations: Callable[[Any], Iterator[Fields]] = lambda problem: iter(())
     check: Callable[[S], None] = lambda spec: None
     stem: Callable[[S], list[str]]
     title: Callable[[S], str]

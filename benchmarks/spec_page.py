@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from results_table import DASH, LONGEST_LINE, line, update, wrapped
 
-from codegen.arch import ARCHS, FIRST_FP8, Combination
+from codegen.arch import ARCHS, Combination
 from codegen.combinations import FP8_OPS, FP8_OPTIONS
 from codegen.dtypes import FP8
 from codegen.errors import SpecError
@@ -302,7 +302,7 @@ def families(op: str) -> tuple[tuple[tuple[str, ...], str], ...]:
     groups: dict[tuple[bool, bool, tuple[Combination, ...]], list[str]] = {}
     for arch in ARCHS.values():
         if arch.of(op):
-            has_fp8 = op == "attention" and arch.compute_capability >= FIRST_FP8
+            has_fp8 = op == "attention" and arch.has_fp8
             groups.setdefault((arch.forward_compatible, has_fp8, arch.of(op)), []).append(arch.name)
     shipped_for = {named.spec.arch for named in shipped_specs()}
     return tuple(

@@ -1,6 +1,7 @@
-"""Architectures: limits and legal combinations, one row each.
+"""Architectures: limits, capabilities and legal combinations, one row each.
 
-Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". What a kernel needs of its
+architecture it reads off a capability here: the name alone says nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 KIB = 1024
 WARP = 32  # threads
 PARTITIONS = 4  # of an SM
-FIRST_FP8 = (8, 9)  # compute capability that has it first
 REGISTER_UNIT = 8  # a thread's registers are allocated in multiples of this
 
 
@@ -25,18 +25,61 @@ class Combination:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """A GPU of an architecture, as the model of plans knows it.
+
+    Attributes:
+        sms: SMs, and of each
+        flops: floating-point operations in a microsecond, and
+        bytes: bytes from the L2 in a microsecond.
+    """
+
+    sms: int
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
 class Arch:
-    """What one architecture offers to a thread block, and which kernels are written for it."""
+    """What one architecture offers to a thread block, and which kernels are written for it.
+
+    Attributes:
+        name: its target in the compiler.
+        compute_capability: of its devices.
+        since_cuda: version of the first compiler that knows it.
+        shared_memory_per_block: bytes, opt-in maximum.
+        shared_memory_per_sm: bytes.
+        warps_per_sm: resident warps.
+        machine: a typical device of it.
+        devices: names of its devices, by NVIDIA's list of CUDA GPUs.
+        combinations: kernels that are written for it.
+        registers_per_sm: 32-bit registers.
+        registers_per_thread: of these, at most.
+        has_tma: whether a copy engine moves boxes of tensors (TMA), completing mbarriers.
+        has_wgmma: whether warpgroups multiply 64 rows at a time from shared memory (WGMMA).
+        has_fp8_mma_sync: whether mma.sync multiplies FP8. Elsewhere the compiler converts operands to fp16 in
+            registers, if the architecture has FP8 at all.
+        has_fp8_wgmma: whether WGMMA multiplies FP8.
+        tensor_flops: floating-point operations of 16-bit products with fp32 sums that an SM does in a clock; None where
+            devices differ.
+    """
 
     name: str
     compute_capability: tuple[int, int]
-    since_cuda: tuple[int, int]  # whose compiler knows it first
-    shared_memory_per_block: int  # bytes, opt-in maximum
-    shared_memory_per_sm: int  # bytes
-    registers_per_sm: int
-    registers_per_thread: int
+    since_cuda: tuple[int, int]
+    shared_memory_per_block: int
+    shared_memory_per_sm: int
     warps_per_sm: int
+    machine: Machine
+    devices: tuple[str, ...]
     combinations: tuple[Combination, ...]
+    registers_per_sm: int = 65536
+    registers_per_thread: int = 255
+    has_tma: bool = False
+    has_wgmma: bool = False
+    has_fp8_mma_sync: bool = False
+    has_fp8_wgmma: bool = False
+    tensor_flops: int | None = None
 
     def registers_for(self, threads: int, blocks: int) -> int:
         """Return the most registers of a thread if ``blocks`` thread blocks of ``threads`` are to share an SM.
@@ -63,9 +106,18 @@ class Arch:
         """Whether newer devices run its PTX: that of an ``a`` architecture is for this one alone."""
         return not self.name.endswith("a")
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it has FP8."""
+        return self.has_fp8_mma_sync or self.has_fp8_wgmma
+
     def of(self, op: str) -> tuple[Combination, ...]:
-        """Return the legal combinations of one operator."""
+        """Legal combinations of one operator."""
         return tuple(c for c in self.combinations if c.op == op)
+
+    def has_kernel(self, op: str, mma: str, copy: str, schedule: str) -> bool:
+        """Whether a combination is legal."""
+        return Combination(op, mma, copy, schedule) in self.combinations
 
 
 MMA_SYNC = (
@@ -89,38 +141,60 @@ MMA_SYNC_FP8 = (*MMA_SYNC, Combination("quantise", "none", "ld_global", "multist
 """And those that want FP8, which sm_89 has first."""
 
 
-def _mma_sync(
-    major: int, minor: int, since_cuda: tuple[int, int], shared_memory_per_sm: int, warps_per_sm: int
-) -> Arch:
-    """Return an architecture that MMA_SYNC is for."""
-    return Arch(
-        name=f"sm_{major}{minor}",
-        compute_capability=(major, minor),
-        since_cuda=since_cuda,
-        shared_memory_per_block=shared_memory_per_sm - 1 * KIB,
-        shared_memory_per_sm=shared_memory_per_sm,
-        registers_per_sm=65536,
-        registers_per_thread=255,
-        warps_per_sm=warps_per_sm,
-        combinations=MMA_SYNC if (major, minor) < FIRST_FP8 else MMA_SYNC_FP8,
-    )
-
-
 ARCHS = {
     arch.name: arch
     for arch in (
-        _mma_sync(8, 0, (11, 0), 164 * KIB, 64),
-        _mma_sync(8, 6, (11, 1), 100 * KIB, 48),
-        _mma_sync(8, 9, (11, 8), 100 * KIB, 48),
+        # Machines: data sheets; the L2 of each serves an SM about 64 bytes a clock at most, half of that sustained.
+        # Tensor FLOPs: data sheets of A100, L4 and H100 (peak over SMs and boost clock).
+        Arch(
+            name="sm_80",
+            compute_capability=(8, 0),
+            since_cuda=(11, 0),
+            shared_memory_per_block=163 * KIB,
+            shared_memory_per_sm=164 * KIB,
+            warps_per_sm=64,
+            machine=Machine(108, 2.9e6, 45e3),  # A100
+            devices=("A100", "A30"),
+            combinations=MMA_SYNC,
+            tensor_flops=2048,
+        ),
+        Arch(
+            name="sm_86",
+            compute_capability=(8, 6),
+            since_cuda=(11, 1),
+            shared_memory_per_block=99 * KIB,
+            shared_memory_per_sm=100 * KIB,
+            warps_per_sm=48,
+            machine=Machine(84, 1.5e6, 50e3),  # A40, RTX 3090
+            devices=("A10", "A40", "A6000", "RTX 3080", "RTX 3090"),
+            combinations=MMA_SYNC,
+        ),
+        Arch(
+            name="sm_89",
+            compute_capability=(8, 9),
+            since_cuda=(11, 8),
+            shared_memory_per_block=99 * KIB,
+            shared_memory_per_sm=100 * KIB,
+            warps_per_sm=48,
+            machine=Machine(58, 2.1e6, 60e3),  # L4
+            devices=("L4", "L40", "L40S", "RTX 4080", "RTX 4090", "RTX 6000 Ada"),
+            combinations=MMA_SYNC_FP8,
+            has_fp8_mma_sync=True,
+            tensor_flops=1024,
+        ),
         Arch(
             name="sm_90a",
             compute_capability=(9, 0),
             since_cuda=(12, 0),
             shared_memory_per_block=227 * KIB,
             shared_memory_per_sm=228 * KIB,
-            registers_per_sm=65536,
-            registers_per_thread=255,
             warps_per_sm=64,
+            machine=Machine(132, 6.0e6, 45e3),  # H100, H200
+            devices=("H100", "H200", "H800", "H20", "GH200"),
+            has_tma=True,
+            has_wgmma=True,
+            has_fp8_wgmma=True,
+            tensor_flops=4096,
             combinations=(
                 Combination("attention", "wgmma", "tma", "ping_pong"),
                 Combination("attention", "wgmma", "tma", "cooperative"),
@@ -143,6 +217,18 @@ ARCHS = {
                 Combination("tile_copy", "none", "tma", "multistage"),
             ),
         ),
-        _mma_sync(12, 0, (12, 8), 100 * KIB, 48),
+        Arch(
+            name="sm_120",
+            compute_capability=(12, 0),
+            since_cuda=(12, 8),
+            shared_memory_per_block=99 * KIB,
+            shared_memory_per_sm=100 * KIB,
+            warps_per_sm=48,
+            machine=Machine(188, 2.1e6, 60e3),  # RTX PRO 6000
+            devices=("RTX 5080", "RTX 5090", "RTX PRO 6000"),
+            combinations=MMA_SYNC_FP8,
+            has_tma=True,
+            has_fp8_mma_sync=True,
+        ),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING
 
-from codegen.arch import ARCHS, FIRST_FP8
+from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.expressions.declared import MOST_AUX
@@ -56,11 +56,13 @@ def check_fp8(spec: Spec) -> None:
         return
     if spec.op not in FP8_OPS:
         raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")
-    by_mma_sync = spec.mma == "mma" and ARCHS[spec.arch].compute_capability >= FIRST_FP8
+    by_mma_sync = spec.mma == "mma" and ARCHS[spec.arch].has_fp8
     if spec.mma != "wgmma" and not (by_mma_sync and (spec.op == "attention" or spec.copy_ == "cp_async")):
-        written = "wgmma on sm_90a and for mma from sm_89 on"
-        if spec.op != "attention":
-            written = "wgmma on sm_90a and for mma with cp_async on sm_89 and sm_120"
+        by_wgmma = " and ".join(arch.name for arch in ARCHS.values() if arch.has_fp8_wgmma)
+        by_mma = " and ".join(arch.name for arch in ARCHS.values() if arch.has_fp8_mma_sync)
+        first = next(arch.name for arch in ARCHS.values() if arch.has_fp8)
+        where = f"from {first} on" if spec.op == "attention" else f"with cp_async on {by_mma}"
+        written = f"wgmma on {by_wgmma} and for mma {where}"
         raise SpecError("dtype", f"is {spec.dtype}; FP8 is written for {written}: use bf16")
 
 
@@ -70,20 +72,21 @@ def check_options(spec: AttentionSpec) -> None:
     Raises:
         SpecError: names the option.
     """
-    kind = f"{spec.pattern.kind} on {spec.arch}"
-    one_list_on_hopper = spec.arch == "sm_90a" and spec.pattern.lists == 1
-    if spec.arch == "sm_90a" and spec.warp_rows != 16:
-        raise SpecError("warp_rows", f"is {spec.warp_rows}; sm_90a multiplies 64 rows at a time: leave it out")
-    if spec.pad_heads and spec.arch == "sm_90a":
-        raise SpecError("pad_heads", "is true; kernels for sm_90a take heads of fewer elements anyway: leave it out")
-    if spec.share_kv_loads and not one_list_on_hopper:
+    kind, has_wgmma = f"{spec.pattern.kind} on {spec.arch}", ARCHS[spec.arch].has_wgmma
+    one_list_by_wgmma = has_wgmma and spec.pattern.lists == 1
+    if has_wgmma and spec.warp_rows != 16:
+        raise SpecError("warp_rows", f"is {spec.warp_rows}; {spec.arch} multiplies 64 rows at a time: leave it out")
+    if spec.pad_heads and has_wgmma:
+        reason = f"is true; kernels for {spec.arch} take heads of fewer elements anyway: leave it out"
+        raise SpecError("pad_heads", reason)
+    if spec.share_kv_loads and not one_list_by_wgmma:
         raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
     by_expression = spec.pattern.expression
     if spec.pack_gqa > 1 and by_expression is not None and asks_head(by_expression):
         raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression asks for the head of a row: leave it out")
     _check_kv_splits(spec)
     _check_query_grouping(spec)
-    if spec.l2_lockstep and not one_list_on_hopper:
+    if spec.l2_lockstep and not one_list_by_wgmma:
         raise SpecError("l2_lockstep", f"is true; {kind} {NO_KERNEL}")
     if spec.stream_k_tail and not spec.can_split:
         more = (
@@ -105,8 +108,8 @@ def check_gradients(spec: AttentionBackwardSpec) -> None:
     if spec.aux_gradients and spec.gradients != "daux":
         reason = f"names {len(spec.aux_gradients)} tensors; gradients {spec.gradients} are of none: leave it out"
         raise SpecError("aux_gradients", reason)
-    if spec.arch == "sm_90a" and spec.mma == "mma" and spec.gradients != "daux":
-        raise SpecError("mma", f"is mma; allowed on sm_90a with gradients {spec.gradients}: wgmma")
+    if ARCHS[spec.arch].has_wgmma and spec.mma == "mma" and spec.gradients != "daux":
+        raise SpecError("mma", f"is mma; allowed on {spec.arch} with gradients {spec.gradients}: wgmma")
 
 
 def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
@@ -141,7 +144,8 @@ def asks_head(node: Node) -> bool:
 
 
 def _check_kv_splits(spec: AttentionSpec) -> None:
-    if spec.kv_splits > 1 and (spec.arch != "sm_90a" or not spec.pattern.supports_kv_splits or spec.share_kv_loads):
+    may_split = ARCHS[spec.arch].has_wgmma and spec.pattern.supports_kv_splits and not spec.share_kv_loads
+    if spec.kv_splits > 1 and not may_split:
         that = f"{spec.pattern.kind} on {spec.arch}{' with share_kv_loads' if spec.share_kv_loads else ''}"
         raise SpecError("kv_splits", f"is {spec.kv_splits}; {that} {NO_KERNEL}")
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -231,24 +230,10 @@ def _tensor_map(plan: Plan, name: str) -> TensorMapRecord:
     return TensorMapRecord(
         param=name,
         tensor=name.removesuffix("_map"),
-        global_dim=global_dim(plan, name),
+        global_dim=next(param.dims for param in plan.params if param.name == name),
         stride_alignment=STRIDE_BYTES,
         **told,
     )
-
-
-def global_dim(plan: Plan, name: str) -> tuple[str, ...]:
-    """Return the names of a tensor map's dimensions, innermost first, as the comment of its parameter has them.
-
-    "K (head_dim, kv_len, kv_heads, batch): box ..." names them, and "V, as K: box ..." those of another one.
-    """
-    docs = {param.name: param.doc.partition(": box")[0] for param in plan.params}
-    doc = docs[name]
-    if like := re.search(r", as (\w)$", doc):
-        doc = docs[f"{like[1].lower()}_map"]
-    listed = re.search(r"\(([^()]*)\)$", doc)
-    assert listed is not None, f"{plan.stem}: {name} does not name its dimensions"
-    return tuple(listed[1].split(", "))
 
 
 def _workspace(plan: Plan) -> tuple[WorkspaceRecord, ...]:
@@ -256,22 +241,7 @@ def _workspace(plan: Plan) -> tuple[WorkspaceRecord, ...]:
     args = plan.problem(smallest_shape(plan), slots=1)
     named: tuple[tuple[Kind, Any], ...] = (("counters", args.counters), ("scratch", args.scratch), ("sums", args.sums))
     return tuple(
-        WorkspaceRecord(param=name, kind=kind, alignment=WORKSPACE_ALIGNMENT, bytes=_bytes(plan, name, args.counters))
+        WorkspaceRecord(param=name, kind=kind, alignment=WORKSPACE_ALIGNMENT, bytes=plan.workspace_bytes.get(name))
         for kind, names in named
         for name in names
     )
-
-
-def _bytes(plan: Plan, name: str, counters: Any) -> str | None:
-    """Return the bytes of a part of the workspace in terms of parameters, where those say it."""
-    if plan.stream_k is not None and name in ("units_done", "partials"):
-        each = {
-            "units_done": f"stream_k_tiles * {COUNTER_BYTES * plan.stream_k.counters}",
-            "partials": f"stream_k_ctas * {2 * plan.stream_k.partial_bytes}",
-        }
-        return each[name]
-    if plan.spec.op == "bsr_spgemm" and name == "scheduler":
-        return f"{COUNTER_BYTES} * tiles + {COUNTER_BYTES * (counters[name] - 1)}"  # one tile in the smallest problem
-    if name in ("scheduler", "progress"):
-        return str(COUNTER_BYTES * counters[name])
-    return None

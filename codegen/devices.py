@@ -8,14 +8,8 @@ from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.wording import alternatives, shown
 
-DEVICES = {
-    "sm_80": ("A100", "A30"),
-    "sm_86": ("A10", "A40", "A6000", "RTX 3080", "RTX 3090"),
-    "sm_89": ("L4", "L40", "L40S", "RTX 4080", "RTX 4090", "RTX 6000 Ada"),
-    "sm_90a": ("H100", "H200", "H800", "H20", "GH200"),
-    "sm_120": ("RTX 5080", "RTX 5090", "RTX PRO 6000"),
-}
-"""Devices of each architecture, of compute capability 8.0, 8.6, 8.9, 9.0 and 12.0 by NVIDIA's list of CUDA GPUs."""
+DEVICES = {arch.name: arch.devices for arch in ARCHS.values()}
+"""Devices of each architecture."""
 
 
 def device_names() -> list[str]:

@@ -16,6 +16,21 @@ class DType:
     cuda: str  # C++ type of the CUDA headers (WMMA sources only; the others move raw bits)
     header: str
 
+    @property
+    def is_fp8(self) -> bool:
+        """Whether an element has 8 bits."""
+        return self.bytes == 1
+
+    @property
+    def bits(self) -> str:
+        """C++ type that holds the bits of an element."""
+        return "unsigned char" if self.is_fp8 else "unsigned short"
+
+    @property
+    def chunk_elements(self) -> int:
+        """Elements of a chunk of 16 bytes."""
+        return 16 // self.bytes
+
 
 DTYPES = {
     "fp16": DType("fp16", 2, "f16", "f16x2", "__half", "cuda_fp16.h"),

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from codegen import __version__
 from codegen.c_header import c_header
@@ -22,6 +22,7 @@ from codegen.library import NamedSpec
 from codegen.names import check_name
 from codegen.parse import parse_spec
 from codegen.patterns.base import SpecModel
+from codegen.plain import json_model
 from codegen.receipts import Receipt, Sha256
 from codegen.render import Generated, generate, seal_is_intact, spec_json_of
 from codegen.sized_launch import SizedLaunch, sized_launch
@@ -151,25 +152,18 @@ def read_export(folder: Path) -> Export:
 def _record(folder: Path) -> KernelRecord:
     path = folder / RECORD
     try:
-        record = KernelRecord.model_validate_json(read_text(path))
-        check_name(record.kernel.symbol)  # it is a part of the names of files
-        fits = record.sealed().seal == record.seal
+        text = read_text(path)
     except MissingFileError:
         raise ExportError(folder, f"is no exported kernel, it has no {RECORD}{_inside(folder)}") from None
-    except ValidationError as error:
-        raise ExportError(path, f"{_first_of(error)}; export the kernel again") from None
-    except (SpecError, ValueError, RecursionError) as error:  # an integer that Python does not print, for one
+    try:
+        record = json_model(KernelRecord, text)
+        check_name(record.kernel.symbol)  # it is a part of the names of files
+        fits = record.sealed().seal == record.seal
+    except (CodegenError, ValueError, RecursionError) as error:  # an integer that Python does not print, for one
         raise ExportError(path, f"{error}; export the kernel again") from None
     if not fits:
         raise ExportError(path, "was changed after it was exported: its seal does not fit; export the kernel again")
     return record
-
-
-def _first_of(error: ValidationError) -> str:
-    """Return the first thing that is wrong with a file, in words."""
-    first = error.errors(include_url=False)[0]
-    field = one_line(".".join(str(part) for part in first["loc"]))
-    return f"{field + ': ' if field else ''}{first['msg']}"
 
 
 def _inside(folder: Path) -> str:
@@ -197,9 +191,9 @@ def _checked(folder: Path, name: str, told: FileRecord) -> bytes:
 
 def _receipt(path: Path, data: bytes) -> Receipt:
     try:
-        return Receipt.model_validate_json(data)
-    except ValidationError as error:
-        raise ExportError(path, f"{_first_of(error)}; export the kernel again") from None
+        return json_model(Receipt, data)
+    except CodegenError as error:
+        raise ExportError(path, f"{error}; export the kernel again") from None
 
 
 def _check_receipt(path: Path, receipt: Receipt, record: KernelRecord) -> None:
@@ -241,7 +235,7 @@ def _generated(folder: Path, record: KernelRecord, source: str, origin: str) -> 
         raise ExportError(folder, f"{_another(record)}, which launches this kernel in another way")
     if not _same_but_for_names(own.source, source):
         raise ExportError(folder, f"{_another(record)}, which makes another source of this spec")
-    return Generated(own.named, own.plan, source)
+    return replace(own, source=source)
 
 
 def _check_launch(folder: Path, record: KernelRecord, generated: Generated) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from codegen.expressions.cuda import Statement
 
-Value = int | str | bool | tuple[Any, ...]
+Value = int | str | bool | tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
@@ -21,39 +21,6 @@ class Flags:
             value = getattr(self, field.name)
             found |= value.named() if isinstance(value, Flags) else {field.name: value}
         return found
-
-
-@dataclass(frozen=True)
-class ListWords(Flags):
-    """What the templates of lists of key blocks insert: a step is a listed block, a part of one, or several.
-
-    Attributes:
-        list_piece: the template of the iterator over a list.
-        list_length: how many entries a list has, in words.
-        most_partial: how many entries of a list can be of partial blocks.
-        list_queries: queries that have one list.
-        list_entries: entries of a list, which may not be there.
-        steps_of_entries: steps of a list.
-        times_step_blocks: from steps to loads: nothing where that is the same.
-        over_block_steps: from loads to entries.
-        lane_steps: loads of 32 entries.
-        and_part: from the block of an entry to the load.
-        and_mask_words: from the bits of an entry to those of the load.
-        range_units: what ``restrict_to`` counts.
-    """
-
-    list_piece: str
-    list_length: str
-    most_partial: str
-    list_queries: str
-    list_entries: str
-    steps_of_entries: str
-    times_step_blocks: str
-    over_block_steps: str
-    lane_steps: str
-    and_part: str
-    and_mask_words: str
-    range_units: str
 
 
 @dataclass(frozen=True)
@@ -239,7 +206,10 @@ class PatternFlags(Flags):
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
         step_is: a step, in words.
-        lists: what the templates of lists insert.
+        list_piece: the template of the iterator over a list.
+        block_steps: steps in a listed block.
+        step_blocks: listed blocks of a step.
+        divides_block: whether a tile has a part of the queries that share a list.
         expressions: the mask of partial blocks, and what becomes of scores, where they are expressions.
     """
 
@@ -247,7 +217,10 @@ class PatternFlags(Flags):
     partial_range: bool
     skip_masked: bool
     step_is: str
-    lists: ListWords
+    list_piece: str
+    block_steps: int
+    step_blocks: int
+    divides_block: bool
     expressions: ExpressionsFlags
 
 
@@ -275,6 +248,9 @@ class AttentionMmaSyncPieces(Flags):
         row_sum_piece: what is in the sum of a row.
         rows_piece: whose queries the rows are.
         walk_piece: where the key blocks of a step are from.
+        softmax_piece: the online softmax.
+        pv_gemm_piece: the product P V.
+        promotion_piece: when P V of FP8 becomes a part of O.
     """
 
     columns_piece: str
@@ -285,99 +261,34 @@ class AttentionMmaSyncPieces(Flags):
     row_sum_piece: str
     rows_piece: str
     walk_piece: str
-
-
-@dataclass(frozen=True)
-class CopyWords(Flags):
-    """What the type of the inputs changes in the copies of attention/mma_sync.
-
-    Attributes:
-        bits: what an element is to the kernel, in C++.
-        chunk_elements: elements of 16 bytes.
-        copied: what is copied row by row beside Q.
-    """
-
-    bits: str
-    chunk_elements: int
-    copied: str
-
-
-HALF_COPIES = CopyWords("unsigned short", 8, "K or V")
-
-
-@dataclass(frozen=True)
-class AttentionMmaSyncOperands(Flags):
-    """What the type of the inputs changes in attention/mma_sync.cu.j2.
-
-    Attributes:
-        copies: the same, of copies.
-        depth: columns of Q and K, or keys, that one product takes.
-        operand_bits: bits of an element of an operand.
-        weights: type of P in FP8.
-        qk_mma: function of the product Q K^T.
-        pv_mma: function of the product P V.
-        copy_v: function that copies V.
-        weights_of: how many keys p_frag has weights of.
-        lane_addresses: what a lane's address for ldmatrix is of.
-        o_offset: function of the place of a chunk of O on its way out.
-        o_line_chunks: chunks of a line of O.
-        o_row_lines: lines of a row of O.
-        ones: four ones of V's type in FP8.
-        softmax_piece: the online softmax.
-        pv_gemm_piece: the product P V.
-        promotion_piece: when P V of FP8 becomes a part of O.
-    """
-
-    copies: CopyWords
-    depth: int
-    operand_bits: int
-    weights: str
-    qk_mma: str
-    pv_mma: str
-    copy_v: str
-    weights_of: str
-    lane_addresses: str
-    o_offset: str
-    o_line_chunks: str
-    o_row_lines: str
-    ones: str
     softmax_piece: str
     pv_gemm_piece: str
     promotion_piece: str
 
 
 @dataclass(frozen=True)
-class AttentionMmaSyncWords(Flags):
-    """Words and expressions that the templates of attention/mma_sync.cu.j2 insert: the plan says what they are."""
-
-    keys_of_pattern: str
-    formula: str
-    thread: str
-    tile_is: str
-    score_rows: str
-    tile_queries: str
-    rows_are: str
-    q_place: str
-    weights_come: str
-    of_capped_scores: str
-    scores_become_weights: str
-
-
-@dataclass(frozen=True)
 class AttentionMmaSyncFlags(AttentionFlags):
-    """What attention/mma_sync.cu.j2 asks.
+    """Template parameters of attention/mma_sync.cu.j2.
 
     Attributes:
         softmax_scale: factor of the logits, in C++.
-        operands: what the type of the inputs changes.
+        keys_of_pattern: the keys that attention is over, in words.
+        formula: O as a formula.
+        paired: whether K and V of a step are waited for together.
+        overlaps: whether exponentials of a group of keys overlap P V of the one before.
+        q_beyond: whether Q extends beyond the slots of the ring that are filled last.
+        rereads_thread: whether the thread's number is read at each use, as registers are few.
         pieces: files of the kernel's pieces.
-        words: what differs in text that kernels share.
     """
 
     softmax_scale: str
-    operands: AttentionMmaSyncOperands
+    keys_of_pattern: str
+    formula: str
+    paired: bool
+    overlaps: bool
+    q_beyond: bool
+    rereads_thread: bool
     pieces: AttentionMmaSyncPieces
-    words: AttentionMmaSyncWords
 
 
 @dataclass(frozen=True)
@@ -446,97 +357,13 @@ class AttentionSm90aPieces(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionSm90aWords(Flags):
-    """Words and expressions that the templates of attention/sm90a.cu.j2 insert: the plan says what they are."""
-
-    keys_of_pattern: str
-    formula: str
-    unit: str
-    barrier_owner: str
-    store_rank: int
-    producer_warps: str
-    consumer_warpgroups: str
-    consumers_own: str
-    consumers_run: str
-    other_workers: str
-    consumer_number: str
-    consumer_works_on: str
-    packed_heads: str
-    tile_is: str
-    tiles_are_long: str
-    tile_queries: str
-    warpgroup_queries: str
-    score_rows: str
-    as_listed: str
-    masked_if: str
-    full_or: str
-    steps_of_tile: str
-    q_operands: str
-    row_without_keys: str
-    o_groups: str
-    o_group_columns: str
-    finished: str
-
-
-@dataclass(frozen=True)
-class AttentionSm90aRingWords(Flags):
-    """What they insert for the rings: of each sub-tile, where there are several."""
-
-    work_words: int
-    entry_readers: str
-    entry_readers_are: str
-    less_warp_0: str
-    and_metadata: str
-    ring_stages: str
-    ring_warpgroups: str
-    plus_sub_tile_ring: str
-    plus_sub_tile_meta: str
-    barriers: str
-    producer_is: str
-    producer_parameter: str
-    first_producer: str
-    of_sub_tile: str
-    sub_tile_parameter: str
-    steps_word: str
-    range_argument: str
-    plus_sub_tile_v_ring: str
-    plus_sub_tile_scales: str
-    load_v: str
-    v_bytes: str
-    v_load_bytes: str
-
-
-@dataclass(frozen=True)
-class AttentionSm90aListWords(Flags):
-    """What they insert for work tiles, their key blocks, and lists that share loads."""
-
-    entry_has: str
-    entry_words: str
-    entry_place: str
-    and_units: str
-    range_owner: str
-    range_begins: str
-    range_ends: str
-    range_parameter: str
-    work_parameter: str
-    work_argument: str
-    q_place: str
-    order_has: str
-    or_two: str
-    load_group_kinds: str
-    with_fewer: str
-    all_taken: str
-
-
-@dataclass(frozen=True)
 class Fp8Flags:
-    """What templates ask of FP8 inputs; of other ones nothing.
+    """Template parameters of FP8 inputs.
 
     Attributes:
         weights: type of P, as instructions have it.
         piece_columns: columns of one product P V.
         sums_by_mma: whether P V has the sums of P's rows.
-        ones: four ones of V's type.
         first_keys: keys of the first wgmma of Q K^T.
         other_keys: keys of the second one; 0 without.
         ties: whether the compiler is told that scores are in the registers of a step's P V.
@@ -547,7 +374,6 @@ class Fp8Flags:
     weights: str
     piece_columns: int
     sums_by_mma: bool
-    ones: str
     first_keys: int
     other_keys: int
     ties: bool
@@ -560,25 +386,42 @@ class AttentionSm90aFlags(AttentionFlags):
     """What attention/sm90a.cu.j2 asks.
 
     Attributes:
-        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
-        surplus_first: whether surplus rows of a head's tiles lie before query 0.
-        o_aliases_q: whether O is staged where Q was.
         softmax_scale: factor of the logits, in C++.
+        keys_of_pattern: the keys that attention is over, in words.
+        formula: O as a formula.
+        consumers: warpgroups that compute.
+        sub_tiles: parts of a tile with key blocks of their own.
+        may_lack_list: whether a tile has several lists, the last of which may not exist.
+        tile_stages: stages of Q in shared memory.
+        packed: whether rows are anything but consecutive queries of one head.
+        asks_heads: whether the kernel asks which head of its pack a row is of.
+        q_in_registers: whether all of Q is kept in registers.
+        o_aliases_q: whether O is staged where Q was.
+        surplus_first: whether surplus rows of a head's tiles lie before query 0.
+        takes_work: whether the key blocks of a tile depend on the work tile: on its part of them, or on its round.
+        restricts: whether a tile or a sub-tile walks over its key blocks otherwise than the pattern says.
+        uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
+        fp8: what FP8 inputs change; None of others.
         pieces: files of the kernel's pieces.
-        words: what differs in text that kernels share.
-        ring_words: of the rings.
-        list_words: of key blocks of a work tile.
     """
 
-    uses_setmaxnreg: bool
-    surplus_first: bool
-    o_aliases_q: bool
     softmax_scale: str
-    fp8: Fp8Flags
+    keys_of_pattern: str
+    formula: str
+    consumers: int
+    sub_tiles: int
+    may_lack_list: bool
+    tile_stages: int
+    packed: bool
+    asks_heads: bool
+    q_in_registers: bool
+    o_aliases_q: bool
+    surplus_first: bool
+    takes_work: bool
+    restricts: bool
+    uses_setmaxnreg: bool
+    fp8: Fp8Flags | None
     pieces: AttentionSm90aPieces
-    words: AttentionSm90aWords
-    ring_words: AttentionSm90aRingWords
-    list_words: AttentionSm90aListWords
 
 
 @dataclass(frozen=True)
@@ -982,6 +825,7 @@ class AttentionBackwardSm90aFlags(Flags):
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
         last_tile: number of the last tile that has keys there, in C++.
         key_end_of_tile_batch: where the keys of the tile's batch end, in C++.
+        may_lack_list: as in the forward; false here.
         dq_sums_piece: how tiles add their parts of dQ, where one kernel has all gradients.
     """
 
@@ -997,6 +841,7 @@ class AttentionBackwardSm90aFlags(Flags):
     dq_queries: int = 0
     last_tile: str = ""
     key_end_of_tile_batch: str = ""
+    may_lack_list: bool = False
     dq_sums_piece: str = ""
 
 
@@ -1010,9 +855,8 @@ class AttentionBackwardMmaSyncFlags(Flags):
         sums_piece: whether a thread block has dK and dV of its keys, or one of them.
         q_operand_piece: where the products of dQ read Q and dO.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        copies: how wide their elements are.
         rows_piece: whose queries the rows are, likewise.
-        thread: number of a thread in its block, in C++.
+        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
     """
 
     walk: AttentionBackwardFlags
@@ -1020,9 +864,8 @@ class AttentionBackwardMmaSyncFlags(Flags):
     sums_piece: str
     q_operand_piece: str
     columns_piece: str
-    copies: CopyWords
     rows_piece: str
-    thread: str
+    rereads_thread: bool
 
 
 @dataclass(frozen=True)
@@ -1055,9 +898,8 @@ class AttentionBackwardAuxFlags(Flags):
         key_end_words: where the keys of a batch end.
         mask_piece: how pairs are hidden.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        copies: how wide their elements are.
         rows_piece: whose queries the rows are, likewise.
-        thread: number of a thread in its block, in C++.
+        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
         aux_sums: what is summed up.
         has_pairs: whether some of it goes through shared memory.
     """
@@ -1066,9 +908,8 @@ class AttentionBackwardAuxFlags(Flags):
     key_end_words: KeyEndOfThread
     mask_piece: str
     columns_piece: str
-    copies: CopyWords
     rows_piece: str
-    thread: str
+    rereads_thread: bool
     aux_sums: tuple[AuxSumFlags, ...]
     has_pairs: bool
 

@@ -113,7 +113,7 @@ def shipped_specs() -> list[NamedSpec]:
     return list(_specs(SPECS))
 
 
-@cache  # YAML takes 2 ms a file, and each advice for another architecture looks through all of them
+@cache  # a spec takes 1 ms, and each advice for another architecture looks through all of them
 def _specs(folder: Path) -> tuple[NamedSpec, ...]:
     return tuple(read_spec(path) for path in _files(folder).values())
 

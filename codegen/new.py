@@ -23,13 +23,12 @@ from codegen.select.problem import Problem, parse_problem, problem_fields
 from codegen.select.table import measurements
 from codegen.spec import Spec
 from codegen.wording import in_comment, one_line, shown
+from codegen.yaml_text import flow_text
 
 SUFFIXES = (".yaml", ".yml")
 SIZES = ("batch x heads", "q_len", "kv_len", "m", "n", "k")
 """Places of a problem that are sizes."""
 _WIDTH = 118  # of a comment's text
-_PLAIN_WORD = re.compile(r"[a-z][a-z0-9_]*")
-_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off")
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def yaml_of(spec: Spec) -> str:
     used = json.loads(spec.canonical_json())
     every = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     fields = {name: value for name, value in every.items() if name in used}
-    return "".join(f"{name}: {_flow(fields[name])}\n" for name in _order(spec, fields))
+    return "".join(f"{name}: {flow_text(fields[name])}\n" for name in _order(spec, fields))
 
 
 def _order(spec: Spec, fields: Mapping[str, Any]) -> list[str]:
@@ -170,13 +169,3 @@ def _order(spec: Spec, fields: Mapping[str, Any]) -> list[str]:
     first = ("op", "arch", "dtype")
     ordered = sorted(names, key=lambda name: (0, first.index(name)) if name in first else (places.get(name, 1), 0))
     return [name for name in ordered if name in fields]
-
-
-def _flow(value: Any) -> str:
-    """Return a value as YAML has it on one line."""
-    if isinstance(value, dict):
-        inner = dict(sorted(value.items(), key=lambda item: item[0] != "kind"))
-        return "{" + ", ".join(f"{name}: {_flow(each)}" for name, each in inner.items()) + "}"
-    if isinstance(value, str) and _PLAIN_WORD.fullmatch(value) and value not in _WORDS_OF_YAML:
-        return value
-    return json.dumps(value)

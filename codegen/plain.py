@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from codegen.errors import CodegenError, SpecError
 from codegen.wording import one_line, shown
@@ -19,6 +20,10 @@ MOST_JSON_LEVELS = 100
 MOST_CHARACTERS = 10_000
 """Of one text, which is a word: a number of a million digits takes a parser minutes."""
 INTEGER_BITS = 63
+_NOT_ITS_VALUE = frozenset({"missing", "extra_forbidden"})
+"""Kinds of errors that concern a field's name: its value is not shown."""
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class PlainCopy:
@@ -44,18 +49,18 @@ class PlainCopy:
         if isinstance(node, Mapping):
             return dict(self._item(key, node, name, level) for key in node)
         if isinstance(node, list | tuple):
-            return [self.of(value, _joined(name, i), level + 1) for i, value in enumerate(node)]
+            return [self.of(value, joined(name, i), level + 1) for i, value in enumerate(node)]
         return self.scalar(node, name)
 
     def _item(self, key: Any, node: Mapping[Any, Any], name: str, level: int) -> tuple[str, Any]:
         plain = self.key(key, name)
-        return plain, self.of(node[key], _joined(name, plain), level + 1)
+        return plain, self.of(node[key], joined(name, plain), level + 1)
 
     def key(self, key: Any, name: str) -> str:
         """Return the copy of a name in the mapping that is the field ``name``."""
         plain = self.scalar(key, name)
         if not isinstance(plain, str):
-            raise SpecError(_joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
+            raise SpecError(joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
         return plain
 
     def scalar(self, node: Any, name: str) -> bool | int | float | str | None:
@@ -95,22 +100,26 @@ def _text(text: str, name: str) -> str:
     return text
 
 
-def _joined(name: str, part: object) -> str:
-    """Return the dotted name of a part of a field."""
+def joined(name: str, part: object) -> str:
+    """Dotted name of a part of a field."""
     spelt = part if isinstance(part, str) and part else shown(part)  # the empty word has quotes
     return f"{name}.{spelt}" if name else spelt
 
 
-def json_value(text: str) -> Any:
-    """Return what a JSON text says; the boundary to its parser.
+def json_value(text: str | bytes) -> Any:
+    """Parse a JSON text; the boundary to its parser.
 
     Raises:
-        CodegenError: for a text that is no JSON, is nested too deeply or has a number that Python does not read.
+        CodegenError: for a text that is no JSON, in UTF-8 if it is bytes, is nested too deeply, has a name twice in one
+            object, or has a number that Python does not read or that is not finite (``NaN`` is no JSON).
     """
     try:
-        value = json.loads(text)
+        given = text.decode("utf-8") if isinstance(text, bytes) else text
+        value = json.loads(given, object_pairs_hook=_object, parse_constant=_not_finite, parse_float=_finite)
     except RecursionError:
         raise _too_deep() from None
+    except CodegenError:
+        raise
     except Exception as error:
         raise CodegenError(f"is not JSON: {one_line(str(error))}") from None
     level = [value]
@@ -119,6 +128,47 @@ def json_value(text: str) -> Any:
         if not level:
             return value
     raise _too_deep()
+
+
+def json_model(model: type[Model], text: str | bytes) -> Model:
+    """Parse a JSON text as a model.
+
+    Raises:
+        CodegenError: as ``json_value`` does; for a field that is missing, unknown or not of its type, with its name.
+    """
+    json_value(text)  # pydantic's own parser takes the last of several values of a name, and NaN
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise CodegenError(first_reason(error)) from None
+
+
+def first_reason(error: ValidationError, *outer: str) -> str:
+    """The first field that an error names, dotted and below ``outer``, its value, and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    field = one_line(".".join(map(str, (*outer, *first["loc"]))))
+    shows = first["type"] not in _NOT_ITS_VALUE and not isinstance(first["input"], dict)
+    given = f"is {shown(first['input'])}; " if shows else ""
+    reason = one_line(first["msg"].removeprefix("Value error, "))
+    return f"{field + ': ' if field else ''}{given}{reason}"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CodegenError(f"has the name {shown(twice)} twice in one object; a name has one value")
+    return value
+
+
+def _not_finite(token: str) -> float:
+    raise CodegenError(f"has the number {token}; JSON has finite numbers alone")
+
+
+def _finite(token: str) -> float:
+    number = float(token)
+    return number if math.isfinite(number) else _not_finite(one_line(token))
 
 
 def _parts(value: Any) -> list[Any]:

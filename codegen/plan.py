@@ -44,12 +44,14 @@ class Param:
         type: how it is passed; ``pointer`` is a 64-bit device address.
         ctype: its C type in the source.
         doc: the comment behind it.
+        dims: names of the dimensions of a ``tensor_map``'s tensor, innermost first.
     """
 
     name: str
     type: ParamType
     ctype: str
     doc: str
+    dims: tuple[str, ...] = ()
 
 
 def aligned(end: int, alignment: int) -> int:
@@ -79,9 +81,17 @@ def params_alignment(params: Iterable[Param]) -> int:
     return max((PARAM_ABI[param.type][1] for param in params), default=1)
 
 
-def tensor_map(name: str, doc: str) -> Param:
-    """Return a TMA descriptor parameter."""
-    return Param(name, "tensor_map", "TensorMap", doc)
+def tensor_map(name: str, tensor: str, dims: tuple[str, ...], *, like: str = "") -> Param:
+    """TMA descriptor parameter.
+
+    Args:
+        name: field name in the CUDA struct.
+        tensor: its tensor, as the comment names it.
+        dims: names of the tensor's dimensions, innermost first.
+        like: a tensor of the same dimensions, which the comment names in place of them.
+    """
+    doc = f"{tensor}, as {like}" if like else f"{tensor} ({', '.join(dims)})"
+    return Param(name, "tensor_map", "TensorMap", doc, dims)
 
 
 def pointer(name: str, element: str, doc: str, *, writes: bool = False) -> Param:
@@ -146,6 +156,22 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """Places of a shared-memory region that are filled and read in turn.
+
+    Attributes:
+        stages: places, those of all sub-tiles.
+        full: mbarrier that completes when a place is filled, as the source names it; "" where a barrier of the whole
+            thread block stands in for it.
+        empty: mbarrier that completes when a place has been read, likewise.
+    """
+
+    stages: int
+    full: str = ""
+    empty: str = ""
+
+
+@dataclass(frozen=True)
 class SharedRegion:
     """One named part of shared memory.
 
@@ -155,6 +181,8 @@ class SharedRegion:
         bytes: its size.
         doc: what it holds.
         aliases: the first region that it lies over, whose memory it takes over while that is idle.
+        ring: its places, if they are filled in turn.
+        stores: whether results lie in it on their way to global memory.
     """
 
     name: str
@@ -162,6 +190,8 @@ class SharedRegion:
     bytes: int
     doc: str
     aliases: str | None = None
+    ring: Ring | None = None
+    stores: bool = False
 
     def overlaps(self, other: SharedRegion) -> bool:
         """Return whether two regions have bytes in common."""
@@ -205,10 +235,12 @@ class SharedLayout:
     regions: list[SharedRegion] = field(default_factory=list)
     size: int = 0
 
-    def add(self, name: str, size: int, doc: str, align: int = 1024) -> SharedRegion:
+    def add(
+        self, name: str, size: int, doc: str, align: int = 1024, *, ring: Ring | None = None, stores: bool = False
+    ) -> SharedRegion:
         """Append a region. TMA's 128-byte swizzle repeats every 1024 bytes, hence the default alignment."""
         offset = -(-self.size // align) * align
-        region = SharedRegion(name, offset, size, doc)
+        region = SharedRegion(name, offset, size, doc, ring=ring, stores=stores)
         self.regions.append(region)
         self.size = offset + size
         return region
@@ -288,6 +320,8 @@ class Plan:
         gathered: layout of prepared row clusters, if tiles gather block rows.
         prologue: the kernel that is launched before this one, if there is one.
         epilogue: the kernel that is launched behind it, likewise.
+        workspace_bytes: bytes of the workspace parameters whose size follows from other parameters, as an expression
+            of these.
     """
 
     spec: Spec
@@ -320,6 +354,7 @@ class Plan:
     gathered: GatheredLayout | None = None
     prologue: Prologue | None = None
     epilogue: Epilogue | None = None
+    workspace_bytes: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self) -> dict[str, Any]:
         """Return what a host has to pass to launch the kernel, as JSON has it, without names.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 SCHEDULER_COUNTERS = 2  # tiles taken, thread blocks that ended
 COUNTER_BYTES = 4  # of each counter in device memory
+SCHEDULER_BYTES = {"scheduler": str(SCHEDULER_COUNTERS * COUNTER_BYTES)}
+"""Workspace of a dynamic tile scheduler."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ _STRUCT = re.compile(r"struct (?:alignas\(\w+\) )?(\w+)")
 _FUNCTION = re.compile(r"\b(\w+)\(")
 _COMMENT = re.compile(r"//[^\n]*")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_LITERAL_OR_COMMENT = re.compile(rf"{_STRING.pattern}|'(?:[^'\\\n]|\\.)'|(?P<comment>//[^\n]*|/\*.*?\*/)", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -109,3 +110,9 @@ def _code(lines: list[str]) -> str:
 def _without_headings_of_nothing(text: str) -> str:
     """Drop comments that end in a colon and have nothing below them any more."""
     return re.sub(r"(?m)(?:^//[^\n]*\n)*^//[^\n]*:\n(?=\n)", "", text)
+
+
+def without_comments(source: str) -> str:
+    """A source without comments, blank lines and blanks at ends of lines: what its machine code depends on."""
+    code = _LITERAL_OR_COMMENT.sub(lambda match: " " if match["comment"] else match[0], source)
+    return "\n".join(line.rstrip() for line in code.split("\n") if line.strip())

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from codegen.cases import case_names, most_allowed
 from codegen.errors import CodegenError, FileError, MissingFileError
@@ -24,6 +24,7 @@ from codegen.files import read_text, write_if_changed
 from codegen.json_rows import json_rows
 from codegen.library import GENERATED, NamedSpec
 from codegen.patterns.base import SpecModel
+from codegen.plain import json_model
 from codegen.plan import Plan
 from codegen.render import generate
 from codegen.wording import one_line
@@ -149,15 +150,13 @@ class Receipt(_Record):
             ReceiptError: when it cannot be read or is not a receipt of this version.
         """
         try:
-            return cls.model_validate_json(read_text(path))
+            return json_model(cls, read_text(path))
         except MissingFileError:
             raise MissingReceipt(f"{one_line(path.name)}: there is none") from None
         except FileError as error:
             raise ReceiptError(f"{one_line(path.name)}: {error.reason}") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = one_line(".".join(str(part) for part in first["loc"]))
-            raise ReceiptError(f"{one_line(path.name)}: {field + ': ' if field else ''}{first['msg']}") from None
+        except CodegenError as error:
+            raise ReceiptError(f"{one_line(path.name)}: {error}") from None
 
     def with_measurement_at(self, path: Path) -> Receipt:
         """Return this receipt with the measurement of the one at ``path``, or as it is.

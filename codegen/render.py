@@ -22,6 +22,9 @@ from codegen.wording import in_comment, in_shell
 SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
 
+OVERVIEW = ("Who does what", "Which barrier guards what", "Pipeline")
+"""First words of the paragraphs that are the overview of a kernel."""
+
 BANNER = """\
 // Generated from {origin}. Do not edit:
 // change the spec or a template, then run
@@ -85,11 +88,24 @@ class Generated:
         named: the spec and its name.
         plan: its plan.
         source: its CUDA source, with banner and seal; ends in one newline.
+        templates: templates that it was rendered from, sorted.
+        overview: paragraphs of its opening comment on roles, barriers and the pipeline, without comment marks.
     """
 
     named: NamedSpec
     plan: Plan
     source: str
+    templates: tuple[str, ...] = ()
+    overview: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A source, the templates it was rendered from, and the overview in its opening comment."""
+
+    source: str
+    templates: tuple[str, ...]
+    overview: tuple[str, ...]
 
 
 @lru_cache(maxsize=512)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
@@ -100,11 +116,11 @@ def generate(named: NamedSpec) -> Generated:
         SpecError: when the spec cannot work on its architecture, or its kernel has a name that the source needs.
     """
     plan = plan_for(named)
-    source = render_plan(plan, named.origin)
-    code = re.sub(r"//[^\n]*", "", source)
+    made = _rendered(plan, named.origin)
+    code = re.sub(r"//[^\n]*", "", made.source)
     if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # its definition; labels of inline PTX are in the way too
         raise named.located(taken(named.stem))
-    return Generated(named, plan, source)
+    return Generated(named, plan, made.source, made.templates, made.overview)
 
 
 def render(named: NamedSpec) -> str:
@@ -118,21 +134,33 @@ def render_plan(plan: Plan, origin: str = "") -> str:
     Raises:
         SpecError: for a name that no kernel can have.
     """
+    return _rendered(plan, origin).source
+
+
+def _rendered(plan: Plan, origin: str) -> _Rendered:
     check_name(plan.stem)
     env = environment()
     body = prune(render_template(plan, plan.template, env))
     body = re.sub(r"[ \t]+\n", "\n", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)
+    templates = tuple(sorted(env.loader.used))
     told = {
         "origin": origin or "a spec without a file",
         "command": f"codegen render {in_shell(origin) if origin else 'SPEC'}",
         "json": plan.spec.canonical_json(),
         "hash": plan.spec.hash,
-        "templates": ", ".join(sorted(env.loader.used)),
+        "templates": ", ".join(templates),
     }
     banner = BANNER.format(**{name: in_comment(text) for name, text in told.items()})
-    return seal(banner + "\n" + body)
+    return _Rendered(seal(banner + "\n" + body), templates, _overview(body))
+
+
+def _overview(body: str) -> tuple[str, ...]:
+    """Paragraphs on roles, barriers and the pipeline in the comment that opens a body, without comment marks."""
+    opening = body.partition("\n\n")[0]
+    text = "\n".join(line.removeprefix("//").removeprefix(" ") for line in opening.splitlines())
+    return tuple(part.strip("\n") for part in text.split("\n\n") if part.strip("\n").startswith(OVERVIEW))
 
 
 def render_template(plan: Plan, name: str, env: jinja2.Environment | None = None) -> str:

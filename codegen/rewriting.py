@@ -8,6 +8,7 @@ from typing import Any
 from codegen import migrations
 from codegen.errors import SpecError
 from codegen.migrations import LEFT_OUT, Change, applied, spelt
+from codegen.yaml_nodes import Entry, MappingNode, Node
 from codegen.yaml_text import location_of, read_yaml
 
 _SCALAR = re.compile(r"""(?P<quote>["'])(?:(?!(?P=quote)).)*(?P=quote)|[^\s,#\[\]{}"']+""")
@@ -30,7 +31,7 @@ def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
         try:
             change = renamed.change(document.fields)
             if change is not None:
-                text = _edited(text, document.tree, change)
+                text = _edited(text, document.root, change)
                 if not _reads_as(text, applied(change, document.fields)):
                     raise _by_hand(change)
                 changes.append(change)
@@ -51,26 +52,29 @@ def _by_hand(change: Change) -> SpecError:
     return SpecError(change.field, f"{change.reason}; it cannot be rewritten where it stands: change it by hand")
 
 
-def _edited(text: str, tree: Any, change: Change) -> str:
-    """Return the text with one change, found by the places that the YAML parser tells."""
+def _edited(text: str, node: Node, change: Change) -> str:
+    """Return the text with one change, at the places of the nodes."""
     *outer, field = change.field.split(".")
     for part in outer:
-        tree = tree[part]
-    places = tree.lc.data or {}
-    if field not in places:  # it was merged into this mapping from another one
-        raise _by_hand(change)
-    key_line, key_column, value_line, value_column = places[field]
-    starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text))]
-    key, value = starts[key_line] + key_column, starts[value_line] + value_column
+        node = _entry(node, part, change).value
+    entry = _entry(node, field, change)
+    key, value = entry.key_start, entry.start
     key_end = _end_of(re.compile(rf"""(["']?){re.escape(field)}\1(?=\s*:)"""), text, key, change)
     if change.new is change.old:
         return text[:key] + text[key:key_end].replace(field, change.name) + text[key_end:]
     value_end = _end_of(_SCALAR, text, value, change)
     if change.new is LEFT_OUT:
-        return _without(text, key, value_end, flow=bool(tree.fa.flow_style()))
+        return _without(text, key, value_end, flow=isinstance(node, MappingNode) and node.is_flow)
     quote = text[value] if text[value] in "\"'" else ""
     name = text[key:key_end].replace(field, change.name)
     return f"{text[:key]}{name}{text[key_end:value]}{quote}{spelt(change.new)}{quote}{text[value_end:]}"
+
+
+def _entry(node: Node, name: str, change: Change) -> Entry:
+    entry = node.entry(name) if isinstance(node, MappingNode) else None
+    if entry is None:  # an alias stands for a mapping
+        raise _by_hand(change)
+    return entry
 
 
 def _end_of(pattern: re.Pattern[str], text: str, start: int, change: Change) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from codegen.arch import ARCHS
 from codegen.expressions.nodes import Aux, Node
 from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
@@ -210,9 +211,8 @@ class AttentionSpec(SpecBase):
     @property
     def can_split(self) -> bool:
         """Whether there is a kernel with ``stream_k_tail``: it then has that unless the spec says no."""
-        return (
-            self.arch == "sm_90a" and self.pattern.supports_stream_k and not self.share_kv_loads and self.kv_splits == 1
-        )
+        undivided = not self.share_kv_loads and self.kv_splits == 1
+        return ARCHS[self.arch].has_wgmma and self.pattern.supports_stream_k and undivided
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
@@ -236,7 +236,8 @@ class AttentionSpec(SpecBase):
 
     def _unused(self) -> set[str]:
         # Of these the default is not the field's: it depends on other fields.
-        used = ({"stream_k_tail"} if self.can_split else set()) | ({"warp_rows"} if self.arch != "sm_90a" else set())
+        by_warps = not ARCHS[self.arch].has_wgmma
+        used = ({"stream_k_tail"} if self.can_split else set()) | ({"warp_rows"} if by_warps else set())
         return super()._unused() - used
 
 

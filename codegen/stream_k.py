@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from codegen.problem import COUNTER_BYTES
+
 # Fixed cost of dividing a tile, in work units: start of a second work tile, store of partial O, combination. Measured:
 # 12 us on an H100, where a unit of 128 x 128 pairs of heads of 128 takes 1.6 us.
 SPLIT_COST = 8
@@ -44,3 +46,11 @@ class StreamK:
     def workspace(self, stream_k_tiles: int, stream_k_ctas: int) -> tuple[int, int]:
         """Return the counters, and the bytes of partials (a thread block has those of two tiles at most)."""
         return stream_k_tiles * self.counters, 2 * stream_k_ctas * self.partial_bytes
+
+    @property
+    def workspace_bytes(self) -> dict[str, str]:
+        """Bytes of both, as expressions of a launch's parameters."""
+        return {
+            "units_done": f"stream_k_tiles * {COUNTER_BYTES * self.counters}",
+            "partials": f"stream_k_ctas * {2 * self.partial_bytes}",
+        }

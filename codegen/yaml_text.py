@@ -1,21 +1,23 @@
-"""Reading of YAML, strictly and within bounds: what a parser makes of a text, and as plain data with its lines."""
+"""Reading of YAML, strictly and within bounds, as plain data with the line of each field; and its values replaced."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSet, TaggedScalar
-from ruamel.yaml.composer import Composer, ComposerError
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import Node
-from ruamel.yaml.scalarbool import ScalarBoolean
+import yaml
 
 from codegen.errors import SpecError
-from codegen.plain import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES, PlainCopy
+from codegen.plain import PlainCopy, joined
+from codegen.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNode, compose
+
+_PLAIN_WORD = re.compile(r"[a-z][a-z0-9_]*")
+_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off")
+_PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
+_REST_OF_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Document:
     """A YAML text that was read.
 
     Attributes:
-        tree: what the parser made of it, with places and layout.
+        text: the text.
+        root: its node, with places in the text.
         fields: the same as plain data.
         lines: line of each field, by dotted name.
     """
 
-    tree: Any
+    text: str
+    root: Node
     fields: Any
     lines: Mapping[str, int]
 
@@ -45,49 +49,25 @@ def read_yaml(text: str, origin: str) -> Document:
     """
     copy = _Copy()
     try:
-        tree = _parser().load(text)
-        return Document(tree, copy.of(tree), copy.lines)
+        root = compose(text, origin)
+        return Document(text, root, copy.of(root), copy.lines)
     except SpecError as error:
-        raise error.at(location_of(origin, copy.lines, error.field)) from None
-    except MarkedYAMLError as error:
+        raise (error if error.location else error.at(location_of(origin, copy.lines, error.field))) from None
+    except yaml.MarkedYAMLError as error:
         line = f"{origin}:{error.problem_mark.line + 1}" if error.problem_mark else origin
-        problem = str(error.problem or "is not YAML")
-        reason = f"{error.context} {problem}" if problem.startswith("but ") else problem
-        raise SpecError("", reason.partition("\n")[0], line) from None
-    except Exception as error:  # the parser lets through what its constructors of values raise
-        raise SpecError("", _reason_of(error), origin) from None
+        raise SpecError("", _problem(error, text), line) from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # characters and escapes that YAML does not have
+        reason = str(error).strip().partition("\n")[0]
+        raise SpecError("", f"is not YAML: {reason or type(error).__name__}", origin) from None
 
 
-def with_values(document: Document, values: Mapping[str, Any]) -> str:
-    """Return the text of a document with other values of some fields; comments and layout stay.
-
-    Args:
-        document: what was read; its tree is changed.
-        values: scalars, and mappings of one level, of which parts that are not named stay. What the document has not
-            comes behind the rest.
-    """
-    for name, value in values.items():
-        if not isinstance(value, dict):
-            document.tree[name] = value
-            continue
-        if not isinstance(document.tree.get(name), CommentedMap):
-            document.tree[name] = CommentedMap()
-            document.tree[name].fa.set_flow_style()
-        document.tree[name].update(value)
-    writer, stream = YAML(typ="rt", pure=True), StringIO()
-    writer.width = MOST_CHARACTERS
-    writer.dump(document.tree, stream)
-    return stream.getvalue()
-
-
-def _reason_of(error: Exception) -> str:
-    """Return what a parser's own error says, in one line."""
-    if isinstance(error, TypeError) and "unhashable" in str(error):
-        return "has a mapping or a list in the name of a field, which is a word"
-    said = str(error).strip().partition("\n")[0]
-    if isinstance(error, YAMLError | ValueError) and said:
-        return f"is not YAML: {said}"
-    return f"has a value that cannot be read by its tag or its escapes ({type(error).__name__}: {said})"
+def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
+    """The parser's message in one line, with the character that it stopped at."""
+    problem = str(error.problem or "is not YAML").partition("\n")[0]
+    if problem == "found character that cannot start any token" and error.problem_mark:
+        character = text.removeprefix("\ufeff")[error.problem_mark.index]
+        return f"found character {character!r} that cannot start any token"
+    return f"{error.context} {problem}" if problem.startswith("but ") else problem
 
 
 def location_of(origin: str, lines: Mapping[str, int], field: str) -> str:
@@ -97,39 +77,8 @@ def location_of(origin: str, lines: Mapping[str, int], field: str) -> str:
     return f"{origin}:{lines[field]}" if field else origin
 
 
-def _parser() -> YAML:
-    parser = YAML(typ="rt", pure=True)
-    parser.Composer = _BoundedComposer
-    parser.preserve_quotes = True
-    return parser
-
-
-class _BoundedComposer(Composer):
-    """Stops at the first value that a spec has no use for, before anything is made of a text."""
-
-    def __init__(self, loader: Any = None) -> None:
-        super().__init__(loader)
-        self.warn_double_anchors = False
-        self._values = self._level = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.parser.peek_event()
-        self._values += 1
-        if self._values > MOST_VALUES:
-            raise ComposerError(None, None, f"has more than {MOST_VALUES} values", event.start_mark)
-        if self._level > MOST_LEVELS:
-            raise ComposerError(None, None, f"is nested too deeply: at most {MOST_LEVELS} levels", event.start_mark)
-        if len(getattr(event, "value", None) or "") > MOST_CHARACTERS:
-            reason = f"has a value of {len(event.value)} characters; at most {MOST_CHARACTERS} are allowed"
-            raise ComposerError(None, None, reason, event.start_mark)
-        self._level += 1
-        node: Node = super().compose_node(parent, index)
-        self._level -= 1
-        return node
-
-
 class _Copy(PlainCopy):
-    """Copies a YAML tree.
+    """Copies nodes.
 
     Attributes:
         lines: line of each field, by dotted name.
@@ -140,36 +89,84 @@ class _Copy(PlainCopy):
         self.lines: dict[str, int] = {}
 
     def of(self, node: Any, name: str = "", level: int = 0) -> Any:
-        if isinstance(node, CommentedMap):
-            for key in node:
-                if key in (node.lc.data or {}):  # a merged key has no place of its own
-                    self.lines[f"{name}.{_word(key)}" if name else str(_word(key))] = node.lc.key(key)[0] + 1
-        return super().of(list(node) if isinstance(node, CommentedSet) else node, name, level)
-
-    def key(self, key: Any, name: str) -> str:
-        word = _word(key)
-        if isinstance(word, list | dict):
-            spelt = f"{name}.{word}" if name else str(word)
-            raise SpecError(spelt, "is a mapping or a list; the name of a field is a word")
-        return super().key(key, name)
-
-    def scalar(self, node: Any, name: str) -> bool | int | float | str | None:
-        return super().scalar(_word(node), name)
-
-
-def _word(node: Any) -> Any:
-    """Return a scalar of the parser, or a name that is none, as it would be without its layout."""
-    if isinstance(node, TaggedScalar):
-        return node.value  # !!str 128; tags of other types were read as those
-    if isinstance(node, ScalarBoolean):  # a boolean with an anchor
-        return bool(node)
-    if isinstance(node, tuple):
-        return [_plain_part(part) for part in node]
-    if isinstance(node, Mapping):
-        return {_plain_part(key): _plain_part(value) for key, value in node.items()}
-    return node
+        if isinstance(node, ScalarNode):
+            return super().of(node.value, name, level)
+        if isinstance(node, SequenceNode):
+            return super().of(node.items, name, level)
+        if not isinstance(node, MappingNode):
+            return super().of(node, name, level)
+        fields: dict[Any, Node] = {}
+        for entry in node.entries:
+            if not isinstance(entry.key, ScalarNode):
+                spelt = joined(name, self.of(entry.key, name, level + 1))
+                self.lines[spelt] = entry.line
+                raise SpecError(spelt, "is a mapping or a list; the name of a field is a word")
+            fields[entry.key.value] = entry.value
+            self.lines[joined(name, entry.key.value)] = entry.line
+        return super().of(fields, name, level)
 
 
-def _plain_part(node: Any) -> Any:
-    word = _word(node)
-    return next((kind(word) for kind in (bool, int, float, str) if isinstance(word, kind)), word)
+def with_values(document: Document, values: Mapping[str, Any]) -> str:
+    """Replace the values of some fields in a text; the rest of it stays as it is.
+
+    Args:
+        document: a mapping.
+        values: scalars, and mappings of one level; parts that they do not name stay. Fields that the document lacks
+            follow its last one.
+    """
+    assert isinstance(document.root, MappingNode)
+    edits = list(_edits(document.text, document.root, values))
+    text = document.text
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _edits(text: str, mapping: MappingNode, values: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+    """Edits that give fields of a mapping their values: start, end, and what replaces the text between them."""
+    edits: list[tuple[int, int, str]] = []
+    added: dict[str, Any] = {}
+    for name, value in values.items():
+        entry = mapping.entry(name)
+        if entry is None:
+            added[name] = value
+            continue
+        is_alias = text[entry.start : entry.start + 1] == "*"
+        if isinstance(value, dict) and isinstance(entry.value, MappingNode) and not is_alias:
+            edits += _edits(text, entry.value, value)
+            continue
+        match = _PROPERTIES.match(text, entry.start)
+        start = match.end() if match else entry.start
+        edits.append((start, entry.end, f"{'' if start < entry.end else ' '}{flow_text(value)}"))
+    if added:
+        edits.append(_addition(text, mapping, added))
+    return edits
+
+
+def _addition(text: str, mapping: MappingNode, values: Mapping[str, Any]) -> tuple[int, int, str]:
+    """The edit that adds fields behind the last one of a mapping."""
+    parts = [f"{name}: {flow_text(value)}" for name, value in values.items()]
+    if mapping.is_flow:
+        end = mapping.entries[-1].end if mapping.entries else mapping.start + 1
+        return end, end, (", " if mapping.entries else "") + ", ".join(parts)
+    last = mapping.entries[-1]
+    place = last.key_start
+    indent = text[max(text.rfind("\n", 0, place), text.rfind("\r", 0, place)) + 1 : place]
+    end = last.end
+    if text[end - 1] not in "\r\n":  # a block scalar ends with its line
+        rest = _REST_OF_LINE.match(text, end)
+        assert rest is not None
+        end = rest.end()
+    break_ = "\r\n" if "\r\n" in text else "\n"
+    before = "" if text[end - 1] in "\r\n" else break_
+    return end, end, before + "".join(f"{indent}{part}{break_}" for part in parts)
+
+
+def flow_text(value: Any) -> str:
+    """A value as YAML has it on one line."""
+    if isinstance(value, dict):
+        inner = dict(sorted(value.items(), key=lambda item: item[0] != "kind"))
+        return "{" + ", ".join(f"{name}: {flow_text(each)}" for name, each in inner.items()) + "}"
+    if isinstance(value, str) and _PLAIN_WORD.fullmatch(value) and value not in _WORDS_OF_YAML:
+        return value
+    return json.dumps(value)

@@ -6,7 +6,7 @@ import math
 import random
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from drawn_expressions import (
@@ -130,8 +130,16 @@ def cases(node: Node, result: Printed, number: int = 12) -> list[tuple[dict[str,
     return found
 
 
-def outputs(nodes: Sequence[Node], folder: Path) -> list[tuple[Node, dict[str, Value], Value, str]]:
-    """Compile all of some trees as one program and return what it prints beside what it should."""
+def outputs(
+    nodes: Sequence[Node], folder: Path, recorded: Callable[..., None] | None = None
+) -> list[tuple[Node, dict[str, Value], Value, str]]:
+    """Compile all of some trees as one program and return what it prints beside what it should.
+
+    Args:
+        nodes: the trees.
+        folder: where the program is built.
+        recorded: ends a test whose run is known (tests/recorded.py).
+    """
     results = [printed(node) for node in nodes]
     wanted = [cases(node, result) for node, result in zip(nodes, results, strict=True)]
     calls = []
@@ -149,6 +157,8 @@ def outputs(nodes: Sequence[Node], folder: Path) -> list[tuple[Node, dict[str, V
         "functions": "\n".join(map(function, range(len(nodes)), nodes, results)),
         "calls": "\n".join(calls),
     }
+    if recorded is not None:
+        recorded(source, repr(wanted))
     (folder / "main.cpp").write_text(source, encoding="utf-8")
     command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wparentheses", "-Werror", *SILLY, "main.cpp", "-o", "main"]
     compiled = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -159,9 +169,9 @@ def outputs(nodes: Sequence[Node], folder: Path) -> list[tuple[Node, dict[str, V
     return [(*case, line) for case, line in zip(flat, run.stdout.splitlines(), strict=True)]
 
 
-def check(nodes: Sequence[Node], folder: Path) -> int:
+def check(nodes: Sequence[Node], folder: Path, recorded: Callable[..., None] | None = None) -> int:
     """Compare, and return how many values there were."""
-    found = outputs(nodes, folder)
+    found = outputs(nodes, folder, recorded)
     for node, variables, value, line in found:
         expected = bits_of(float(value)) if node.type is Type.FLOAT else int(value)
         # g++ 12 makes -0 of 0.0f - false, and of what it takes for that.

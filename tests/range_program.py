@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +223,19 @@ def ranges(params: str) -> str:
     return before + params + BITS + lay_out(module.types()) + lay_out(module.operators())
 
 
-def output_of(program: str, folder: Path, optimized: str) -> list[list[str]]:
-    """Compile a program, run it, and return the words of its lines."""
+def output_of(
+    program: str, folder: Path, optimized: str, recorded: Callable[..., None] | None = None
+) -> list[list[str]]:
+    """Compile a program, run it, and return the words of its lines.
+
+    Args:
+        program: the source.
+        folder: where it is built.
+        optimized: level of optimization.
+        recorded: ends a test whose run is known (tests/recorded.py).
+    """
+    if recorded is not None:
+        recorded(program)
     (folder / "main.cpp").write_text(program, encoding="utf-8")
     options = ["-std=c++17", optimized, "-w", "-fwrapv", "-frounding-math", f"-I{HEADERS}"]
     command = ["g++", *options, "main.cpp", "-o", "main"]
@@ -235,7 +246,9 @@ def output_of(program: str, folder: Path, optimized: str) -> list[list[str]]:
     return [line.rsplit(maxsplit=2) for line in run.stdout.splitlines()]
 
 
-def outcomes(masks: Sequence[Node], block: tuple[int, int], folder: Path) -> list[tuple[int, int, int]]:
+def outcomes(
+    masks: Sequence[Node], block: tuple[int, int], folder: Path, recorded: Callable[..., None] | None = None
+) -> list[tuple[int, int, int]]:
     """Return of each mask of how many blocks something wrong is told, how many are told, how many could be."""
     axes = [(aux, axis) for aux in AUX for axis in range(len(aux.dims))]
     sizes = [SIZES["q_len"], SIZES["kv_len"], *(stored_size(*each) for each in axes)]
@@ -247,11 +260,11 @@ def outcomes(masks: Sequence[Node], block: tuple[int, int], folder: Path) -> lis
         "trees": "\n".join(tree(number, mask) for number, mask in enumerate(masks)),
         "calls": "\n".join(f"  tree_{number}::run({given});" for number in range(len(masks))),
     }
-    lines = output_of(program, folder, "-O0")
+    lines = output_of(program, folder, "-O0", recorded)
     return [(int(wrong), int(told), int(uniform)) for wrong, told, uniform in lines]
 
 
-def operators(folder: Path) -> dict[str, tuple[int, int]]:
+def operators(folder: Path, recorded: Callable[..., None] | None = None) -> dict[str, tuple[int, int]]:
     """Return of each operator how many values its interval has not, and how many were looked at."""
-    found = output_of(OPERATORS % {"ranges": ranges("")}, folder, "-O1")
+    found = output_of(OPERATORS % {"ranges": ranges("")}, folder, "-O1", recorded)
     return {name: (int(wrong), int(checked)) for name, wrong, checked in found}

@@ -29,15 +29,19 @@ from codegen.plans.attention_backward_parts import (
 )
 from codegen.plans.attention_backward_sizes import Sizes, divides_products
 from codegen.plans.attention_params import options_summary
-from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
+from codegen.plans.attention_rows import KV_DIMS, Q_DIMS, SWIZZLE, WARPGROUP_ROWS
 from codegen.spec import AttentionBackwardSpec
 
 WARPGROUP = 128  # threads
 OPERANDS = (
-    tensor_map("q_map", "Q (head_dim, q_len, heads, batch)"),
-    tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
-    tensor_map("v_map", "V, as K"),
-    tensor_map("dout_map", "dO, as Q"),
+    tensor_map("q_map", "Q", Q_DIMS),
+    tensor_map("k_map", "K", KV_DIMS),
+    tensor_map("v_map", "V", KV_DIMS, like="K"),
+    tensor_map("dout_map", "dO", Q_DIMS, like="Q"),
+)
+DKDV_MAPS = (
+    tensor_map("dk_map", "dK", KV_DIMS, like="K"),
+    tensor_map("dv_map", "dV", KV_DIMS, like="K"),
 )
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
 NARROWEST_OF_WIDE_HEADS = 32  # keys of a step of dQ with heads of more than 128, whose steps fill shared memory
@@ -102,8 +106,8 @@ def _check(spec: AttentionBackwardSpec) -> None:
 def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the operands and the gradients, as TMA reads and writes them."""
     gradients = {
-        "dq": (tensor_map("dq_map", "dQ, as Q"),),
-        "dkdv": (tensor_map("dk_map", "dK, as K"), tensor_map("dv_map", "dV, as K")),
+        "dq": (tensor_map("dq_map", "dQ", Q_DIMS, like="Q"),),
+        "dkdv": DKDV_MAPS,
     }[spec.gradients]
     return (*OPERANDS, *gradients)
 

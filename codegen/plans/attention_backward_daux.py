@@ -7,13 +7,14 @@ from dataclasses import replace
 from codegen.arch import ARCHS, WARP
 from codegen.aux_gradients import COLUMNS, DIAGONALS, ROWS, Read, lines_of, reads_of, sums_name
 from codegen.dtypes import DTYPES
-from codegen.flags import HALF_COPIES, AttentionBackwardAuxFlags
+from codegen.flags import AttentionBackwardAuxFlags
 from codegen.plan import (
     Constant,
     Param,
     Plan,
     Prologue,
     Registers,
+    Ring,
     SharedLayout,
     SharedRegion,
     check_budget,
@@ -136,7 +137,8 @@ def _shared(
     """Lay out the shared memory: the ring, in whose place Q and dO arrive, and pairs on their way to sums."""
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
-    ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), f"{stages} stages, each K and V of a step")
+    doc = f"{stages} stages, each K and V of a step"
+    ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), doc, ring=Ring(stages))
     if _has_pairs(reads):
         shared.add("Pairs", spec.tile.m * _pair_stride(spec) * 4, "what pairs of a step add to sums of other warps too")
     step_meta(shared, spec)
@@ -208,9 +210,8 @@ def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBac
         key_end_words=key_end_of_threads(spec.forward),
         mask_piece=f"{PIECES}/mma_sync/dq_mask/{'bits' if spec.pattern.masks_by_bits else mask}.cuh.j2",
         columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-        copies=HALF_COPIES,
         rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-        thread="threadIdx.x",
+        rereads_thread=False,
         aux_sums=sums,
         has_pairs=_has_pairs(reads),
     )

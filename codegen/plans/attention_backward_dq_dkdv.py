@@ -13,15 +13,15 @@ from codegen.plan import (
     Plan,
     Prologue,
     Registers,
+    Ring,
     SharedLayout,
     TensorMap,
     check_budget,
     i32,
     pointer,
     require,
-    tensor_map,
 )
-from codegen.plans.attention_backward import OPERANDS, WARPGROUP
+from codegen.plans.attention_backward import DKDV_MAPS, OPERANDS, WARPGROUP
 from codegen.plans.attention_backward_options import option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
@@ -41,7 +41,7 @@ from codegen.plans.attention_backward_parts import (
 from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
-from codegen.problem import AttentionShape, LaunchArgs
+from codegen.problem import COUNTER_BYTES, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 
 HEAD_DIMS = (64, 128)
@@ -81,6 +81,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         ctas_per_sm=1,
         persistent=False,
         dynamic_scheduler=spec.deterministic,
+        workspace_bytes={"scheduler": str(COUNTER_BYTES)} if spec.deterministic else {},
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
@@ -128,12 +129,13 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     stages, m = spec.stages, spec.tile.m
     q_bytes, kv_bytes = m * groups * SWIZZLE, spec.tile.n * groups * SWIZZLE
     shared = SharedLayout()
-    shared.add("K", kv_bytes, "K of the tile in column groups; then dK on its way out")
-    shared.add("V", kv_bytes, "V of the tile; then dV on its way out")
-    shared.add("Q", stages * q_bytes, "Q ring")
-    shared.add("Dout", stages * q_bytes, "dO ring")
+    shared.add("K", kv_bytes, "K of the tile in column groups; then dK on its way out", stores=True)
+    shared.add("V", kv_bytes, "V of the tile; then dV on its way out", stores=True)
+    ring = Ring(stages, "q_full[i]", "q_empty[i]")
+    shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
+    shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
     shared.add("Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the one before: column groups of 64 keys")
-    shared.add("Dq", m * spec.head_dim * 4, "a step's part of dQ on its way out")
+    shared.add("Dq", m * spec.head_dim * 4, "a step's part of dQ on its way out", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
     if spec.deterministic:
@@ -151,8 +153,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
     )
     own = (
-        tensor_map("dk_map", "dK, as K"),
-        tensor_map("dv_map", "dV, as K"),
+        *DKDV_MAPS,
         *tensor_params("dq", ELEMENT, "dQ, as O", writes=True),
         pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
         *(turns if spec.deterministic else ()),

@@ -6,8 +6,19 @@ from dataclasses import replace
 
 from codegen.arch import ARCHS, WARP
 from codegen.dtypes import DTYPES
-from codegen.flags import HALF_COPIES, AttentionBackwardMmaSyncFlags
-from codegen.plan import Constant, Param, Plan, Prologue, Registers, SharedLayout, SharedRegion, check_budget, require
+from codegen.flags import AttentionBackwardMmaSyncFlags
+from codegen.plan import (
+    Constant,
+    Param,
+    Plan,
+    Prologue,
+    Registers,
+    Ring,
+    SharedLayout,
+    SharedRegion,
+    check_budget,
+    require,
+)
 from codegen.plans.attention_backward_options import MMA_SYNC_PIECES, option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
@@ -87,9 +98,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
             sums_piece=f"{MMA_SYNC_PIECES}/key_sums/{'both' if whole else 'divided'}.cuh.j2",
             q_operand_piece=f"{MMA_SYNC_PIECES}/q_operand/{'registers' if whole else 'shared'}.cuh.j2",
             columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-            copies=HALF_COPIES,
             rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-            thread="threadIdx.x",
+            rereads_thread=False,
         ),
         grid_summary=f"{'two thread blocks' if blocks > 1 else 'one thread block'} for each tile, "
         f"{ctas_per_sm} at a time on an SM",
@@ -157,25 +167,27 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
     over: tuple[SharedRegion, ...] = ()
+    at_end = "in the end dQ on its way out"
     ring_holds = f"{stages} stages, each K and V of a step"
     if spec.gradients == "dkdv":
         last, first = ("dK", "dV") if _is_whole(spec) else ("dK, or dV,", "")
-        shared.add("K", kv_bytes, f"K of the tile; then {last} on its way out")
-        shared.add("V", kv_bytes, f"V of the tile; then {first} on its way out" if first else "V of the tile")
-        shared.add("Q", stages * q_bytes, "Q ring")
-        shared.add("Dout", stages * q_bytes, "dO ring")
+        shared.add("K", kv_bytes, f"K of the tile; then {last} on its way out", stores=True)
+        v_doc = f"V of the tile; then {first} on its way out" if first else "V of the tile"
+        shared.add("V", kv_bytes, v_doc, stores=bool(first))
+        shared.add("Q", stages * q_bytes, "Q ring", ring=Ring(stages))
+        shared.add("Dout", stages * q_bytes, "dO ring", ring=Ring(stages))
         shared.add("Stats", stages * spec.tile.m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     elif _is_whole(spec):
         # Q and dO, which registers keep, arrive in the ring's place before it is used.
-        ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), ring_holds)
+        ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), ring_holds, ring=Ring(stages))
         over = (
-            SharedRegion("Q", ring.offset, q_bytes, "Q of the tile, at first; in the end dQ on its way out", "Ring"),
+            SharedRegion("Q", ring.offset, q_bytes, f"Q of the tile, at first; {at_end}", "Ring", stores=True),
             SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, at first", "Ring"),
         )
     else:
-        shared.add("Q", q_bytes, "Q of the tile; in the end dQ on its way out")
+        shared.add("Q", q_bytes, f"Q of the tile; {at_end}", stores=True)
         shared.add("Dout", q_bytes, "dO of the tile")
-        shared.add("Ring", stages * 2 * kv_bytes, ring_holds)
+        shared.add("Ring", stages * 2 * kv_bytes, ring_holds, ring=Ring(stages))
     step_meta(shared, spec)
     if spec.score is not None and spec.gradients == "dkdv":
         step_places(shared, spec)

@@ -9,7 +9,7 @@ from codegen.flags import AttentionBackwardFlags, AttentionBackwardPatternFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
 from codegen.plans.attention_expressions import Side, expressions_flags
-from codegen.plans.attention_lists import list_words, step_words
+from codegen.plans.attention_lists import list_piece, step_words
 from codegen.plans.attention_logits import keys_of_pattern
 from codegen.plans.attention_params import index_params, list_constants, logit_constants, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
@@ -171,13 +171,10 @@ def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
         partial_range=False,
         skip_masked=False,
         step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",
-        lists=list_words(
-            forward,
-            partial=block is not None and block.q > spec.tile.m,
-            several_lists=False,
-            block_steps=block_steps,
-            step_blocks=1,
-        ),
+        list_piece=list_piece(forward),
+        block_steps=block_steps,
+        step_blocks=1,
+        divides_block=block is not None and block.q > spec.tile.m,
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
         keys_of_pattern=keys_of_pattern(forward),

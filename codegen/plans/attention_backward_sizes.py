@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
-from codegen.plan import Registers, SharedLayout
+from codegen.plan import Registers, Ring, SharedLayout
 from codegen.plans.attention_backward_parts import STATS_BYTES, step_meta, step_places
 from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
@@ -90,17 +90,20 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
     shared = SharedLayout()
     barriers = 2 * stages + 1
     if spec.gradients == "dq":
-        shared.add("Q", q_bytes, "Q of the tile in column groups; then dQ on its way out")
+        shared.add("Q", q_bytes, "Q of the tile in column groups; then dQ on its way out", stores=True)
         shared.add("Dout", q_bytes, "dO of the tile")
-        shared.add("K", stages * kv_bytes, "K ring")
-        shared.add("V", v_stages * kv_bytes, "V ring")
-        barriers += 2 * v_stages if v_stages < stages else 0
+        own_barriers = v_stages < stages
+        of_v = "v" if own_barriers else "kv"
+        shared.add("K", stages * kv_bytes, "K ring", ring=Ring(stages, "kv_full[i]", "kv_empty[i]"))
+        shared.add("V", v_stages * kv_bytes, "V ring", ring=Ring(v_stages, f"{of_v}_full[i]", f"{of_v}_empty[i]"))
+        barriers += 2 * v_stages if own_barriers else 0
     else:
         first, second = ("dV", "dK") if divides_products(spec) else ("dK", "dV")
-        shared.add("K", kv_bytes, f"K of the tile in column groups; then {first} on its way out")
-        shared.add("V", kv_bytes, f"V of the tile; then {second} on its way out")
-        shared.add("Q", stages * q_bytes, "Q ring")
-        shared.add("Dout", stages * q_bytes, "dO ring")
+        shared.add("K", kv_bytes, f"K of the tile in column groups; then {first} on its way out", stores=True)
+        shared.add("V", kv_bytes, f"V of the tile; then {second} on its way out", stores=True)
+        ring = Ring(stages, "q_full[i]", "q_empty[i]")
+        shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
+        shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
         if divides_products(spec):
             shared.add("Weights", WARPGROUP_ROWS * rows * 4, "P^T of a step in float32, from one consumer to the other")
         shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)

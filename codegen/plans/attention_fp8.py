@@ -6,7 +6,7 @@ are an A operand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from codegen.dtypes import DTYPES, FP8
 from codegen.flags import Fp8Flags
@@ -53,25 +53,19 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
 
 
 def fp8_flags(sizes: Sizes) -> Fp8Flags:
-    """Return what the templates ask."""
+    """Template parameters."""
     spec = sizes.spec
     narrow = v_group_keys(sizes) < SWIZZLE
     return Fp8Flags(
         weights=WEIGHTS,
         piece_columns=output_columns(spec) // pieces(spec),
-        sums_by_mma=is_fp8(spec) and sum_columns(spec) > 0,
-        ones=ones(spec),
+        sums_by_mma=sum_columns(spec) > 0,
         first_keys=first_keys(spec),
         other_keys=spec.tile.n - first_keys(spec),
         ties=ties(spec),
         v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
         dequantises=spec.softcap is not None or spec.score is not None,
     )
-
-
-def ones(spec: AttentionSpec) -> str:
-    """Return four ones of V's type, in C++."""
-    return "0x3C3C3C3Cu" if spec.dtype == "e5m2" else "0x38383838u"
 
 
 def v_group_keys(sizes: Sizes) -> int:
@@ -184,36 +178,6 @@ def fma_groups(spec: AttentionSpec) -> int:
 def asks_groups(sizes: Sizes) -> bool:
     """Return whether a loop goes over the groups of keys: of one load, or of the rows of ones."""
     return sizes.step_blocks == 1 or sum_columns(sizes.spec) > 0
-
-
-class OutputWords(TypedDict):
-    """Names of a source that are about O, which FP8 kernels write in another type than they read."""
-
-    o_groups: str
-    o_group_columns: str
-    finished: str
-
-
-def output_words(spec: AttentionSpec) -> OutputWords:
-    """Return them."""
-    if is_fp8(spec):
-        return {"o_groups": "kOGroups", "o_group_columns": "kOColumns", "finished": "out"}
-    return {"o_groups": "kGroups", "o_group_columns": "kGroupColumns", "finished": "o"}
-
-
-class LoadWords(TypedDict):
-    """Names of a source that are about V's copies, of which FP8 kernels have V^T."""
-
-    load_v: str
-    v_bytes: str
-    v_load_bytes: str
-
-
-def load_words(spec: AttentionSpec) -> LoadWords:
-    """Return them."""
-    if is_fp8(spec):
-        return {"load_v": "load_v_step", "v_bytes": "kVBytes", "v_load_bytes": "kVLoadBytes"}
-    return {"load_v": "load_step", "v_bytes": "kKvBytes", "v_load_bytes": "kKvBytes"}
 
 
 def o_groups(spec: AttentionSpec) -> int:

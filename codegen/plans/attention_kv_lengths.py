@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.arch import ARCHS
 from codegen.flags import KeyEndOfLoads, KeyEndOfMasks, KeyEndOfThread, KeyEndWords
 from codegen.spec import AttentionSpec
 
@@ -25,7 +26,7 @@ OF_BATCH = {
 
 def key_end_words(spec: AttentionSpec) -> KeyEndWords:
     """Return what the templates insert."""
-    if spec.arch != "sm_90a":
+    if not ARCHS[spec.arch].has_wgmma:
         return key_end_of_threads(spec)
     return KeyEndOfLoads(**_words_of_masks(spec), its_key_end=_owner(spec))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from codegen.plan import Plan
 from codegen.plans.attention_order import heads_in_l2
 from codegen.plans.attention_query_order import order_search
-from codegen.problem import SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
+from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
 from codegen.spec import AttentionSpec
+from codegen.stream_k import StreamK
 
 
 def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
@@ -51,3 +52,18 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         numbers |= {"units": units, "stream_k_tiles": stream_k_tiles, "stream_k_ctas": stream_k_ctas}
         counters["units_done"], scratch["partials"] = plan.stream_k.workspace(stream_k_tiles, stream_k_ctas)
     return LaunchArgs(numbers, max(tiles, stream_k_ctas), prologue_grid, counters, scratch)
+
+
+def workspace_bytes(spec: AttentionSpec, stream_k: StreamK | None, *, dynamic: bool) -> dict[str, str]:
+    """Bytes of the workspace parameters whose size follows from other parameters.
+
+    Args:
+        spec: the kernel's.
+        stream_k: division of its tiles, if there is one.
+        dynamic: whether thread blocks take tiles from a counter.
+    """
+    return {
+        **(SCHEDULER_BYTES if dynamic else {}),
+        **({"progress": str(SCHEDULER_COUNTERS * COUNTER_BYTES)} if spec.l2_lockstep else {}),
+        **(stream_k.workspace_bytes if stream_k else {}),
+    }

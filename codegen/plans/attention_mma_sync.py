@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
+from codegen.block_sizes import query_sizes
 from codegen.dtypes import DTYPES
 from codegen.flags import AttentionMmaSyncFlags
 from codegen.plan import (
@@ -15,8 +16,8 @@ from codegen.plan import (
 from codegen.plans.attention_expressions import expression_registers, expressions_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_lists import list_words, step_words
-from codegen.plans.attention_logits import softmax_scale
+from codegen.plans.attention_lists import list_piece, step_words
+from codegen.plans.attention_logits import formula, keys_of_pattern, softmax_scale
 from codegen.plans.attention_mma_sync_operands import (
     BANK_BYTES,
     CHUNK,
@@ -25,11 +26,10 @@ from codegen.plans.attention_mma_sync_operands import (
     o_row_bytes,
     operand_constants,
     operand_params,
-    operands,
     rows_of,
 )
 from codegen.plans.attention_mma_sync_operands import registers as operand_registers
-from codegen.plans.attention_mma_sync_pieces import pieces, words
+from codegen.plans.attention_mma_sync_pieces import pieces
 from codegen.plans.attention_mma_sync_shared import shared_regions
 from codegen.plans.attention_params import (
     block_constants,
@@ -59,8 +59,6 @@ LENGTH_OVERHEAD = 2  # and for kv_lengths, where a listed block is several steps
 FEW_LEFT = 4
 ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
-BLOCKS = (16, 32, 64, 128)
-QUERY_BLOCKS = (1, 2, 4, 8, *BLOCKS)  # those that make at least TILE_ROWS rows of their heads
 NARROW_HEAD = 64  # elements
 WIDEST_OF_HIGH_WARPS = 128  # elements of a head of which O of 32 rows fits a thread's registers
 GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
@@ -172,24 +170,19 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             partial_range=False,
             skip_masked=False,
             step_is=step_words(block_steps, n // load_keys),
-            lists=list_words(
-                spec,
-                partial=block is not None and block.q > tile_queries,
-                several_lists=False,
-                block_steps=block_steps,
-                step_blocks=n // load_keys,
-            ),
+            list_piece=list_piece(spec),
+            block_steps=block_steps,
+            step_blocks=n // load_keys,
+            divides_block=block is not None and block.q > tile_queries,
             key_end_words=key_end_words(spec),
             softmax_scale=softmax_scale(spec),
-            operands=operands(spec),
+            keys_of_pattern=keys_of_pattern(spec),
+            formula=formula(spec),
+            paired=paired,
+            overlaps=in_one_go > group_keys and not dtype.is_fp8,
+            q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
+            rereads_thread=rereads,
             pieces=pieces(spec, q_in_registers=q_in_registers, paired=paired),
-            words=words(
-                spec,
-                paired=paired,
-                overlaps=in_one_go > group_keys,
-                q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
-                rereads=rereads,
-            ),
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(
@@ -223,7 +216,7 @@ def _check_tile(spec: AttentionSpec) -> None:
     name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     heads = spec.pack_gqa
     if block is not None:  # before the tile, whose default follows from the block
-        sizes = tuple(size for size in QUERY_BLOCKS if size * heads >= TILE_ROWS)
+        sizes = query_sizes(heads)
         packed = f" with pack_gqa {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
     require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from math import gcd
 
 from codegen.dtypes import DTYPES
-from codegen.flags import HALF_COPIES, AttentionMmaSyncOperands, CopyWords
 from codegen.plan import Constant, Param, require, require_left_out
-from codegen.plans.attention_fp8 import SUM_COLUMNS, UNWRITTEN, WEIGHTS, is_fp8, ones, scale_params
+from codegen.plans.attention_fp8 import SUM_COLUMNS, UNWRITTEN, is_fp8, scale_params
 from codegen.plans.attention_params import tensor_params
 from codegen.spec import AttentionSpec
 
@@ -20,8 +19,6 @@ STEPS = (32, 64, 128)  # keys, of which a row of V^T has all: a power of two of 
 STAGES = (4, 6, 8)
 PROMOTED = (0, 1)
 REGISTERS = 12  # beside accumulators: scales of Q and K, the operand of ones
-PIECES = "attention/mma_sync"
-FP8_COPIES = CopyWords("unsigned char", CHUNK, "K")
 
 
 def check_operands(spec: AttentionSpec) -> None:
@@ -88,7 +85,7 @@ def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> l
 
 def operand_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameters of Q, K, V and O, and of scales."""
-    bits = HALF_COPIES.bits
+    codes, bits = DTYPES[spec.dtype].bits, DTYPES[spec.output].bits
     if not is_fp8(spec):
         return [
             *tensor_params("q", bits, "Q (batch, heads, q_len, head_dim)"),
@@ -96,7 +93,6 @@ def operand_params(spec: AttentionSpec) -> list[Param]:
             *tensor_params("v", bits, "V, as K"),
             *tensor_params("o", bits, "O, as Q", writes=True),
         ]
-    codes = FP8_COPIES.bits
     keys = "kv_len rounded up to 16, in the order of KEY_ORDER"
     return [
         *tensor_params("q", codes, "Q (batch, heads, q_len, head_dim)"),
@@ -105,29 +101,6 @@ def operand_params(spec: AttentionSpec) -> list[Param]:
         *tensor_params("o", bits, f"O, as Q, in {spec.output}", writes=True),
         *scale_params(),
     ]
-
-
-def operands(spec: AttentionSpec) -> AttentionMmaSyncOperands:
-    """Return what the templates insert."""
-    fp8 = is_fp8(spec)
-    return AttentionMmaSyncOperands(
-        copies=FP8_COPIES if fp8 else HALF_COPIES,
-        depth=32 if fp8 else 16,
-        operand_bits=8 * DTYPES[spec.dtype].bytes,
-        weights=WEIGHTS,
-        qk_mma=f"mma_{spec.dtype}_{spec.dtype}" if fp8 else "mma_m16n8k16",
-        pv_mma=f"mma_{WEIGHTS}_{spec.dtype}" if fp8 else "mma_m16n8k16",
-        copy_v="copy_v_step" if fp8 else "copy_step",
-        weights_of="kTileN" if fp8 else "kGroupKeys",
-        lane_addresses="Q" if fp8 else "Q and V",
-        o_offset="o_chunk_offset" if fp8 else "chunk_offset",
-        o_line_chunks="kOLineChunks" if fp8 else "kLineChunks",
-        o_row_lines="kORowLines" if fp8 else "kRowLines",
-        ones=ones(spec),
-        softmax_piece=f"{PIECES}/softmax{'_fp8' if fp8 else ''}.cuh.j2",
-        pv_gemm_piece=f"{PIECES}/pv_gemm{'_fp8' if fp8 else ''}.cuh.j2",
-        promotion_piece=f"{PIECES}/promotion/{'each' if spec.accumulate_every else 'never'}.cuh.j2",
-    )
 
 
 def _list(values: tuple[int, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
@@ -31,7 +32,7 @@ def sub_tile_doc(listed: bool) -> str:
 def asks_heads(spec: AttentionSpec) -> bool:
     """Return whether a kernel for sm_90a needs the head, or the query, of a row; others always do."""
     asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.dtype in FP8
-    return spec.arch != "sm_90a" or asks
+    return asks or not ARCHS[spec.arch].has_wgmma
 
 
 def lse_params(spec: AttentionSpec) -> list[Param]:
@@ -93,7 +94,7 @@ def needs_query_blocks(spec: AttentionSpec) -> bool:
     block = spec.pattern.fixed_block
     if block is None:
         return False
-    several = spec.arch == "sm_90a" and spec.tile.m > max(block.q * spec.pack_gqa, WARPGROUP_ROWS)
+    several = ARCHS[spec.arch].has_wgmma and spec.tile.m > max(block.q * spec.pack_gqa, WARPGROUP_ROWS)
     return several or spec.pattern.lists > 1
 
 

@@ -11,6 +11,10 @@ from codegen.spec import AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
 SWIZZLE = 128  # bytes: width of one column group in shared memory
+Q_DIMS = ("head_dim", "q_len", "heads", "batch")
+"""Dimensions of the tensor maps of Q, O and their gradients, innermost first."""
+KV_DIMS = ("head_dim", "kv_len", "kv_heads", "batch")
+"""Those of K, V and their gradients."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ class Rows:
         )
 
     @property
-    def dims(self) -> str:
-        """Dimensions of the tensor maps of Q and O, less the last."""
-        return "head_dim, heads of a pack, q_len, packs" if self.packed else "head_dim, q_len, heads"
+    def dims(self) -> tuple[str, ...]:
+        """Dimensions of the tensor maps of Q and O, innermost first."""
+        return ("head_dim", "heads of a pack", "q_len", "packs", "batch") if self.packed else Q_DIMS
 
     @property
     def tile_queries(self) -> int:

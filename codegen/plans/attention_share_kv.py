@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from codegen.plan import Constant, SharedLayout, require
+from codegen.plan import Constant, Ring, SharedLayout, require
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 
@@ -82,12 +82,19 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> Non
     barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
     shared.add("BlockMeta", 4 * spec.stages, "numbers of the loads in the K ring", align=4)
-    shared.add("Loads", 4 * ORDERS * entries, "ring of orders: key blocks of a tile as they are loaded", align=4)
-    shared.add("Steps", 4 * ORDERS * entries, "ring of orders: notes on the steps of each warpgroup", align=4)
-    shared.add("Numbers", 4 * ORDERS, "ring of orders: loads of a tile", align=4)
-    if spec.query_grouping == "search":
-        shared.add("Queries", 4 * ORDERS * sub_tiles, "ring of orders: first queries of a tile's query blocks", align=4)
-        shared.add("Tiles", 4 * ORDERS, "ring of orders: number of the tile", align=4)
+    searched = (
+        ("Queries", sub_tiles, "first queries of a tile's query blocks"),
+        ("Tiles", 1, "number of the tile"),
+    )
+    orders = (
+        ("Loads", entries, "key blocks of a tile as they are loaded"),
+        ("Steps", entries, "notes on the steps of each warpgroup"),
+        ("Numbers", 1, "loads of a tile"),
+        *(searched if spec.query_grouping == "search" else ()),
+    )
+    ring = Ring(ORDERS, "order_full[i]", "order_empty[i]")
+    for name, words, doc in orders:
+        shared.add(name, 4 * ORDERS * words, f"ring of orders: {doc}", align=4, ring=ring)
     shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
     shared.add("Grouped", 4 * entries, "key blocks that this tile loads, by the lists they are for", align=4)
     shared.add("Sets", entries, "which lists each entry of them is loaded for", align=1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codegen.arch import ARCHS, KIB
-from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, require
+from codegen.block_sizes import KEYS, query_sizes
+from codegen.plan import Constant, Plan, Registers, Ring, SharedLayout, check_budget, require
 from codegen.plans import attention_fp8 as fp8
 from codegen.plans import attention_sm90a_pieces as pieces
 from codegen.plans import attention_sm90a_text as text
 from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_kv_splits import add_partials, check_kv_splits
-from codegen.plans.attention_launch import arguments
+from codegen.plans.attention_launch import arguments, workspace_bytes
 from codegen.plans.attention_lockstep import check_lockstep
 from codegen.plans.attention_queries import SLICE_COLUMNS, SLICE_REGISTERS, q_slices
 from codegen.plans.attention_query_order import query_order_prologue
@@ -40,8 +41,6 @@ LIST_PRODUCER = 40
 REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 28}
 # A softcap beside shared K/V loads: without these a step of 128 keys spilled, with three warpgroups and heads of 64.
 SHARED_SOFTCAP = 8
-QUERY_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
-LEAST_ROWS = 16  # of a query block: with fewer, most of a wgmma's 64 rows would be padding
 TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
 # (q_in_registers, tile_stages, o_aliases_q), best first; the first that fits is used. Two stages prefetch the next
 # tile's Q; O with a region of its own is stored while that arrives. Q in registers frees its stage at once.
@@ -78,6 +77,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     registers, setmaxnreg = _registers(sizes, splits, resident, accumulators, arch.registers_per_thread)
     check_budget(spec, shared.size, registers)
     resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
+    stream_k = StreamK(consumers, 4 * consumers * sizes.partial_floats) if spec.stream_k_tail else None
+    is_dynamic = spec.pattern.load_imbalanced or spec.query_grouping == "search"
     pair_flops = 4 * spec.head_dim * spec.pack_gqa * spec.kv_splits
     return Plan(
         spec=spec,
@@ -95,11 +96,12 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         flags=pieces.flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
         grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
         summary=text.summary(sizes),
-        stream_k=StreamK(consumers, 4 * consumers * sizes.partial_floats) if spec.stream_k_tail else None,
+        stream_k=stream_k,
         flops=pair_flops * sizes.rows.tile_queries * spec.tile.n,
         bytes=2 * sizes.kv_bytes * sizes.sub_tiles,
         arguments=arguments,
-        dynamic_scheduler=spec.pattern.load_imbalanced or spec.query_grouping == "search",
+        dynamic_scheduler=is_dynamic,
+        workspace_bytes=workspace_bytes(spec, stream_k, dynamic=is_dynamic),
         tile_queries=sizes.rows.tile_queries,
         sub_tiles=sizes.sub_tiles,
         prologue=query_order_prologue(spec, stem, sizes.sub_tiles),
@@ -150,10 +152,11 @@ def _check_tile(spec: AttentionSpec) -> None:
     turns = f"is ping_pong, which orders several warpgroups; with tile.m {m} there is one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
     if block is not None:
-        sizes = [size for size in QUERY_BLOCKS if size * spec.pack_gqa >= LEAST_ROWS]
+        sizes, key_sizes = query_sizes(spec.pack_gqa), KEYS["wgmma"]
         those = f"allowed on {spec.arch} with pack_gqa {spec.pack_gqa}: {', '.join(map(str, sizes))}"
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
-        require(block.kv in (64, 128), "pattern.block.kv", f"is {block.kv}; allowed on {spec.arch}: 64, 128")
+        those_keys = f"is {block.kv}; allowed on {spec.arch}: {', '.join(map(str, key_sizes))}"
+        require(block.kv in key_sizes, "pattern.block.kv", those_keys)
         rows = block.q * spec.pack_gqa
         reason = f"is {m}; a tile is whole query blocks, or an equal part of one: a query block has {rows} rows"
         require(m % rows == 0 or rows % m == 0, "tile.m", reason)
@@ -205,6 +208,16 @@ def _registers(
     )
 
 
+def _kv_ring(sizes: Sizes, name: str, depth: int) -> Ring:
+    """Ring of K or V."""
+    full, empty = "[i]", "[i]"
+    if sizes.spec.share_kv_loads:
+        full = "[u][j]"
+    elif sizes.sub_tiles > 1:
+        full = empty = "[s][i]"
+    return Ring(depth, f"{name}_full{full}", f"{name}_empty{empty}")
+
+
 def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
     spec = sizes.spec
@@ -214,13 +227,16 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     if spec.share_kv_loads:
         held = f"Q of each warpgroup, {WARPGROUP_ROWS} rows in column groups of {sizes.columns}"
     shared = SharedLayout()
-    shared.add("Q", at.tile_stages * q_bytes, held + (", then O" if at.o_aliases_q else ""))
+    tiles = None if spec.share_kv_loads else Ring(at.tile_stages, "q_full[i]", "q_empty[i]")
+    q_doc = held + (", then O" if at.o_aliases_q else "")
+    shared.add("Q", at.tile_stages * q_bytes, q_doc, ring=tiles, stores=at.o_aliases_q)
     of_whom = " of each sub-tile" if sizes.sub_tiles > 1 and not spec.share_kv_loads else ""
-    shared.add("K", depth * sizes.kv_bytes, f"K ring{of_whom}")
+    shared.add("K", depth * sizes.kv_bytes, f"K ring{of_whom}", ring=_kv_ring(sizes, "k", depth))
     in_fp8 = fp8.is_fp8(spec)
-    shared.add("V", depth * (fp8.v_bytes(sizes) if in_fp8 else sizes.kv_bytes), f"V ring{of_whom}")
+    v_bytes = fp8.v_bytes(sizes) if in_fp8 else sizes.kv_bytes
+    shared.add("V", depth * v_bytes, f"V ring{of_whom}", ring=_kv_ring(sizes, "v", depth))
     if not at.o_aliases_q:
-        shared.add("O", fp8.o_bytes(spec) if in_fp8 else q_bytes, "O tile on its way out")
+        shared.add("O", fp8.o_bytes(spec) if in_fp8 else q_bytes, "O tile on its way out", stores=True)
     if spec.share_kv_loads:
         add_orders(shared, spec, sizes.sub_tiles)
         return shared
@@ -230,7 +246,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     units = " begin, end," if spec.stream_k_tail else ""
     entries = f"ring of work tiles: number,{units} number{'s' if sizes.sub_tiles > 1 else ''} of steps"
     size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
-    shared.add("WorkTiles", size, entries, align=4)
+    shared.add("WorkTiles", size, entries, align=4, ring=tiles)
     if not sizes.skip_masked:  # else consumers know which blocks come
         shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "metadata of the loads in the K rings", align=4)
     if in_fp8:

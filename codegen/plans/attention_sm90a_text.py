@@ -23,7 +23,7 @@ from codegen.plans.attention_params import (
 from codegen.plans.attention_queries import q_slice_constants
 from codegen.plans.attention_query_order import query_order_constants, query_order_params
 from codegen.plans.attention_registers import register_sum
-from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS, Rows
+from codegen.plans.attention_rows import KV_DIMS, SWIZZLE, WARPGROUP_ROWS, Rows
 from codegen.plans.attention_share_kv import (
     flight_owner,
     order_constants,
@@ -35,7 +35,7 @@ from codegen.plans.attention_share_kv import (
 from codegen.spec import AttentionSpec
 
 WARPGROUP = 128  # threads
-V_TRANSPOSED = "V^T (padded_kv_len, head_dim, kv_heads, batch)"
+V_TRANSPOSED = tensor_map("v_map", "V^T", ("padded_kv_len", "head_dim", "kv_heads", "batch"))
 TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
 PARTIAL_FLOATS = "floats of a warpgroup's partial"
 SUB_TILE_SHARERS = "warpgroups of a sub-tile"
@@ -255,10 +255,10 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
     spec = sizes.spec
     return (
-        tensor_map("q_map", f"Q ({sizes.rows.dims}, batch)"),
-        tensor_map("k_map", "K (head_dim, kv_len, kv_heads, batch)"),
-        tensor_map("v_map", V_TRANSPOSED if is_fp8(spec) else "V, as K"),
-        tensor_map("o_map", "O, as Q"),
+        tensor_map("q_map", "Q", sizes.rows.dims),
+        tensor_map("k_map", "K", KV_DIMS),
+        V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K"),
+        tensor_map("o_map", "O", sizes.rows.dims, like="Q"),
         *(fp8_params() if is_fp8(spec) else ()),
         *lse_params(spec),
         *sink_params(spec),

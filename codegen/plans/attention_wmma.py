@@ -9,6 +9,7 @@ from codegen.plan import (
     Constant,
     Plan,
     Registers,
+    Ring,
     SharedLayout,
     SharedRegion,
     check_budget,
@@ -17,7 +18,7 @@ from codegen.plan import (
 from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_lists import list_words, step_words
+from codegen.plans.attention_lists import list_piece, step_words
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -74,7 +75,8 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     strip_bytes, prob_bytes = (MMA * strip_stride * size for size in (4, dtype.bytes))
 
     shared = SharedLayout()
-    shared.add("Ring", spec.stages * slot_bytes, f"{spec.stages} slots, each K or V of one step")
+    slots = f"{spec.stages} slots, each K or V of one step"
+    shared.add("Ring", spec.stages * slot_bytes, slots, ring=Ring(spec.stages))
     shared.add("Strips", warps * strip_bytes, f"a strip for each warp, {MMA} rows of {strip_stride} floats", align=128)
     # Q is in fragments before the last slot and the strips are used.
     doc = "Q tile: in the slot that is filled last" + (", and the strips after it" if m > n else "")
@@ -151,13 +153,10 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             partial_range=False,
             skip_masked=False,
             step_is=step_words(block_steps, n // load_keys),
-            lists=list_words(
-                spec,
-                partial=block is not None and block.q > m,
-                several_lists=False,
-                block_steps=block_steps,
-                step_blocks=n // load_keys,
-            ),
+            list_piece=list_piece(spec),
+            block_steps=block_steps,
+            step_blocks=n // load_keys,
+            divides_block=block is not None and block.q > m,
             key_end_words=key_end_words(spec),
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",

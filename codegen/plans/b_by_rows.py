@@ -50,7 +50,7 @@ def copy_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters of the copy."""
     if not copies_b(spec):
         return ()
-    return (tensor_map("b_columns_map", "B, by columns (K, N)"), i32("copy_rows", "K / kCopyDepth, rounded up"))
+    return (tensor_map("b_columns_map", "B, by columns", ("K", "N")), i32("copy_rows", "K / kCopyDepth, rounded up"))
 
 
 def copy_maps(spec: BsrSpmmSpec) -> dict[str, TensorMap]:

@@ -6,6 +6,7 @@ K-major, as those of 8 bits always are.
 
 from __future__ import annotations
 
+from codegen.arch import ARCHS
 from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags
 from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i64, pointer, require, require_left_out
 from codegen.plans.bsr_parts import (
@@ -15,14 +16,15 @@ from codegen.plans.bsr_parts import (
     PRODUCER_REGISTERS,
     THREADS,
     WARPGROUP,
+    stage_ring,
 )
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 
 SIZES = (32, 64, 128)  # rows and columns of a block
-HOPPER_ROWS = 32
-"""The most rows of a block by mma.sync on sm_90a: its tensor cores have FP8 by wgmma alone, so a mma.sync converts its
-operands to fp16 in registers. Warps with 64 rows spill."""
-HOPPER_OVERHEAD = 64  # registers of such conversions
+CONVERTED_ROWS = 32
+"""The most rows of a block by mma.sync on an architecture whose tensor cores have FP8 by wgmma alone: a mma.sync
+converts its operands to fp16 in registers there. Warps with 64 rows spill."""
+CONVERSION_OVERHEAD = 64  # registers of such conversions
 MMA_SYNC_DEPTH = 32  # of an m16n8k32, bytes: as many as those of 16 elements of 16 bits
 GROUP_COLUMNS = 64  # M side of one wgmma: columns of C
 PIECE_ROWS = 32  # of C, that a warpgroup stores at a time of a group
@@ -53,12 +55,12 @@ def check_mma_sync(spec: Fp8Spec) -> None:
     if isinstance(spec, BsrSpmmSpec):
         reason = f"a mma.sync of {spec.dtype} takes its operands K-major alone, so B is stored by columns: column_major"
         require(spec.b_layout == "column_major", "b_layout", f"is {spec.b_layout}; {reason}")
-    if spec.arch == "sm_90a":
+    if not ARCHS[spec.arch].has_fp8_mma_sync:
         why = "its mma.sync converts FP8 to fp16 in registers, and more rows spill; use wgmma"
         require(
-            spec.block.rows <= HOPPER_ROWS,
+            spec.block.rows <= CONVERTED_ROWS,
             "block.rows",
-            f"is {spec.block.rows}; allowed with mma, {spec.dtype} and sm_90a: {HOPPER_ROWS} ({why})",
+            f"is {spec.block.rows}; allowed with mma, {spec.dtype} and {spec.arch}: {CONVERTED_ROWS} ({why})",
         )
     check_scales(spec)
     if spec.scales != "tensor":
@@ -69,7 +71,7 @@ def check_mma_sync(spec: Fp8Spec) -> None:
 
 def mma_sync_overhead(spec: Fp8Spec, overhead: int) -> int:
     """Return the registers of a thread beside sums and fragments: more where operands are converted."""
-    return overhead + (HOPPER_OVERHEAD if spec.arch == "sm_90a" else 0)
+    return overhead + (0 if ARCHS[spec.arch].has_fp8_mma_sync else CONVERSION_OVERHEAD)
 
 
 def mma_sync_depths(spec: Fp8Spec) -> tuple[int, ...]:
@@ -223,10 +225,10 @@ def _piece_bytes(spec: Fp8Spec) -> int:
 def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
     """Return the shared memory of a kernel, as far as both have it."""
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    shared = SharedLayout()
-    shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes")
-    shared.add("B", spec.stages * n * k, f"ring of B tiles, {n} columns of {k} bytes")
-    shared.add("C", CONSUMERS * pieces * _piece_bytes(spec), f"{pieces} pieces of C of each warpgroup")
+    shared, ring = SharedLayout(), stage_ring(spec.stages)
+    shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes", ring=ring)
+    shared.add("B", spec.stages * n * k, f"ring of B tiles, {n} columns of {k} bytes", ring=ring)
+    shared.add("C", CONSUMERS * pieces * _piece_bytes(spec), f"{pieces} pieces of C of each warpgroup", stores=True)
     return shared
 
 

@@ -11,6 +11,7 @@ from codegen.plan import (
     Constant,
     Param,
     Registers,
+    Ring,
     SharedLayout,
     TensorMap,
     check_budget,
@@ -55,11 +56,13 @@ RUN_PARAMS = (
     i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
     i32("runs", "block rows of C * row_runs"),
 )
-A_MAP, C_MAP = tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"), tensor_map("c_map", "C (N, M)")
+BLOCK_DIMS = ("cols", "rows", "nnz")
+"""Dimensions of the tensor map of a matrix in block-sparse rows."""
+A_MAP, C_MAP = tensor_map("a_map", "stored blocks of A", BLOCK_DIMS), tensor_map("c_map", "C", ("N", "M"))
 SDDMM_MAPS = (
-    tensor_map("a_map", "A (K, M)"),
-    tensor_map("b_map", "B (K, N)"),
-    tensor_map("c_map", "stored blocks of C (cols, rows, nnz)"),
+    tensor_map("a_map", "A", ("K", "M")),
+    tensor_map("b_map", "B", ("K", "N")),
+    tensor_map("c_map", "stored blocks of C", BLOCK_DIMS),
 )
 COLUMNS_PARAM = i32("n", "columns of B and C")
 
@@ -181,12 +184,12 @@ def b_and_c(spec: BsrSpmmSpec) -> str:
 def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     """Return the parameters that say where B is, ``rows`` being the name of how many it has."""
     if reads_columns(spec):
-        return (tensor_map("b_map", f"B, by columns ({rows}, N)"),)
+        return (tensor_map("b_map", "B, by columns", (rows, "N")),)
     b = "the copy of B" if copies_b(spec) else "B"
     # Where one copy brings whole rows, the last group may reach beyond B.
     whole = "column groups" if spec.block.rows < WARPGROUP_ROWS else "whole column groups"
-    groups = tensor_map("b_groups_map", f"{whole} of {b} (columns of a group, {rows}, groups)")
-    return (tensor_map("b_map", f"{b} (N, {rows})"), groups)
+    groups = tensor_map("b_groups_map", f"{whole} of {b}", ("columns of a group", rows, "groups"))
+    return (tensor_map("b_map", b, ("N", rows)), groups)
 
 
 def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags:
@@ -208,6 +211,11 @@ def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags
         b_columns=". So are columns of a tile of B" if by_columns else "",
         epilogue=epilogue_flags(spec),
     )
+
+
+def stage_ring(stages: int) -> Ring:
+    """Ring of tiles between the producer and the consumers."""
+    return Ring(stages, "full[i]", "empty[i]")
 
 
 def column_groups(number: int) -> str:
@@ -232,14 +240,14 @@ def spmm_shared(
     k, groups, staging_groups = spec.tile.k, spec.tile.n // group_columns(spec), spmm_staging_groups(spec)
     b_bytes = groups * k * SWIZZLE
     shared = SharedLayout()
-    shared.add("A", spec.stages * a_bytes, a_doc)
+    shared.add("A", spec.stages * a_bytes, a_doc, ring=stage_ring(spec.stages))
     times = f"{step_blocks} x " if step_blocks > 1 else ""
     b_doc = f"ring of B tiles, {times}{column_groups(groups)} of {k // step_blocks} rows of 128 bytes"
     if reads_columns(spec):
         b_doc = f"ring of B tiles, {spec.tile.n} columns of {k * DTYPES[spec.dtype].bytes} bytes"
-    shared.add("B", spec.stages * b_bytes, b_doc)
+    shared.add("B", spec.stages * b_bytes, b_doc, ring=stage_ring(spec.stages))
     c_doc = f"{column_groups(staging_groups)} of C of each warpgroup"
-    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, c_doc)
+    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, c_doc, stores=True)
     shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
     if spec.is_dynamic:
         shared.add("QueueBarriers", *queue_barriers(), align=8)

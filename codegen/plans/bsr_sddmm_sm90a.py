@@ -16,6 +16,7 @@ from codegen.plans.bsr_parts import (
     WARPGROUP_ROWS,
     Part,
     group_columns,
+    stage_ring,
     warpgroup_constants,
 )
 from codegen.plans.bsr_sddmm_launch import arguments
@@ -41,12 +42,11 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
 
     part = Part.of(spec)
     a_bytes, b_bytes = m * k * dtype.bytes, n * k * dtype.bytes
-    shared = SharedLayout()
-    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n} rows of 128 bytes")
-    shared.add(
-        "C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, f"{STAGING_GROUPS} column groups of C of each warpgroup"
-    )
+    shared, ring = SharedLayout(), stage_ring(spec.stages)
+    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes", ring=ring)
+    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n} rows of 128 bytes", ring=ring)
+    c_doc = f"{STAGING_GROUPS} column groups of C of each warpgroup"
+    shared.add("C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, c_doc, stores=True)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
     registers = part.registers

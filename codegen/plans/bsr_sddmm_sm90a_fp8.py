@@ -22,8 +22,8 @@ from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
 
 ROW_SCALES = (
-    tensor_map("a_scale_map", "scales of A, of 128 columns of a row each (M, K / 128)"),
-    tensor_map("b_scale_map", "scales of B, likewise (N, K / 128)"),
+    tensor_map("a_scale_map", "scales of A, of 128 columns of a row each", ("M", "K / 128")),
+    tensor_map("b_scale_map", "scales of B, likewise", ("N", "K / 128")),
 )
 
 

@@ -20,6 +20,7 @@ from codegen.plans.bsr_parts import (
     Part,
     group_columns,
     small_block_registers,
+    stage_ring,
 )
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
@@ -126,11 +127,11 @@ def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) ->
     """Return the shared memory, and how many pieces of C a warp has room for: two if they fit beside the ring."""
     arch, warps = ARCHS[spec.arch], CONSUMERS * WARPGROUP // WARP
     for pieces in (2, 1):
-        shared = SharedLayout()
-        shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {spec.tile.m} rows of {spec.tile.k} columns")
-        shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {spec.tile.n} rows of {spec.tile.k} columns")
+        shared, ring, tile = SharedLayout(), stage_ring(spec.stages), spec.tile
+        shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {tile.m} rows of {tile.k} columns", ring=ring)
+        shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {tile.n} rows of {tile.k} columns", ring=ring)
         count = "a piece" if pieces == 1 else f"{pieces} pieces"
-        shared.add("C", warps * pieces * piece_bytes, f"{count} of C of each warp")
+        shared.add("C", warps * pieces * piece_bytes, f"{count} of C of each warp", stores=True)
         shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
         shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
         room = min(arch.shared_memory_per_block, arch.shared_memory_per_sm // spec.ctas_per_sm - KIB)

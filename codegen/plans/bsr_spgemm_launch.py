@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.plan import Plan
-from codegen.problem import LaunchArgs, SpgemmShape
+from codegen.problem import COUNTER_BYTES, LaunchArgs, SpgemmShape
 from codegen.spec import BsrSpgemmSpec
 
 LATE_TILES = 4  # words: tickets, thread blocks that ended, and 64 bits of tiles put off and tiles judged
+TICKETS_BYTES = {"scheduler": f"{COUNTER_BYTES} * tiles + {COUNTER_BYTES * LATE_TILES}"}
+"""Workspace of the dynamic tile scheduler."""
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,19 @@ from codegen.plan import (
     tensor_map,
 )
 from codegen.plans.bsr_parts import (
+    A_MAP,
+    BLOCK_DIMS,
     C_GROUP_BYTES,
+    C_MAP,
     INTERSECTION_PARAMS,
     RUN_PARAMS,
     SWIZZLE,
     WARPGROUP,
     WARPGROUP_ROWS,
     column_groups,
+    stage_ring,
 )
-from codegen.plans.bsr_spgemm_launch import LATE_TILES, OfRuns, of_pattern, of_tickets
+from codegen.plans.bsr_spgemm_launch import LATE_TILES, TICKETS_BYTES, OfRuns, of_pattern, of_tickets
 from codegen.spec import BsrSpgemmSpec
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
@@ -62,9 +66,11 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
 
     shared = SharedLayout()
-    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes")
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {column_groups(groups)} of {k} rows of 128 bytes")
-    shared.add("C", consumers * C_GROUP_BYTES, "1 column group of C of each warpgroup")
+    ring = stage_ring(spec.stages)
+    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes", ring=ring)
+    b_doc = f"ring of B tiles, {column_groups(groups)} of {k} rows of 128 bytes"
+    shared.add("B", spec.stages * b_bytes, b_doc, ring=ring)
+    shared.add("C", consumers * C_GROUP_BYTES, "1 column group of C of each warpgroup", stores=True)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     if spec.is_dynamic:
         shared.add("List", LIST_BYTES, "the products that were found last", align=8)
@@ -95,13 +101,14 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
-        tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
-        tensor_map("b_map", "stored blocks of B (cols, rows, nnz)"),
-        tensor_map("c_map", "stored blocks of C (cols, rows, nnz)" if spec.output == "bsr" else "C (N, M)"),
+        A_MAP,
+        tensor_map("b_map", "stored blocks of B", BLOCK_DIMS),
+        tensor_map("c_map", "stored blocks of C", BLOCK_DIMS) if spec.output == "bsr" else C_MAP,
         *INTERSECTION_PARAMS,
         *_tile_params(spec),
     )
     c_box = (columns, WARPGROUP_ROWS)
+    is_dynamic = spec.is_dynamic and spec.output == "dense"
     return Plan(
         spec=spec,
         stem=stem,
@@ -131,7 +138,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         flops=2 * m * n * k,
         bytes=a_bytes + b_bytes,
         arguments=_arguments(spec),
-        dynamic_scheduler=spec.is_dynamic and spec.output == "dense",
+        dynamic_scheduler=is_dynamic,
+        workspace_bytes=TICKETS_BYTES if is_dynamic else {},
     )
 
 

@@ -12,6 +12,7 @@ from codegen.plan import (
     Param,
     Plan,
     Registers,
+    Ring,
     SharedLayout,
     SharedRegion,
     check_budget,
@@ -71,12 +72,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     staging_bytes = warps * MMA_ROWS * columns * output_bytes
 
     ring = SharedLayout()
-    ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {k} elements, swizzled")
+    ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {k} elements, swizzled", ring=Ring(spec.stages))
     b_doc = f"{n} columns of {k} elements" if by_columns else f"{k} rows of {n} elements"
-    ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled")
+    ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled", ring=Ring(spec.stages))
     scale_constants = add_mma_sync_scales(spec, ring) if in_fp8 else ()
     # C is staged in the memory of the tiles, which are read no more by then.
-    staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles", "A")
+    staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles", "A", stores=True)
     shared_bytes = max(ring.size, staging_bytes)
 
     fragments = 2 * (warp_rows + columns) * depth * dtype.bytes // 4 // 32  # of two slices

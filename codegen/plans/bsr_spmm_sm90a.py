@@ -32,6 +32,7 @@ from codegen.plans.epilogue import (
     epilogue_params,
     epilogue_summary,
 )
+from codegen.problem import SCHEDULER_BYTES
 from codegen.spec import BsrSpmmSpec
 
 # Columns of a tile: registers hold the accumulators of 64 rows and 256 columns of a warpgroup. Of a tile 64 rows high
@@ -134,4 +135,5 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         bytes=a_bytes + b_bytes,
         arguments=arguments,
         dynamic_scheduler=spec.is_dynamic,
+        workspace_bytes=SCHEDULER_BYTES if spec.is_dynamic else {},
     )

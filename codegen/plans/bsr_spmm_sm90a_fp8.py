@@ -26,7 +26,7 @@ from codegen.spec import BsrSpmmSpec
 NOT_WRITTEN = ("epilogue", "accumulate", "scheduler", "transpose_a")
 BLOCK_SCALES = (
     pointer("a_scale", "float", "scale of each stored block of A: a number is its code times that"),
-    tensor_map("b_scale_map", "scales of B, of 128 rows of a column each (N, K / 128)"),
+    tensor_map("b_scale_map", "scales of B, of 128 rows of a column each", ("N", "K / 128")),
 )
 
 
@@ -55,7 +55,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         registers=registers(spec),
         params=(
             A_MAP,
-            tensor_map("b_map", "B, by columns (K, N)"),
+            tensor_map("b_map", "B, by columns", ("K", "N")),
             C_MAP,
             *INDEX_PARAMS,
             *_scales(spec),

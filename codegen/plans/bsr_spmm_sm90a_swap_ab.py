@@ -35,6 +35,7 @@ from codegen.plans.epilogue import (
     epilogue_summary,
 )
 from codegen.plans.row_chunks import chunk_constants, chunk_order, chunk_params, chunk_summary, row_cutting
+from codegen.problem import SCHEDULER_BYTES
 from codegen.spec import BsrSpmmSpec
 
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
@@ -151,6 +152,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         bytes=a_bytes + b_bytes,
         arguments=arguments,
         dynamic_scheduler=spec.is_dynamic,
+        workspace_bytes=SCHEDULER_BYTES if spec.is_dynamic else {},
         row_cutting=row_cutting(spec) if spec.is_dynamic else None,
         prologue=prologue,
     )

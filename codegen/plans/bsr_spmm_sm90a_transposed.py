@@ -10,6 +10,7 @@ from codegen.flags import SpmmTransposedFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, pointer, require, require_left_out, tensor_map
 from codegen.plans.balance import order_summary, place_params, tile_place
 from codegen.plans.bsr_parts import (
+    A_MAP,
     C_GROUP_BYTES,
     COLUMNS_PARAM,
     CONSUMERS,
@@ -67,9 +68,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
-        tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
+        A_MAP,
         *b_params(spec, "M"),
-        tensor_map("c_map", "C (N, K)"),
+        tensor_map("c_map", "C", ("N", "K")),
         pointer("column_starts", "int", "first entry of each block column, and one more"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
         *place_params(spec, "block_columns", "block columns of A"),

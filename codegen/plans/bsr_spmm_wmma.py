@@ -10,6 +10,7 @@ from codegen.plan import (
     Param,
     Plan,
     Registers,
+    Ring,
     SharedLayout,
     SharedRegion,
     TensorMap,
@@ -20,7 +21,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.bsr_parts import b_and_c
+from codegen.plans.bsr_parts import A_MAP, b_and_c
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 
@@ -62,13 +63,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     a_bytes, b_bytes = m * a_stride * dtype.bytes, b_lines * b_stride * dtype.bytes
     staging_bytes = warps * MMA * staging_stride * 4
 
-    ring = SharedLayout()
-    ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128)
-    ring.add("B", spec.stages * b_bytes, f"B tiles, {b_lines} {line}s of {b_stride} elements", align=128)
+    ring, places = SharedLayout(), Ring(spec.stages, "full[i]" if tma else "")
+    ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128, ring=places)
+    ring.add("B", spec.stages * b_bytes, f"B tiles, {b_lines} {line}s of {b_stride} elements", align=128, ring=places)
     if tma:
         ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
     # C is staged in the memory of the tiles, which are read no more by then.
-    staging = SharedRegion("Staging", 0, staging_bytes, "float strips of C, one a warp, over the tiles", "A")
+    doc = "float strips of C, one a warp, over the tiles"
+    staging = SharedRegion("Staging", 0, staging_bytes, doc, "A", stores=True)
     shared_bytes = max(ring.size, staging_bytes)
 
     accumulators = warp_rows * warp_columns // 32
@@ -180,8 +182,8 @@ def _tma_params(element: str, by_columns: bool) -> tuple[Param, ...]:
     """Return the parameters of the kernel whose tiles come by TMA."""
     by_map = ("a", "b", "b_row_stride", "b_column_stride", "block_columns")
     return (
-        tensor_map("a_map", "stored blocks of A (cols, rows, nnz)"),
-        tensor_map("b_map", "B, by columns (K, N)" if by_columns else "B (N, K)"),
+        A_MAP,
+        tensor_map("b_map", "B, by columns", ("K", "N")) if by_columns else tensor_map("b_map", "B", ("N", "K")),
         *(param for param in warp_level_params(element, by_columns) if param.name not in by_map),
     )
 

@@ -12,7 +12,7 @@ def epilogue_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     params: tuple[Param, ...] = ()
     if spec.accumulate:
         params += (
-            tensor_map("c_in_map", "c, which is added (N, M)"),
+            tensor_map("c_in_map", "c, which is added", ("N", "M")),
             f32("beta", "what c is multiplied with; if 0, c is not read"),
         )
     if spec.epilogue is not None and spec.epilogue.bias:

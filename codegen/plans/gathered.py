@@ -15,6 +15,7 @@ from codegen.plan import (
     Plan,
     Prologue,
     Registers,
+    Ring,
     SharedLayout,
     TensorMap,
     check_budget,
@@ -244,9 +245,10 @@ def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
     cols, width = spec.block.cols, COLUMNS // GROUP_COLUMNS
     shared = SharedLayout()
     doc = f"ring of rows of B, {columns} x {width} column groups of {cols} rows of {SWIZZLE} bytes"
-    shared.add("B", columns * column_bytes(spec), doc)
+    shared.add("B", columns * column_bytes(spec), doc, ring=Ring(spec.stages, "full[i]", "rows[i]"))
     shared.add("Zeros", column_bytes(spec), "rows of zeros: what a slot without a block multiplies")
-    shared.add("C", CONSUMERS * STAGING_BYTES, "C on its way out")
-    shared.add("Packets", spec.stages * _stage_bytes(spec), "ring of packets: blocks of A, where they find rows of B")
+    shared.add("C", CONSUMERS * STAGING_BYTES, "C on its way out", stores=True)
+    doc, packets = "ring of packets: blocks of A, where they find rows of B", Ring(spec.stages, "full[i]", "packet[i]")
+    shared.add("Packets", spec.stages * _stage_bytes(spec), doc, ring=packets)
     shared.add("Barriers", 3 * 8 * spec.stages, "mbarriers: full, of packets, of rows of B", align=8)
     return shared

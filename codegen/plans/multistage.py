@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES, FP8
-from codegen.plan import Constant, Registers, SharedLayout, SharedRegion
+from codegen.plan import Constant, Registers, Ring, SharedLayout, SharedRegion
 from codegen.plans.bsr_fp8 import MMA_SYNC_DEPTH, OUTPUT_BYTES, mma_sync_overhead
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec
 
@@ -85,9 +85,11 @@ class Tiles:
         """Return the ring of tiles, and the staging of C, which lies over them."""
         spec, (b_rows, b_columns) = self.spec, self.b_shape
         kept = "padded" if self.padding else "swizzled"
+        a_doc = f"A tiles, {spec.tile.m} rows of {spec.tile.k} elements, {kept}"
+        b_doc = f"B tiles, {b_rows} rows of {b_columns} elements, {kept}"
         ring = SharedLayout()
-        ring.add("A", spec.stages * self.a_bytes, f"A tiles, {spec.tile.m} rows of {spec.tile.k} elements, {kept}")
-        ring.add("B", spec.stages * self.b_bytes, f"B tiles, {b_rows} rows of {b_columns} elements, {kept}")
+        ring.add("A", spec.stages * self.a_bytes, a_doc, ring=Ring(spec.stages))
+        ring.add("B", spec.stages * self.b_bytes, b_doc, ring=Ring(spec.stages))
         element = 4 if self.spec.mma == "wmma" else self.output_bytes
         staging = SharedRegion(
             "Staging",
@@ -95,6 +97,7 @@ class Tiles:
             self.warps * MMA * self.staging_stride * element,
             "strips of C, one a warp, over the tiles",
             "A",
+            stores=True,
         )
         ring.size = max(ring.size, staging.bytes)
         return ring, staging

@@ -9,6 +9,7 @@ from codegen.plan import (
     Constant,
     Plan,
     Registers,
+    Ring,
     SharedLayout,
     TensorMap,
     check_budget,
@@ -43,7 +44,8 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
     copy = COPY_BYTES // dtype.bytes
     copies, tile_bytes = m * n // (copy * THREADS), m * n * dtype.bytes
     shared = SharedLayout()
-    shared.add("Tiles", spec.stages * tile_bytes, f"tiles, {m} rows of {n} elements", align=128)
+    places = Ring(spec.stages, "full[i]" if tma else "")
+    shared.add("Tiles", spec.stages * tile_bytes, f"tiles, {m} rows of {n} elements", align=128, ring=places)
     if tma:
         shared.add("Full", 8 * spec.stages, "mbarriers: the tile of a stage has landed", align=8)
 
@@ -63,7 +65,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
 
     stages = (Constant("kStages", spec.stages, "depth of the ring of tiles"),) if ring else ()
     source = (
-        (tensor_map("in_map", "in (columns, rows)"),)
+        (tensor_map("in_map", "in", ("columns", "rows")),)
         if tma
         else (
             pointer("in", "unsigned short", "in (rows, columns)"),

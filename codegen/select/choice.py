@@ -20,7 +20,7 @@ from codegen.planning import plan_of
 from codegen.select.calibration import deviations, predicted
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.distance import NEAR, distance
-from codegen.select.estimate import MODELLED, estimate
+from codegen.select.estimate import estimate
 from codegen.select.problem import (
     AttentionProblem,
     BsrProblem,
@@ -350,7 +350,7 @@ def _unmeasured(written: Fields, problem: Problem) -> Choice | None:
             alike = problem_of(named.spec).key() == problem.key() and _allowed(timing, problem)
             if alike and (applied := _applied(written, problem, timing)):
                 found[applied.spec.hash] = named if applied.spec == named.spec else applied
-    if problem.arch in MODELLED:
+    if all(row.problem.arch != problem.arch for row in measurements()):
         default = parse_spec(written)
         found.setdefault(default.hash, _unnamed(default))
         same = (default.mma, default.copy_)

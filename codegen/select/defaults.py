@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.select.default_tables import GATHERED_ROWS
 
@@ -26,6 +27,7 @@ Fields = dict[str, Any]
 Choice = tuple[str, str, str]  # mma, copy, schedule
 
 COOPERATIVE: Choice = ("wgmma", "tma", "cooperative")
+GATHERING: Choice = ("mma", "tma", "cooperative")  # block rows of 16 rows
 COMBINED = ("mma", "copy", "schedule")
 NARROW_64 = ("accumulate", "transpose_a")
 """Options whose default tiles of 64 rows are not wide: ``accumulate`` takes the memory of a stage, and the transposed
@@ -67,7 +69,7 @@ def attention_features(given: AttentionSpec) -> tuple[Choice | None, Fields]:
         "kind": given.pattern.kind,
         "can_split": given.can_split and not (given.dtype in FP8 and given.head_dim > 128),
     }
-    if given.arch == "sm_90a":
+    if ARCHS[given.arch].has_wgmma:
         alone = given.share_kv_loads or given.kv_splits > 1 or given.tile.m == 64  # without ping_pong
         return COOPERATIVE if alone else None, features
     m, n = _mma_sync_fp8_tile(given) if given.dtype in FP8 else _mma_sync_tile(given)
@@ -139,9 +141,10 @@ def _mma_sync_fp8_tile(given: AttentionSpec) -> tuple[int, int]:
 def bsr_spmm_features(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:
     """Preferred combination and features of BSR x dense."""
     rows, cols = given.block.rows, given.block.cols
-    gathers = given.arch == "sm_90a" and rows == 16 and given.tile.m == GATHERED_ROWS
+    gathering = ARCHS[given.arch].has_kernel(given.op, *GATHERING)
+    gathers = gathering and rows == 16 and given.tile.m == GATHERED_ROWS
     by_rows = given.b_layout == "row_major" and not any(getattr(given, option) for option in NARROW_64)
-    return ("mma", "tma", "cooperative") if gathers else None, {
+    return GATHERING if gathers else None, {
         "rows": rows,
         "cols": cols,
         "longest_side": max(rows, cols),
@@ -160,7 +163,7 @@ def bsr_sddmm_features(given: BsrSddmmSpec) -> tuple[Choice | None, Fields]:
 
 def bsr_spgemm_features(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
     """Preferred combination and features of BSR x BSR."""
-    small = given.arch == "sm_90a" and given.block.rows in (16, 32)  # fewer rows than the 64 of a wgmma
+    small = ARCHS[given.arch].has_wgmma and given.block.rows in (16, 32)  # fewer rows than the 64 of a wgmma
     return ("mma", "cp_async", "multistage") if small else None, {"rows": given.block.rows}
 
 
@@ -192,7 +195,7 @@ def attention_backward_features(given: AttentionBackwardSpec) -> tuple[Choice | 
     if given.gradients == "daux":  # by mma.sync on all architectures
         step = 16 if given.head_dim == 256 else 32  # registers
         return ("mma", "cp_async", "multistage"), {"rows": 64, "keys": keys, "step": step}
-    if given.arch != "sm_90a":
+    if not ARCHS[given.arch].has_wgmma:
         return None, _mma_sync_gradient(given, rows, keys)
     if given.gradients == "dkdv" and given.head_dim > 128:
         keys = 64  # of dK, or of dV, a consumer has 64 keys in registers

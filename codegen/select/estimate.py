@@ -8,35 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from codegen.arch import ARCHS
 from codegen.plan import Plan
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpmmSpec, UnchosenSpec
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What the model knows of a GPU.
-
-    Attributes:
-        sms: SMs, and of each
-        flops: floating-point operations in a microsecond, and
-        bytes: bytes from the L2 in a microsecond.
-    """
-
-    sms: int
-    flops: float
-    bytes: float
-
-
-MACHINES = {  # data sheets; the L2 of each serves an SM about 64 bytes a clock at most, half of that sustained
-    "sm_80": Machine(108, 2.9e6, 45e3),  # A100
-    "sm_86": Machine(84, 1.5e6, 50e3),  # A40, RTX 3090
-    "sm_89": Machine(58, 2.1e6, 60e3),  # L4
-    "sm_90a": Machine(132, 6.0e6, 45e3),  # H100, H200
-    "sm_120": Machine(188, 2.1e6, 60e3),  # RTX PRO 6000
-}
-MODELLED = ("sm_80", "sm_86", "sm_89", "sm_120")
-"""Architectures on which no kernel was measured: there the model chooses."""
 LATENCY_US = 0.8  # of a load from device memory: a step takes no less than this over the loads under way
 TILE_US = 1.5  # of a tile beside its steps: first loads, output
 SPLIT_STEPS = 8  # of a stream-K tail, in steps
@@ -58,7 +34,7 @@ def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate |
     if counts is None or not plan.flops:
         return None
     tiles, steps, longest = counts
-    machine = MACHINES[problem.arch]
+    machine = ARCHS[problem.arch].machine
     slots = (sms or machine.sms) * plan.ctas_per_sm
     resident = min(plan.ctas_per_sm, max(1, math.ceil(tiles / (sms or machine.sms))))
     loads = max(1, plan.spec.stages) * resident

@@ -13,12 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from codegen.errors import MOST_OF_PLACE, CodegenError, FileError
 from codegen.files import read_text
 from codegen.library import find_spec
 from codegen.patterns.base import SpecModel
+from codegen.plain import json_model
 from codegen.select.problem import Problem, tuning_of
 from codegen.spec import canonical
 from codegen.wording import one_line
@@ -134,11 +135,9 @@ def read_rows(path: Path) -> tuple[Measurement, ...]:
     rows = []
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         try:
-            rows.append(Measurement.model_validate_json(line))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place, field = one_line(str(path), MOST_OF_PLACE), one_line(".".join(map(str, first["loc"])))
-            raise TableError(f"{place}:{number}: {field}: {first['msg']}") from None
+            rows.append(json_model(Measurement, line))
+        except CodegenError as error:
+            raise TableError(f"{one_line(str(path), MOST_OF_PLACE)}:{number}: {error}") from None
     return tuple(rows)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from codegen.arch import ARCHS
 from codegen.select.default_tables import GATHERED_ROWS
+from codegen.select.defaults import GATHERING
 from codegen.select.problem import AttentionProblem, BsrProblem, Fields
 
 UNEVEN = 1.2
@@ -21,7 +23,7 @@ WIDTHS = (64, 128, 192, 256, 384, 512)
 
 def attention_variations(problem: AttentionProblem) -> Iterator[Fields]:
     """Tunings of attention."""
-    return _attention_sm90a(problem) if problem.arch == "sm_90a" else _attention_mma_sync()
+    return _attention_sm90a(problem) if ARCHS[problem.arch].has_wgmma else _attention_mma_sync()
 
 
 def _attention_sm90a(problem: AttentionProblem) -> Iterator[Fields]:
@@ -59,22 +61,22 @@ def sddmm_variations(problem: BsrProblem) -> Iterator[Fields]:
 
 def spmm_variations(problem: BsrProblem) -> Iterator[Fields]:
     """Tunings of BSR x dense."""
-    rows = problem.block.rows
-    if problem.arch == "sm_90a" and (problem.n is None or problem.n <= FEW_COLUMNS):
-        few = {"mma": "mma", "copy": "ld_global", "schedule": "multistage", "stages": 2}
+    rows, arch = problem.block.rows, ARCHS[problem.arch]
+    few = {"mma": "mma", "copy": "ld_global", "schedule": "multistage"}
+    if arch.has_kernel(problem.op, **few) and (problem.n is None or problem.n <= FEW_COLUMNS):
         for m, n, k in itertools.product((16, 32, 64), (16, 32, 64), (16, 32)):
-            yield {**few, "tile": {"m": m, "n": n, "k": k}}
+            yield {**few, "stages": 2, "tile": {"m": m, "n": n, "k": k}}
     heights = [rows, 128] if rows == 64 else [rows]
     schedulers = ["static", "dynamic"] if _may_be_uneven(problem) else ["static"]
     axes = _instructions(problem), heights, WIDTHS, _depths(problem), _resident(problem), schedulers
     for how, m, n, k, ctas, scheduler in itertools.product(*axes):
         yield {**how, "tile": {"m": m, "n": n, "k": k}, "ctas_per_sm": ctas, "scheduler": scheduler}
-    if problem.prepared in ("rows", "packed") and rows in (16, 32) and problem.arch == "sm_90a":
+    if problem.prepared in ("rows", "packed") and rows in (16, 32) and arch.has_kernel(problem.op, *GATHERING):
         yield {"tile": {"m": GATHERED_ROWS}}
 
 
 def _instructions(problem: BsrProblem) -> list[Fields]:
-    return [WGMMA, MMA] if problem.arch == "sm_90a" else [MMA]
+    return [WGMMA, MMA] if ARCHS[problem.arch].has_wgmma else [MMA]
 
 
 def _depths(problem: BsrProblem) -> list[int]:
@@ -84,7 +86,7 @@ def _depths(problem: BsrProblem) -> list[int]:
 
 def _resident(problem: BsrProblem) -> tuple[int, ...]:
     """Thread blocks of an SM."""
-    return (1, 2, 3) if problem.block.rows in (16, 32) and problem.arch == "sm_90a" else (1,)
+    return (1, 2, 3) if problem.block.rows in (16, 32) and ARCHS[problem.arch].has_wgmma else (1,)
 
 
 def _may_be_uneven(problem: BsrProblem) -> bool:

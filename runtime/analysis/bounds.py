@@ -6,16 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.arch import PARTITIONS, WARP, Arch
 from runtime.analysis.kinds import kind_of
 from runtime.analysis.loops import TENSOR, Loop
 from runtime.analysis.sass import Instruction
 
-PARTITIONS = 4  # of an SM, each with a share of every pipe and one instruction issued a clock
-TENSOR_FLOPS = {"sm_80": 2048, "sm_89": 1024, "sm_90a": 4096}
-"""Floating-point operations of 16-bit products with fp32 sums that an SM does in a clock, from the data sheets of A100,
-L4 and H100 (peak over SMs and boost clock). Other devices of 8.6, 8.9 and 12.0 have another number, or half of it."""
+# A partition of an SM has a share of every pipe, and issues one instruction a clock.
 SPECIAL_LANES = 16  # results an SM's special functions give in a clock (CUDA C++ Programming Guide, throughput table)
-WARP = 32
 WARPGROUP_WARPS = 4
 _SHAPE = re.compile(r"\.(\d+)x(\d+)x(\d+)\.")
 _OLD_SHAPES = {"16816": (16, 8, 16), "1688": (16, 8, 8), "884": (8, 8, 4)}
@@ -44,10 +41,10 @@ class Pipes:
         return max(told, key=lambda name: told[name])
 
 
-def pipes_of(loop: Loop, arch: str) -> Pipes:
+def pipes_of(loop: Loop, arch: Arch) -> Pipes:
     """Return what a loop asks of the pipes."""
     specials = sum(kind_of(each.mnemonic) == "special functions" for each in loop.instructions)
-    rate = TENSOR_FLOPS.get(arch)
+    rate = arch.tensor_flops
     flops = tensor_flops(loop.instructions)
     return Pipes(
         tensor=None if rate is None or flops is None else flops / (rate / PARTITIONS),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from codegen.arch import KIB
 from codegen.explain import occupancy
-from codegen.select.estimate import MACHINES
 from runtime.analysis.bounds import pipes_of
 from runtime.analysis.disassembly import Disassembly
 from runtime.analysis.ncu import Counters
@@ -80,7 +79,7 @@ def static_findings(found: Disassembly) -> Iterator[Finding]:
 
 def _roofline(found: Disassembly) -> Finding:
     plan = found.compiled.plan
-    machine = MACHINES[plan.arch.name]
+    machine = plan.arch.machine
     intensity, balance = plan.flops / plan.bytes, machine.flops / machine.bytes
     if abs(intensity / balance - 1) <= BALANCED:
         side = "both bound it"
@@ -96,7 +95,7 @@ def _roofline(found: Disassembly) -> Finding:
 def _pipes(found: Disassembly) -> Iterator[Finding]:
     if found.main is None:
         return
-    pipes = pipes_of(found.main, found.compiled.plan.arch.name)
+    pipes = pipes_of(found.main, found.compiled.plan.arch)
     others = f"{pipes.special:.0f} of the special functions and {pipes.issue:.0f} of issue slots"
     if not found.main.tensor:
         yield Finding("main loop", f"an iteration of a warp takes at most {others}, in clocks; no tensor cores")

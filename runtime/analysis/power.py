@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic import BaseModel, ConfigDict
+
+from codegen.errors import CodegenError
 from codegen.library import NamedSpec
+from codegen.plain import json_model
 from codegen.wording import one_line
 from runtime.analysis import launched
 from runtime.analysis.findings import Finding
@@ -28,6 +31,14 @@ MOST_SECONDS = 600  # a kernel that hangs is ended then
 QUERY = ("power.draw", "enforced.power.limit", "clocks.sm", "clocks.max.sm", "temperature.gpu")
 PLACES = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/local/cuda/bin")
 BELOW = 0.99  # of the largest clock: a GPU that runs at less is held back
+
+
+class _Begun(BaseModel):
+    """The line that ``runtime/analysis/launched.py`` prints when its calls begin."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    gpu: str
 
 
 @dataclass(frozen=True)
@@ -109,8 +120,8 @@ def draw(named: NamedSpec) -> Drawn:
 def _begun(line: str) -> str | None:
     """Return how nvidia-smi knows the GPU, from the line that the process writes when its calls begin."""
     try:
-        return str(json.loads(line)["gpu"])
-    except (ValueError, KeyError, TypeError):
+        return json_model(_Begun, line).gpu
+    except CodegenError:
         return None
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec
+from codegen.plain import json_model
 from codegen.wording import one_line
 from runtime.analysis import launched, ncu
 from runtime.analysis.ncu import Counters
@@ -24,6 +26,16 @@ INSTALL = "it is Nsight Compute, of the CUDA toolkit: apt-get install nsight-com
 WARM_UP = 3  # launches before the one that is counted
 MOST_SECONDS = 600
 PLACES = ("/usr/local/cuda/bin", "/usr/local/bin")
+
+
+class Workload(BaseModel):
+    """A launch that was profiled, as ``runtime/analysis/launched.py`` prints it."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    device: str
+    shape: str
+    flops: float | None
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ def count(named: NamedSpec) -> Counted:
     except CodegenError as error:
         raise ToolchainError(f"what ncu wrote {error}") from None
     load = _workload(result.stdout)
-    return Counted(counters, f"{Path(tool).name} on {load['device']}: {load['shape']}", load["flops"])
+    return Counted(counters, f"{Path(tool).name} on {load.device}: {load.shape}", load.flops)
 
 
 def spec_argument(named: NamedSpec) -> str:
@@ -109,10 +121,9 @@ def why(text: str, errors: str) -> str:
     return told or (f": {one_line(last)}" if last else "")
 
 
-def _workload(stdout: str) -> dict[str, Any]:
-    """Return what the process that was profiled says of its workload, in the last line that is JSON."""
+def _workload(stdout: str) -> Workload:
+    """Read the workload that the profiled process prints, in its last line that is one; else one without a name."""
     for line in reversed(stdout.splitlines()):
-        if line.startswith("{"):
-            found: dict[str, Any] = json.loads(line)
-            return found
-    return {"device": "a device", "shape": "a workload that was not told", "flops": None}
+        with suppress(CodegenError):
+            return json_model(Workload, line)
+    return Workload(device="a device", shape="a workload that was not named", flops=None)

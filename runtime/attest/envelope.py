@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from codegen.errors import CodegenError, FileError
 from codegen.files import read_bytes
-from codegen.plain import json_value
+from codegen.plain import json_model, json_value
 from codegen.wording import one_line
 from runtime.attest import keys
 
@@ -66,18 +66,17 @@ def opened(path: Path, key: Ed25519PublicKey) -> Any:
     if not any(keys.is_signed(key, signature, signed_bytes(payload)) for signature in signatures):
         raise FileError(path, f"is not signed by this key, {keys.key_id(key)}, or was changed since")
     try:
-        return json_value(payload.decode("utf-8"))
-    except (CodegenError, UnicodeDecodeError) as error:
+        return json_value(payload)
+    except CodegenError as error:
         raise FileError(path, f"its payload {error}") from None
 
 
 def _read(path: Path) -> _Envelope:
+    data = read_bytes(path, MOST_BYTES)
     try:
-        return _Envelope.model_validate_json(read_bytes(path, MOST_BYTES))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise FileError(path, f"is no DSSE envelope: {field + ': ' if field else ''}{first['msg']}") from None
+        return json_model(_Envelope, data)
+    except CodegenError as error:
+        raise FileError(path, f"is no DSSE envelope: {error}") from None
 
 
 def _decoded(path: Path, field: str, text: str) -> bytes:

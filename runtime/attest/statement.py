@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from codegen.errors import CodegenError, FileError
 from codegen.files import holds, is_file, read_bytes
 from codegen.freshness import render_command
 from codegen.library import GENERATED, ROOT, SPECS, TEMPLATES, NamedSpec
+from codegen.plain import first_reason
 from codegen.receipts import Sha256, receipt_path, source_sha256
 from runtime.attest.sbom import PACKAGE, TOOLS, purl, sbom
 from runtime.compile import toolchain
@@ -125,9 +125,7 @@ def statement_of(value: Any, path: Path) -> Statement:
     try:
         found = Statement.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise FileError(path, f"is no statement with provenance: {field}: {first['msg']}") from None
+        raise FileError(path, f"is no statement with provenance: {first_reason(error)}") from None
     if found.definition.buildType != BUILD_TYPE:
         raise FileError(path, f"is of builds of another type: {found.definition.buildType}")
     return found
@@ -192,8 +190,7 @@ def _materials(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
     """Return the specs and the templates that sources were rendered from, by hash."""
     files = {SPECS / each.named.subfolder / f"{each.named.stem}.yaml" for each in compiled}
     for each in compiled:
-        told = re.search(r"^// templates: (.*)$", each.source, re.MULTILINE)
-        files |= {TEMPLATES / name for name in (told[1].split(", ") if told else ())}
+        files |= {TEMPLATES / name for name in each.generated.templates}
     return [{"name": _name(path), "digest": {"sha256": sha256_of(read_bytes(path))}} for path in sorted(files)]
 
 

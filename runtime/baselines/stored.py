@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from codegen.errors import MOST_OF_PLACE, CodegenError
 from codegen.files import is_file, read_text, write_if_changed
-from codegen.wording import one_line, shown
+from codegen.plain import json_model
+from codegen.wording import one_line
 
 WAYS = ("single", "back_to_back")
 """How calls are timed: alone after a pause, and one after the other (docs/measuring.md)."""
@@ -93,15 +94,9 @@ def read_baseline(path: Path) -> Baseline:
     """
     text, place = read_text(path), one_line(str(path), MOST_OF_PLACE)
     try:
-        return Baseline.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        given = "" if first["type"] == "json_invalid" else f"is {shown(first['input'])}; "
-        raise BaselineError(
-            f"{place}: is no baseline of codegen bench: {one_line(field)}: {given}{one_line(first['msg'])}; "
-            "nothing was changed"
-        ) from None
+        return json_model(Baseline, text)
+    except CodegenError as error:
+        raise BaselineError(f"{place}: is no baseline of codegen bench: {error}; nothing was changed") from None
 
 
 def check_comparable(baseline: Baseline, path: Path, here: Machine) -> None:

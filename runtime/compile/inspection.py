@@ -16,6 +16,8 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from codegen.errors import CodegenError
+from codegen.plain import json_value
 from runtime.compile import child, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
@@ -85,8 +87,8 @@ def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
 def _counted(findings: str, code: bytes) -> dict[str, int] | None:
     """Return the counts that an entry of the cache has; None if it has none, or of other instructions or code."""
     try:
-        counts = _COUNTS.validate_json(findings, strict=True)
-    except ValidationError:  # "", or whatever else was put there
+        counts = _COUNTS.validate_python(json_value(findings), strict=True)
+    except (CodegenError, ValidationError):  # "", or whatever else was put there
         return None
     fit = sum(counts.values()) * _INSTRUCTION_BYTES <= len(code)
     return counts if fit and counts.keys() == INSTRUCTIONS.keys() else None

@@ -13,26 +13,15 @@ from typing import Any
 
 import torch
 
+from codegen.block_sizes import common_key_sizes, key_sizes, query_sizes
 from codegen.patterns.block_lists import NAMED_MASKS
 from runtime.errors import ArgumentError
 
 Tensors = tuple[torch.Tensor | None, ...]
 
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-_LEAST_ROWS = 16  # queries of a block, times the query heads that are packed
 _UNIT = 16  # keys: half a word of the bits
 _WORD = 32  # keys
 _HALF_WORD = (0xFFFF, -0x10000)  # its bits in a word, of the first half and of the second, as int32 has them
-
-
-def query_sizes(pack_gqa: int) -> tuple[int, ...]:
-    """Return the queries of a block that kernels are made for."""
-    return tuple(size for size in _SIZES if size * pack_gqa >= _LEAST_ROWS)
-
-
-def key_sizes(arch: str) -> tuple[int, ...]:
-    """Return the keys of a block that kernels are made for."""
-    return (64, 128) if arch == "sm_90a" else (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -139,7 +128,7 @@ def mask_block(block: tuple[int, int]) -> tuple[int, int]:
     Args:
         block: (queries, keys) of the mask's blocks.
     """
-    sizes = query_sizes(1), key_sizes("sm_90a")
+    sizes = query_sizes(1), common_key_sizes()
     q, kv = (_kernel_size(size, legal) or legal[-1] for size, legal in zip(block, sizes, strict=True))
     return q, kv
 

@@ -14,7 +14,7 @@ from codegen.cli import place_of
 from codegen.errors import CodegenError
 from codegen.files import is_file, read_text
 from codegen.library import ROOT, NamedSpec
-from codegen.plain import json_value
+from codegen.plain import first_reason, json_value
 from codegen.plan import Plan
 from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256, source_sha256, state
 from codegen.render import generate
@@ -48,6 +48,7 @@ class Kernel:
         named: its spec.
         plan: its plan.
         source: its source, as it is rendered today.
+        overview: paragraphs of that on roles, barriers and the pipeline.
         receipt: its receipt; None if there is none, or it cannot be read.
         receipt_path: where that is.
         standing: what the receipt says about this source.
@@ -57,6 +58,7 @@ class Kernel:
     named: NamedSpec
     plan: Plan
     source: str
+    overview: tuple[str, ...]
     receipt: Receipt | None
     receipt_path: Path
     standing: ReceiptState
@@ -126,7 +128,8 @@ def kernel_of(named: NamedSpec, known: Mapping[str, Any]) -> Kernel:
     record = _record(named.stem, known)
     if record is not None and record.source != source_sha256(made.source):
         record = None
-    return Kernel(named, made.plan, made.source, receipt, path, state(named, made.source, folder), record)
+    standing = state(named, made.source, folder)
+    return Kernel(named, made.plan, made.source, made.overview, receipt, path, standing, record)
 
 
 def _record(stem: str, known: Mapping[str, Any]) -> Record | None:
@@ -135,6 +138,4 @@ def _record(stem: str, known: Mapping[str, Any]) -> Record | None:
     try:
         return Record.model_validate(known[stem])
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, (stem, *first["loc"])))
-        raise CodegenError(f"{KNOWN.as_posix()}: {one_line(field)}: {one_line(first['msg'])}") from None
+        raise CodegenError(f"{KNOWN.as_posix()}: {first_reason(error, stem)}") from None

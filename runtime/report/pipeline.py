@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from codegen.plan import Param, Plan, SharedRegion
+from codegen.plan import Param, Plan, Ring, SharedRegion
 from runtime.report.memory import size
-from runtime.report.overview import Barrier
 from runtime.report.svg import WIDTH, Drawing, wrapped
 
-_RING = re.compile(r"^(ring of |\w+ ring\b|\d+ (slots|stages)\b|[AB] tiles\b|tiles,)")
 COPIES = {"tma": "TMA", "cp_async": "cp.async", "ld_global": "loads through registers"}
 PRODUCTS = {"wgmma": "WGMMA", "mma": "mma.sync", "wmma": "WMMA", "none": "no products"}
 LINE, ROW, GAP = 16, 36, 26
 LEFT, CELLS = 84, 216  # columns of a ring: its name, its stages; then its barriers
 STORED = {"o_map", "c_map", "dq_map", "dk_map", "dv_map"}  # tensor maps that stores go through
 MOST_LINES = 3
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Shared memory that is filled in turns.
-
-    Attributes:
-        region: where it is.
-        stages: of how many places it has.
-        full: barrier by which those who fill a place say so; "" where a barrier of the thread block does.
-        empty: barrier by which those who read it say that they are done.
-    """
-
-    region: SharedRegion
-    stages: int
-    full: str = ""
-    empty: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,39 +34,9 @@ class Workers:
     registers: int = 0
 
 
-def rings(plan: Plan, listed: Sequence[Barrier]) -> list[Ring]:
-    """Return the rings of a plan; ``listed`` are the barriers that its source lists."""
-    found = []
-    for region in plan.shared:
-        if _RING.match(region.doc):
-            full, empty = _barriers_of(region, [name for each in listed for name in each.names])
-            found.append(Ring(region, stages_of(plan, region), full, empty))
-    return found
-
-
-def stages_of(plan: Plan, region: SharedRegion) -> int:
-    """Return how many places a ring has: by its plan's constants, those of all sub-tiles."""
-    constants = {constant.name: int(constant.value) for constant in plan.constants}
-    if told := re.match(r"\d+", region.doc):
-        return int(told.group())
-    if re.match(r"ring of (work tiles|Q tiles|orders)", region.doc):
-        return constants["kTileStages"]
-    if region.name == "V":
-        return constants.get("kVStages", plan.spec.stages) * (plan.sub_tiles if "each sub-tile" in region.doc else 1)
-    return plan.spec.stages * (plan.sub_tiles if "each sub-tile" in region.doc else 1)
-
-
-def _barriers_of(region: SharedRegion, names: Sequence[str]) -> tuple[str, str]:
-    """Return the full and the empty barrier of a ring: those with its name, or those that have none."""
-    own = region.name.lower()
-    prefixes = [f"{own}_", {"k": "kv_", "v": "kv_", "dout": "q_", "worktiles": "q_"}.get(own, ""), ""]
-    if region.doc.startswith("ring of orders"):
-        prefixes.insert(0, "order_")
-    bare = {name.partition("[")[0]: name for name in reversed(names)}
-    for prefix in prefixes:
-        if f"{prefix}full" in bare:
-            return bare[f"{prefix}full"], bare.get(f"{prefix}empty", "")
-    return "", ""
+def rings(plan: Plan) -> list[tuple[SharedRegion, Ring]]:
+    """Regions of shared memory that are rings, with their places."""
+    return [(region, region.ring) for region in plan.shared if region.ring is not None]
 
 
 def workers(plan: Plan) -> tuple[Workers, Workers]:
@@ -103,10 +53,10 @@ def workers(plan: Plan) -> tuple[Workers, Workers]:
     return loading, Workers(each, computing // each, registers)
 
 
-def picture(plan: Plan, listed: Sequence[Barrier]) -> Markup:
+def picture(plan: Plan) -> Markup:
     """Return the pipeline from device memory through shared memory and back, from above to below."""
     loading, computing = workers(plan)
-    found, same = rings(plan, listed), plan.spec.schedule == "multistage"
+    found, same = rings(plan), plan.spec.schedule == "multistage"
     drawing = Drawing(_told(plan, found, computing))
     y = 0.0
     if plan.prologue:
@@ -130,7 +80,7 @@ def picture(plan: Plan, listed: Sequence[Barrier]) -> Markup:
     else:
         y = _down(drawing, y, "no ring")
     y = _computing(drawing, y, plan, computing, same)
-    staging = [region.name for region in plan.shared if "on its way out" in region.doc]
+    staging = [region.name for region in plan.shared if region.stores]
     y = _down(drawing, y, f"through {', '.join(staging)}" if staging else "stores")
     y = _box(drawing, y, ["device memory", *wrapped(outputs, WIDTH - 30, MOST_LINES)], "memory")
     if plan.epilogue:
@@ -161,8 +111,8 @@ def _name(param: Param) -> str:
     return param.name.removesuffix("_map")
 
 
-def _told(plan: Plan, found: Sequence[Ring], computing: Workers) -> str:
-    stages = ", ".join(f"{ring.region.name} in {ring.stages}" for ring in found) or "none"
+def _told(plan: Plan, found: Sequence[tuple[SharedRegion, Ring]], computing: Workers) -> str:
+    stages = ", ".join(f"{region.name} in {ring.stages}" for region, ring in found) or "none"
     return f"Pipeline: {plan.threads} threads; stages of rings: {stages}; {computing.groups} groups of warps compute"
 
 
@@ -191,18 +141,18 @@ def _down(drawing: Drawing, y: float, label: str) -> float:
     return y + GAP
 
 
-def _rings(drawing: Drawing, y: float, found: Sequence[Ring], same: bool) -> float:
+def _rings(drawing: Drawing, y: float, found: Sequence[tuple[SharedRegion, Ring]], same: bool) -> float:
     height = ROW * len(found) + LINE + 8
     drawing.rect(1, y + 1, WIDTH - 2, height, "box shared")
     drawing.text(10, y + 17, "shared memory", "strong")
     drawing.text(WIDTH - 10, y + 17, "full, then empty", "small", "end")
-    for i, ring in enumerate(found):
+    for i, (region, ring) in enumerate(found):
         top = y + LINE + 8 + ROW * i
-        drawing.text(10, top + 19, ring.region.name)
+        drawing.text(10, top + 19, region.name)
         width = CELLS / ring.stages
-        each = ring.region.bytes // ring.stages
+        each = region.bytes // ring.stages
         for stage in range(ring.stages):
-            hint = f"{ring.region.name}, stage {stage} of {ring.stages}: {size(each)}; {ring.region.doc}"
+            hint = f"{region.name}, stage {stage} of {ring.stages}: {size(each)}; {region.doc}"
             drawing.rect(LEFT + width * stage, top + 4, max(width - 3, 1), ROW - 12, "stage", hint=hint)
             if width > 50:
                 drawing.text(LEFT + width * stage + (width - 3) / 2, top + 20, size(each), "small", "middle")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from codegen.arch import ARCHS
 from codegen.devices import DEVICES
 from codegen.plan import Plan
-from codegen.select.estimate import MACHINES
 from runtime.report.measurements import Row, current
 from runtime.report.svg import WIDTH, Drawing, number
 
@@ -48,7 +48,7 @@ def roofline(plan: Plan, rows: Sequence[Row]) -> Roofline | None:
     measured = [row for row in current(rows) if row.unit == "TFLOPS" and row.ours and machine_of(row.device)]
     arch = machine_of(measured[0].device) if measured else plan.arch.name
     measured = [row for row in measured if machine_of(row.device) == arch]
-    machine = MACHINES[arch]
+    machine = ARCHS[arch].machine
     peak, bandwidth = machine.flops * machine.sms / 1e6, machine.bytes * machine.sms / 1e6  # TFLOPS, TB/s
     intensity = plan.flops / plan.bytes
     roof = min(peak, bandwidth * intensity)

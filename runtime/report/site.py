@@ -31,7 +31,6 @@ from runtime.report.changes import PARTS, Changes
 from runtime.report.highlight import anchor_of, cuda_html, yaml_html
 from runtime.report.kernels import Kernel
 from runtime.report.measurements import Found, Row, current, rows_of
-from runtime.report.overview import barriers, paragraphs
 from runtime.report.resources import Resources, resources_of
 from runtime.report.roofline import roofline
 from runtime.report.tree import Tree
@@ -130,8 +129,8 @@ def kernel_page(view: View, tree: Tree, neighbours: tuple[Kernel | None, Kernel 
             titles=SECTIONS,
             spec_text=yaml_html(text),
             plan=explained(kernel.plan),
-            pipeline=pipeline.picture(kernel.plan, barriers(kernel.source)),
-            overview=paragraphs(kernel.source),
+            pipeline=pipeline.picture(kernel.plan),
+            overview=kernel.overview,
             memory=memory.picture(kernel.plan),
             pattern=patterns.example(kernel.plan),
             resources=view.resources,

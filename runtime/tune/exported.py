@@ -6,12 +6,12 @@ from pydantic import ValidationError
 
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec, find_spec
+from codegen.plain import first_reason
 from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.select.problem import preparation_of, tuning_of
 from codegen.select.table import Dense, Measurement, Timing, ordered
 from codegen.spec import canonical
-from codegen.wording import shown
 from runtime.tune.database import Database, DatabaseError
 
 SOURCE = "codegen tune"
@@ -29,9 +29,7 @@ def exported(database: Database, most: int = KEPT) -> list[Measurement]:
     try:
         return _exported(database, most)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        told = f"{'.'.join(map(str, first['loc']))}: is {shown(first['input'])}; {first['msg']}"
-        raise DatabaseError(f"{database.place}: holds what no tuner wrote there: {told}") from None
+        raise DatabaseError(f"{database.place}: holds what no tuner wrote there: {first_reason(error)}") from None
 
 
 def _exported(database: Database, most: int) -> list[Measurement]:

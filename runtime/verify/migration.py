@@ -1,7 +1,7 @@
-"""Carries receipts over to what their specs and sources are called now. Needs a compiler, not a GPU.
+"""Carries receipts over to what their specs and sources are called now. Needs no GPU.
 
 Machine code and launch are what was verified and measured. If both are the same, byte for byte, so are the results:
-only names, or comments, have changed.
+only names, or comments, have changed. Where names have, a compiler shows it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from codegen.files import is_file
 from codegen.library import NamedSpec, shipped_names
 from codegen.migrations import migrated
 from codegen.plain import json_value
+from codegen.prune import without_comments
 from codegen.receipts import CubinRecord, Receipt, ReceiptError, SourceRecord, SpecRecord, receipt_path, source_sha256
 from codegen.render import generate, render, spec_json_of
 from codegen.spec import canonical
@@ -71,17 +72,27 @@ def carried_over(earlier: Receipt, named: NamedSpec, old_source: str | None) -> 
         raise _renamed(named, old_stem)
     if earlier.spec.hash != named.spec.hash:
         _check_spec(earlier, named, old_source)
-    sha256 = source_sha256(render(named))
+    source = render(named)
     cubin = _cubin_of_today(earlier, named)
-    if earlier.source.sha256 != sha256 and (changed := differences(cubin, cubin_record(compile_spec(named)))):
+    same = _same_code(earlier, old_source, source)
+    if not same and (changed := differences(cubin, cubin_record(compile_spec(named)))):
         raise ReceiptError(f"{named.stem}: {'; '.join(changed)}")
     return Receipt(
         spec=SpecRecord(file=named.origin, hash=named.spec.hash),
-        source=SourceRecord(file=named.source_file, sha256=sha256),
+        source=SourceRecord(file=named.source_file, sha256=source_sha256(source)),
         cubin=cubin,
         verification=earlier.verification,
         measurement=earlier.measurement,
     )
+
+
+def _same_code(earlier: Receipt, old_source: str | None, source: str) -> bool:
+    """Whether a source differs from the receipt's, if that is there, in comments alone: no compiler reads those."""
+    if earlier.source.sha256 == source_sha256(source):
+        return True
+    if old_source is None or source_sha256(old_source) != earlier.source.sha256:
+        return False
+    return without_comments(old_source) == without_comments(source)
 
 
 def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> None:

@@ -45,3 +45,12 @@ def test_no_shipped_plan_reckons_with_more_than_a_thread_has() -> None:
         if plan.spec.schedule == "multistage":
             most = plan.arch.registers_for(plan.threads, plan.ctas_per_sm)
             assert plan.registers.needed <= plan.registers.limit <= most, named.stem
+
+
+def test_kernels_need_what_their_architecture_has() -> None:
+    for arch in ARCHS.values():
+        for each in arch.combinations:
+            assert each.mma != "wgmma" or arch.has_wgmma, f"{arch.name}: {each}"
+            assert each.copy != "tma" or arch.has_tma, f"{arch.name}: {each}"
+            assert each.op != "quantise" or arch.has_fp8, f"{arch.name}: {each}"
+        assert not arch.has_fp8_wgmma or arch.has_wgmma, arch.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,16 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", MMA_SYNC_KERNELS)
-def test_results_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
+def test_results_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     fields: dict[str, Any] = {"op": "attention", "arch": "sm_89", "dtype": "e4m3", "head_dim": 128}
     named = find_spec({**fields, **MMA_SYNC_KERNELS[name]})
     assert isinstance(named.spec, AttentionSpec)
+    case = fitted(CASE, named.spec)
+    recorded(generate(named).source, repr(case))
     kernel = host_mma_fp8.HostKernel(named, tmp_path)
     for order, late in enumerate((True, False)):
         kernel.host.late, kernel.host.order = late, order
-        outcome = verified.run_case(kernel, fitted(CASE, named.spec), CPU)
+        outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome
 
 
@@ -68,10 +71,13 @@ def test_results_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
         "a barrier",
     ],
 )
-def test_what_is_wrong_shows(was: str, instead: str, late: bool, tmp_path: Path) -> None:
+def test_what_is_wrong_shows(was: str, instead: str, late: bool, recorded: Callable[..., None], tmp_path: Path) -> None:
     named = find_spec("l4_e4m3_dense")
-    source = generate(named).source
+    assert isinstance(named.spec, AttentionSpec)
+    source, case = generate(named).source, fitted(CASE, named.spec)
     assert source.count(was) == 1
-    kernel = host_mma_fp8.HostKernel(named, tmp_path, source.replace(was, instead))
+    changed = source.replace(was, instead)
+    recorded(changed, repr(case))
+    kernel = host_mma_fp8.HostKernel(named, tmp_path, changed)
     kernel.host.late = late
-    assert not verified.run_case(kernel, fitted(CASE, named.spec), CPU).passed  # type: ignore[arg-type]
+    assert not verified.run_case(kernel, case, CPU).passed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,15 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_results_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
+def test_results_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     named = find_spec({"op": "attention", "arch": "sm_90a", "dtype": "e4m3", "head_dim": 128, **KERNELS[name]})
     assert isinstance(named.spec, AttentionSpec)
+    case = fitted(CASE, named.spec)
+    recorded(generate(named).source, repr(case))
     kernel = host_sm90a.HostKernel(named, tmp_path)
     for order, late in enumerate((True, False)):
         kernel.host.late, kernel.host.order = late, order
-        outcome = verified.run_case(kernel, fitted(CASE, named.spec), CPU)
+        outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome
 
 
@@ -55,9 +58,12 @@ def test_results_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     ],
     ids=["a wait", "the order of keys", "scales of a stage", "a promotion"],
 )
-def test_what_is_wrong_shows(was: str, instead: str, tmp_path: Path) -> None:
+def test_what_is_wrong_shows(was: str, instead: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     named = find_spec("h100_e4m3_dense")
-    source = generate(named).source
+    assert isinstance(named.spec, AttentionSpec)
+    source, case = generate(named).source, fitted(CASE, named.spec)
     assert was in source
-    kernel = host_sm90a.HostKernel(named, tmp_path, source.replace(was, instead, 1))
-    assert not verified.run_case(kernel, fitted(CASE, named.spec), CPU).passed  # type: ignore[arg-type]
+    changed = source.replace(was, instead, 1)
+    recorded(changed, repr(case))
+    kernel = host_sm90a.HostKernel(named, tmp_path, changed)
+    assert not verified.run_case(kernel, case, CPU).passed

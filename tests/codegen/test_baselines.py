@@ -107,11 +107,15 @@ def test_rows_of_another_torch_are_not_mixed_with_new_ones(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda text: text[: len(text) // 2], r"is no baseline of codegen bench: the file: Invalid JSON"),
-        (lambda text: "[]", r"the file: is \[\]; Input should be an object"),
+        (lambda text: text[: len(text) // 2], r"is no baseline of codegen bench: is not JSON"),
+        (lambda text: "[]", r"codegen bench: is \[\]; Input should be an object"),
         (lambda text: text.replace('"format": 1', '"format": 2'), r"format: is 2; Input should be 1"),
         (lambda text: text.replace("1.0,", "-1.0,", 1), r"single.\d: is -1.0; Input should be greater than 0"),
         (lambda text: text.replace('"flops"', '"flop"', 1), r"flops: .*Field required"),
+        (
+            lambda text: text.replace('"flops"', '"flops": 1.0, "flops"', 1),
+            r"codegen bench: has the name 'flops' twice",
+        ),
     ],
 )
 def test_a_file_that_is_no_baseline_is_refused_and_not_written_over(tmp_path: Path, spoil: Any, message: str) -> None:

@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 from attention_oracle import times_seen  # noqa: E402
 
 from codegen.arch import ARCHS  # noqa: E402
+from codegen.block_sizes import common_key_sizes, key_sizes, query_sizes  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.plans import plan_of  # noqa: E402
 from codegen.select import choose  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.ops.block_sizes import block_fit, key_sizes, mask_block, query_sizes  # noqa: E402
+from runtime.ops.block_sizes import block_fit, mask_block  # noqa: E402
 from runtime.patterns import BlockLists, TopK  # noqa: E402
 
 BATCH, HEADS = 2, 2
@@ -135,6 +136,11 @@ def test_what_no_blocks_make_up_is_refused(block: tuple[int, int], mask: str | N
         pattern = TopK(drawn(9, 9, 3), block=block)
     with pytest.raises(ArgumentError, match=message):
         block_fit(pattern.spec_json, "sm_90a", 1)
+
+
+def test_blocks_of_masks_have_a_kernel_on_every_architecture() -> None:
+    assert common_key_sizes() == (64, 128)
+    assert all(set(common_key_sizes()) <= set(key_sizes(arch)) for arch in ARCHS)
 
 
 @pytest.mark.parametrize("arch", list(ARCHS))

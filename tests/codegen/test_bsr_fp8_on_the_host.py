@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,10 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
-    kernel = host_bsr_fp8.HostSpmm(find_spec(PRODUCTS[name]), tmp_path)
+def test_products_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec(PRODUCTS[name])
+    recorded(generate(named).source, repr(SPMM_CASES))
+    kernel = host_bsr_fp8.HostSpmm(named, tmp_path)
     for number, case in enumerate(SPMM_CASES):
         kernel.host.late, kernel.host.order = number % 2 == 0, number
         outcome = verified_spmm.run_case(kernel, case, CPU)
@@ -56,8 +59,10 @@ def test_products_are_those_of_the_definition(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_sampled_products_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
-    kernel = host_bsr_fp8.HostSddmm(find_spec(SAMPLED[name]), tmp_path)
+def test_sampled_products_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec(SAMPLED[name])
+    recorded(generate(named).source, repr(SDDMM_CASES))
+    kernel = host_bsr_fp8.HostSddmm(named, tmp_path)
     for number, case in enumerate(SDDMM_CASES):
         kernel.host.late, kernel.host.order = number % 2 == 0, number
         outcome = verified_sddmm.run_case(kernel, case, CPU)
@@ -88,7 +93,7 @@ def test_sampled_products_are_those_of_the_definition(name: str, tmp_path: Path)
         ("l4_e4m3_bsr_sddmm_b128_row_scales", "stage * stage_scales", "stage * kAScaleBytes / 2"),
     ],
 )
-def test_what_is_wrong_shows(stem: str, was: str, instead: str, tmp_path: Path) -> None:
+def test_what_is_wrong_shows(stem: str, was: str, instead: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     named = find_spec(stem)
     source = generate(named).source
     assert source.count(was) == 1
@@ -97,5 +102,7 @@ def test_what_is_wrong_shows(stem: str, was: str, instead: str, tmp_path: Path) 
         if "spmm" in stem
         else (host_bsr_fp8.HostSddmm, SDDMM_CASES, verified_sddmm)
     )
-    kernel = made(named, tmp_path, source.replace(was, instead))  # type: ignore[operator]
+    changed = source.replace(was, instead)
+    recorded(changed, repr(cases))
+    kernel = made(named, tmp_path, changed)  # type: ignore[operator]
     assert not all(verified.run_case(kernel, case, CPU).passed for case in cases)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,15 @@ TOLD_WHOLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_intervals_tell_full_partial_and_empty_blocks(tmp_path: Path) -> None:
+def test_intervals_tell_full_partial_and_empty_blocks(recorded: Callable[..., None], tmp_path: Path) -> None:
     """As the pairs are by the pattern: where no block has both the end of the sinks and the window's edge, of all."""
     masks: list[Node] = []
     for fields in TOLD_WHOLE:
         pattern = pattern_of({name: value for name, value in fields.items() if name != "prefix"})
         assert pattern.pair_expression is not None
         masks.append(with_numbers(pattern.pair_expression, fields.get("prefix", 0)))
-    for fields, (wrong, told, uniform) in zip(TOLD_WHOLE, outcomes(masks, BLOCK, tmp_path), strict=True):
+    found = outcomes(masks, BLOCK, tmp_path, recorded)
+    for fields, (wrong, told, uniform) in zip(TOLD_WHOLE, found, strict=True):
         assert (wrong, told) == (0, uniform), fields
         assert uniform == uniform_blocks(fields) * SIZES["batch"] * SIZES["heads"], fields
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,16 +71,16 @@ def every_pair_of_operators() -> list[Node]:
     return both
 
 
-def test_division_rounds_down(folder: Path) -> None:
-    assert check(every_division(), folder) > 600
+def test_division_rounds_down(recorded: Callable[..., None], folder: Path) -> None:
+    assert check(every_division(), folder, recorded) > 600
 
 
-def test_parentheses_are_where_they_are_needed(folder: Path) -> None:
-    assert check(every_pair_of_operators(), folder) > 4000
+def test_parentheses_are_where_they_are_needed(recorded: Callable[..., None], folder: Path) -> None:
+    assert check(every_pair_of_operators(), folder, recorded) > 4000
 
 
-def test_numbers_read_back_exactly(folder: Path) -> None:
+def test_numbers_read_back_exactly(recorded: Callable[..., None], folder: Path) -> None:
     floats = [0.1, 1 / 3, -2.5, 1e-45, 3.4028234663852886e38, 1e39, -1e300, math.nan, 16777217.0, 1e-10, -0.0, 1e22]
     integers = [0, -1, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**62 + 2**38 + 1]
     mixed = [op("where", op("<", Q, K), Literal(number), SCORE) for number in integers]
-    check([*map(Literal, (*floats, *integers, True, False)), *mixed], folder)
+    check([*map(Literal, (*floats, *integers, True, False)), *mixed], folder, recorded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,8 @@ def test_what_is_told_of_drawn_masks_is_true(tmp_path: Path, drawn: list[Node]) 
         assert not wrong, mask
 
 
-def test_intervals_have_every_value_of_their_operators(tmp_path: Path) -> None:
-    found = operators(tmp_path)
+def test_intervals_have_every_value_of_their_operators(recorded: Callable[..., None], tmp_path: Path) -> None:
+    found = operators(tmp_path, recorded)
     assert len(found) > 30 and not {name: wrong for name, (wrong, _) in found.items() if wrong}
 
 
@@ -67,8 +68,8 @@ EXACT = (
 """Masks of which intervals tell all that there is to tell."""
 
 
-def test_masks_that_are_told_whole(tmp_path: Path) -> None:
-    found = outcomes([parse_expression(text, BY_NAME, score=False) for text in EXACT], (8, 16), tmp_path)
+def test_masks_that_are_told_whole(recorded: Callable[..., None], tmp_path: Path) -> None:
+    found = outcomes([parse_expression(text, BY_NAME, score=False) for text in EXACT], (8, 16), tmp_path, recorded)
     for text, (wrong, told, uniform) in zip(EXACT, found, strict=True):
         assert (wrong, told) == (0, uniform), text
 

@@ -22,7 +22,7 @@ from codegen.errors import CodegenError, FileError, MissingFileError, SpecError
 from codegen.files import MOST_BYTES, holds, is_file, read_text, resolved, write_if_changed
 from codegen.library import NamedSpec, find_spec, read_spec, shipped_names
 from codegen.parse import parse_spec
-from codegen.plain import MOST_CHARACTERS, json_value
+from codegen.plain import MOST_CHARACTERS, json_model, json_value
 from codegen.plans import plan_of
 from codegen.receipts import MissingReceipt, Receipt, ReceiptError, ReceiptStatus, state
 from codegen.render import render, render_plan, seal_is_intact
@@ -175,6 +175,22 @@ def test_json_that_is_refused(text: str, tmp_path: Path) -> None:
     refusal(lambda: Receipt.read(path))
     if text:
         refusal(lambda: read_rows(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": 1, "a": 1}', "has the name 'a' twice in one object; a name has one value"),
+        ('[{"b": {"a": 1, "c": 2, "a": 3}}]', "has the name 'a' twice in one object; a name has one value"),
+        ("NaN", "has the number NaN; JSON has finite numbers alone"),
+        ('{"a": [-Infinity]}', "has the number -Infinity; JSON has finite numbers alone"),
+        ("1e999", "has the number 1e999; JSON has finite numbers alone"),
+    ],
+)
+def test_json_of_two_meanings_is_refused(text: str, says: str) -> None:
+    assert refusal(lambda: json_value(text)) == says
+    assert refusal(lambda: json_value(text.encode())) == says
+    assert refusal(lambda: json_model(Receipt, text)) == says
 
 
 @pytest.mark.parametrize(

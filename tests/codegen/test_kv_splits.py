@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ int main(int, char** words) {
         {"kind": "sliding_window", "left": 300, "right": 20},
     ],
 )
-def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) -> None:
+def test_the_two_parts_are_the_whole(pattern: dict[str, Any], recorded: Callable[..., None], tmp_path: Path) -> None:
     """The kernel's own division, run on the host: the first half of the steps, rounded up, and then the others."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
@@ -126,6 +127,7 @@ def test_the_two_parts_are_the_whole(pattern: dict[str, Any], tmp_path: Path) ->
         "work": "{}, " if named.spec.pattern.serpentine else "",
         "kv_blocks_of": source[parts_begin : source.index("\n}\n", parts_begin) + 3],
     }
+    recorded(program)
     (tmp_path / "main.cpp").write_text(program, encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
     counts = set()

@@ -105,7 +105,7 @@ def test_what_else_a_host_passes_is_in_it(name: str) -> None:
 
 
 def test_a_place_is_a_type_an_offset_and_a_size() -> None:
-    params = (i32("n", ""), tensor_map("a_map", ""), pointer("p", "int", ""), i32("m", ""))
+    params = (i32("n", ""), tensor_map("a_map", "", ()), pointer("p", "int", ""), i32("m", ""))
     plan = replace(plan_for(find_spec("h100_dense")), params=params, tensor_maps={"a_map": TensorMap((64, 8), 128)})
     assert param_offsets(params) == (0, 64, 192, 200)
     launch = plan.launch()

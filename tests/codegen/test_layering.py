@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
+from each import every_spec, for_each
 
-from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.render import render
 
@@ -63,14 +64,24 @@ ROOMS: dict[str, set[str]] = {
     "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
 }
 
-every_template = pytest.mark.parametrize(
-    "path", TEMPLATE_FILES, ids=lambda path: path.relative_to(TEMPLATES).as_posix()
-)
+
+def place(path: Path) -> str:
+    """The path in the project."""
+    return path.relative_to(PROJECT).as_posix()
+
+
+every_template = for_each("path", lambda: TEMPLATE_FILES, place)
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Nodes of a module's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def imported(path: Path) -> set[str]:
     roots = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             roots |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -78,15 +89,15 @@ def imported(path: Path) -> set[str]:
     return roots
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PROJECT).as_posix())
+@for_each("path", lambda: MODULES, place)
 def test_codegen_is_pure(path: Path) -> None:
     assert not imported(path) & FOREIGN
     assert "." not in imported(path), "imports are absolute"
 
 
-@pytest.mark.parametrize("path", HOST, ids=lambda path: path.relative_to(PROJECT).as_posix())
+@for_each("path", lambda: HOST, place)
 def test_a_host_knows_plans_and_nothing_below_them(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             modules = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
         else:
@@ -98,7 +109,7 @@ def test_a_host_knows_plans_and_nothing_below_them(path: Path) -> None:
 def imports_of(path: Path) -> set[str]:
     """Return the modules and names that a file imports, in full."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -115,19 +126,13 @@ def test_each_module_of_runtime_is_in_a_room() -> None:
     assert {room_of(path) for path in RUNTIME} == set(ROOMS)
 
 
-@pytest.mark.parametrize("path", RUNTIME, ids=lambda path: path.relative_to(PROJECT).as_posix())
+@for_each("path", lambda: RUNTIME, place)
 def test_rooms_of_runtime_import_one_way(path: Path) -> None:
     room, others = room_of(path), {name.split(".")[1] for name in imports_of(path) if name.startswith("runtime.")}
     assert others - {room} <= ROOMS[room]
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(
-        path for room in ("prepare", "convert", "expressions") for path in (PROJECT / "runtime" / room).glob("*.py")
-    ),
-    ids=lambda path: path.relative_to(PROJECT).as_posix(),
-)
+@for_each("path", lambda: [path for path in RUNTIME if room_of(path) in ("prepare", "convert", "expressions")], place)
 def test_preparation_needs_torch_and_no_driver(path: Path) -> None:
     assert not imported(path) & (FOREIGN - {"torch", "runtime"})
 
@@ -176,7 +181,7 @@ def test_no_inclusion_of_python_made_text(path: Path) -> None:
     assert not re.search(r"\{%-? *(filter|call|autoescape|raw)\b", text)
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
+@every_spec
 def test_plan_values_are_single_lines(named: NamedSpec) -> None:
     plan = plan_for(named)
     texts = [value for value in atoms(tuple(plan.flags.named().values())) if isinstance(value, str)]
@@ -239,9 +244,7 @@ def asked_kinds(tree: ast.Module) -> list[str]:
     return comparisons + imports
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES if p.parent.name != "patterns"], ids=lambda path: str(path.relative_to(PROJECT))
-)
+@for_each("path", lambda: [path for path in MODULES if path.parent.name != "patterns"], place)
 def test_only_patterns_know_their_kinds(path: Path) -> None:
     """What differs from pattern to pattern is a property of all of them, so that a new one is one module."""
     assert asked_kinds(ast.parse(path.read_text())) == []

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ int shuffled[32];
 int __ldg(const int* word) { return *word; }
 int __shfl_sync(unsigned, int value, int lane) { shuffled[threadIdx.x] = value; return shuffled[lane]; }
 """
-# A program of each case: all are compiled at once.
+# A program of each case.
 PROGRAM = """\
 namespace %(name)s {
 %(constants)s
@@ -163,8 +164,12 @@ def named(pattern: dict[str, Any], shape: tuple[Any, ...]) -> str:
     return "_".join(map(str, (pattern["kind"], pattern.get("k", pattern.get("mask", "")), *shape)))
 
 
-FORWARDS = [Steps(named(pattern, shape), shape, pattern) for pattern in PATTERNS for shape in SHAPES]
-FORWARDS += [Steps(named(BITS, shape), shape, BITS) for shape in (SHAPES[0], SHAPES[6], SHAPES[12])]
+def cases_of(pattern: dict[str, Any], shapes: Sequence[tuple[Any, ...]]) -> list[Steps]:
+    return [Steps(named(pattern, shape), shape, pattern) for shape in shapes]
+
+
+FORWARDS = {named(pattern, ()): cases_of(pattern, SHAPES) for pattern in PATTERNS}
+FORWARDS[named(BITS, ())] = cases_of(BITS, (SHAPES[0], SHAPES[6], SHAPES[12]))
 BACKWARDS = [
     Steps(f"{named(PATTERNS[0], shape)}_backwards", shape, PATTERNS[0], backwards=True)
     for shape in SHAPES
@@ -223,47 +228,54 @@ def parts(loads: list[str], units: int, width: int) -> list[list[str]]:
     return [loads[begin * unit : (begin + width) * unit] for begin in range(0, LENGTH, width)]
 
 
-@pytest.fixture(scope="module")
-def output_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Steps], str]:
-    """Runs a case's program, of one executable for all."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ to compile the host program with")
-    folder, cases = tmp_path_factory.mktemp("listed_steps"), FORWARDS + BACKWARDS
+def host_program(cases: Sequence[Steps]) -> str:
+    """The program of some cases, each of which runs by its number."""
     runs = "\n".join(f"  if (number == {number}) {case.name}::run();" for number, case in enumerate(cases))
     main = f"int main(int, char** arguments) {{\n  const int number = std::atoi(arguments[1]);\n{runs}\n}}\n"
-    (folder / "main.cpp").write_text("".join([HEAD, *map(program, cases), main]), encoding="utf-8")
+    return "".join([HEAD, *map(program, cases), main])
+
+
+def lines_of(text: str, cases: Sequence[Steps], folder: Path) -> Iterator[tuple[Steps, list[str]]]:
+    """Compile a program; yield each case with the lines it prints."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    (folder / "main.cpp").write_text(text, encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "main.cpp", "-o", "main"], cwd=folder, check=True)
-
-    def output(case: Steps) -> str:
-        command = [str(folder / "main"), str(cases.index(case))]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    return output
+    for number, case in enumerate(cases):
+        command = [str(folder / "main"), str(number)]
+        yield case, subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-@pytest.mark.parametrize("case", FORWARDS, ids=lambda case: case.name)
-def test_loads_are_those_of_the_lists(case: Steps, output_of: Callable[[Steps], str]) -> None:
+@pytest.mark.parametrize("name", FORWARDS)
+def test_loads_are_those_of_the_lists(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    text = host_program(FORWARDS[name])
+    recorded(text)
+    for case, found in lines_of(text, FORWARDS[name], tmp_path):
+        check_loads(case, iter(found))
+
+
+def check_loads(case: Steps, lines: Iterator[str]) -> None:
     plan, (_, block_q, block_kv, _, n, _) = case.plan, case.shape
-    lines = iter(output_of(case).splitlines())
     sub_tile = sub_tile_rows(plan)
     for first in range(0, ROWS * block_q + beyond(plan), sub_tile):
         row = first // block_q
         loads = expected(case.pattern, row, block_kv, n) if row < ROWS else []
-        assert next(lines).split() == loads, first
+        assert next(lines).split() == loads, (case.name, first)
         if plan.stream_k is not None:
             units = plan.spec.pattern.stream_k_units(KV_LEN, sub_tile, n, LENGTH)  # type: ignore[union-attr]
             for width in WIDTHS:
                 found = [part.split() for part in next(lines).split("|")[:-1]]
-                assert found == parts(loads, units, width), (first, width)
-    assert next(lines, None) is None
+                assert found == parts(loads, units, width), (case.name, first, width)
+    assert next(lines, None) is None, case.name
 
 
-@pytest.mark.parametrize("case", BACKWARDS, ids=lambda case: case.name)
-def test_lists_are_walked_through_from_their_end(case: Steps, output_of: Callable[[Steps], str]) -> None:
-    plan, (_, block_q, block_kv, _, n, _) = case.plan, case.shape
-    lines = output_of(case).splitlines()[:: max(1, block_q // sub_tile_rows(plan))]
-    for row, line in zip(range(ROWS), lines, strict=False):
-        assert line.split() == expected(case.pattern, row, block_kv, n, backwards=True)
+def test_lists_are_walked_through_from_their_end(recorded: Callable[..., None], tmp_path: Path) -> None:
+    text = host_program(BACKWARDS)
+    recorded(text)
+    for case, found in lines_of(text, BACKWARDS, tmp_path):
+        _, block_q, block_kv, _, n, _ = case.shape
+        for row, line in zip(range(ROWS), found[:: max(1, block_q // sub_tile_rows(case.plan))], strict=False):
+            assert line.split() == expected(case.pattern, row, block_kv, n, backwards=True), case.name
 
 
 def sub_tile_rows(plan: Plan) -> int:

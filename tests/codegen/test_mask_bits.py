@@ -13,6 +13,7 @@ import subprocess
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,32 +275,27 @@ def program(case: Masks) -> str:
     }
 
 
-@pytest.fixture(scope="module")
-def output_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Masks], list[str]]:
-    """Runs a case's program, of one executable for all."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ to compile the host program with")
-    folder = tmp_path_factory.mktemp("mask_bits")
-    runs = "\n".join(f"  if (number == {number}) {case.name}::run(words);" for number, case in enumerate(CASES))
+def host_program(case: Masks) -> str:
     main = f"""\
 int main(int, char** arguments) {{
-  const int number = std::atoi(arguments[1]);
-  std::vector<int> words(std::atoi(arguments[2]));
+  std::vector<int> words(std::atoi(arguments[1]));
   if (std::fread(words.data(), 4, words.size(), stdin) != words.size()) return 1;
-{runs}
+  {case.name}::run(words);
 }}
 """
-    (folder / "main.cpp").write_text("".join([HEAD_OF_PROGRAM, *map(program, CASES), main]), encoding="utf-8")
+    return "".join([HEAD_OF_PROGRAM, program(case), main])
+
+
+def output_of(text: str, words: list[int], folder: Path) -> list[str]:
+    """Compile a program, and take the lines that it prints for a mask."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the host program with")
+    (folder / "main.cpp").write_text(text, encoding="utf-8")
     flags = ["-std=c++17", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-variable"]
     subprocess.run(["g++", *flags, "main.cpp", "-o", "main"], cwd=folder, check=True)
-
-    def output(case: Masks) -> list[str]:
-        words = words_of(case)
-        command = [str(folder / "main"), str(CASES.index(case)), str(len(words))]
-        given = array("i", words).tobytes()
-        return subprocess.run(command, check=True, capture_output=True, input=given).stdout.decode().split()
-
-    return output
+    command = [str(folder / "main"), str(len(words))]
+    given = array("i", words).tobytes()
+    return subprocess.run(command, check=True, capture_output=True, input=given).stdout.decode().split()
 
 
 def place(case: Masks, lane: int, score: int) -> tuple[int, int]:
@@ -325,8 +321,10 @@ def sees(case: Masks, words: list[int], query: int, step: int, key: int) -> bool
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bits_hide_their_pairs_and_no_others(case: Masks, output_of: Callable[[Masks], list[str]]) -> None:
-    words, lines = words_of(case), iter(output_of(case))
+def test_bits_hide_their_pairs_and_no_others(case: Masks, recorded: Callable[..., None], tmp_path: Path) -> None:
+    text, words = host_program(case), words_of(case)
+    recorded(text)
+    lines = iter(output_of(text, words, tmp_path))
     pairs = hidden = 0
     for step in range(len(entries(case)) * case.block_steps // case.step_blocks):
         for warp in range(case.warps):

@@ -207,11 +207,8 @@ def test_what_is_left_out_goes_with_its_comma(table: None, before: str, after: s
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("op: attention\n!!str shares: true\n", 2),
-        ("op: attention\nschedule: !!str together\n", 2),
         ("op: attention\nschedule: &who together\n", 2),
         ("op: attention\nschedule: >-\n  together\n", 2),
-        ("all: &all {shares: true}\nop: attention\n<<: *all\n", None),
         ("op: attention\npattern: &p {blk: &b {keys: 64}}\nother: *b\n", 2),
     ],
 )

@@ -6,10 +6,12 @@ import json
 import math
 import pickle
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from each import every_spec, looped
 
 from codegen.arch import KIB
 from codegen.errors import SpecError
@@ -22,7 +24,7 @@ from codegen.explain import (
     occupancy,
 )
 from codegen.flags import Flags
-from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.parse import parse_spec
 from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
 from codegen.plans import plan_for
@@ -43,10 +45,8 @@ from codegen.spec import AttentionSpec
 
 C_TYPES = {"i32": {"int"}, "i64": {"int64"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
 
-every_plan = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 
-
-@every_plan
+@every_spec
 def test_shared_memory_map(named: NamedSpec) -> None:
     plan = plan_for(named)
     regions = {region.name: region for region in plan.shared}
@@ -62,7 +62,7 @@ def test_shared_memory_map(named: NamedSpec) -> None:
     assert len(regions) == len(plan.shared)
 
 
-@every_plan
+@every_spec
 def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
     plan = plan_for(named)
     pointers = {param.name for param in plan.params if param.type == "pointer"}
@@ -83,10 +83,17 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
     assert {*args.numbers} <= {param.name for param in plan.params if param.type in ("i32", "i64")}
 
 
-@every_plan
+@every_spec
 def test_a_plan_can_be_sent_to_another_process(named: NamedSpec) -> None:
     plan = plan_for(named)
     assert pickle.loads(pickle.dumps(plan)) == plan == plan_for(named)
+
+
+@cache
+def words_of_tags(path: str) -> set[str]:
+    """Words in the tags of a template."""
+    tags = re.findall(r"\{[{%].*?[}%]\}", (TEMPLATES / path).read_text(encoding="utf-8"), re.DOTALL)
+    return {word for tag in tags for word in re.findall(r"\w+", tag)}
 
 
 def test_templates_ask_every_flag() -> None:
@@ -99,9 +106,7 @@ def test_templates_ask_every_flag() -> None:
         kind = type(generated.plan.flags)
         line = re.search(r"^// templates: (.*)$", generated.source, re.MULTILINE)
         assert line is not None
-        text = "".join((TEMPLATES / path).read_text(encoding="utf-8") for path in line.group(1).split(", "))
-        tags = re.findall(r"\{[{%].*?[}%]\}", text, re.DOTALL)
-        asked.setdefault(kind, set()).update(word for tag in tags for word in re.findall(r"\w+", tag))
+        asked.setdefault(kind, set()).update(*map(words_of_tags, line.group(1).split(", ")))
         given[kind] = {*generated.plan.flags.named()}
     given = {kind: names - EXPRESSIONS for kind, names in given.items()}
     assert not {kind.__name__: names - asked[kind] for kind, names in given.items() if names - asked[kind]}
@@ -113,7 +118,7 @@ EXPRESSIONS |= {"pair_expression", "pair_lines"}
 """Of masks and scores that are expressions: all kernels are asked for them, and not all have some."""
 
 
-@every_plan
+@every_spec
 def test_alignment(named: NamedSpec) -> None:
     plan = plan_for(named)
     # What TMA and WGMMA swizzle by 128 bytes repeats every 1024; mbarriers are 8 bytes; vector loads are 16.
@@ -125,7 +130,7 @@ def test_alignment(named: NamedSpec) -> None:
             assert region.offset % (1024 if swizzled else 16) == 0, region.name
 
 
-@every_plan
+@every_spec
 def test_blocks_fit_an_sm(named: NamedSpec) -> None:
     plan = plan_for(named)
     assert plan.threads % 32 == 0
@@ -136,7 +141,7 @@ def test_blocks_fit_an_sm(named: NamedSpec) -> None:
         assert plan.registers.needed <= launch_registers(plan)
 
 
-@every_plan
+@every_spec
 def test_registers_handed_over_add_up(named: NamedSpec) -> None:
     plan = plan_for(named)
     constants = {constant.name: constant.value for constant in plan.constants}
@@ -148,7 +153,7 @@ def test_registers_handed_over_add_up(named: NamedSpec) -> None:
     assert constants["kConsumerRegisters"] == plan.registers.limit
 
 
-@every_plan
+@every_spec
 def test_names_and_comments(named: NamedSpec) -> None:
     plan = plan_for(named)
     for names in ([c.name for c in plan.constants], [p.name for p in plan.params]):
@@ -163,7 +168,7 @@ def test_names_and_comments(named: NamedSpec) -> None:
     assert plan.summary
 
 
-@every_plan
+@every_spec
 def test_tma_boxes_are_encodable(named: NamedSpec) -> None:
     plan = plan_for(named)
     for name, tensor in plan.tensor_maps.items():
@@ -173,7 +178,7 @@ def test_tma_boxes_are_encodable(named: NamedSpec) -> None:
             assert tensor.box[0] * plan.dtype.bytes <= tensor.swizzle
 
 
-@every_plan
+@every_spec
 def test_pattern_tensors_reach_the_kernel(named: NamedSpec) -> None:
     spec = named.spec
     if not isinstance(spec, AttentionSpec):
@@ -235,6 +240,7 @@ def test_too_many_registers_are_refused_with_numbers(attention: dict[str, Any]) 
     assert "240 are available" in caught.value.reason
 
 
+@looped
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_stages_fit_or_are_refused(attention: dict[str, Any], stages: int) -> None:
     attention["stages"] = stages
@@ -267,6 +273,7 @@ def test_one_warpgroup_shares_an_sm_where_it_can(attention: dict[str, Any], head
     assert plan.registers.limit == (216 if blocks == 2 else 255)
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -335,6 +342,7 @@ def q_operand(plan: Plan) -> str:
     return Path(str(plan.flags.named()["q_operand_piece"])).name.removesuffix(".cuh.j2")
 
 
+@looped
 @pytest.mark.parametrize(
     ("head_dim", "keys", "rows", "slices"),
     [
@@ -446,6 +454,7 @@ def test_tiles_of_two_to_four_warpgroups(m: int, head_dim: int, keys: int, regis
     assert plan.stream_k is not None and plan.stream_k.counters == warpgroups
 
 
+@looped
 @pytest.mark.parametrize(
     ("m", "head_dim", "keys", "needed", "available"),
     [
@@ -522,6 +531,7 @@ def test_heads_that_tma_pads_anyway(attention: dict[str, Any]) -> None:
         plan_of(attention | {"pad_heads": True})
 
 
+@looped
 @pytest.mark.parametrize(
     ("block_q", "heads", "sub_tiles", "sub_tile_queries", "tile_queries", "q_boxes", "q_box", "o_box"),
     [
@@ -580,6 +590,7 @@ def test_query_blocks_that_fill_too_few_rows(attention: dict[str, Any], block_q:
         plan_of(attention)
 
 
+@looped
 @pytest.mark.parametrize(
     "change", [{"pack_gqa": 8}, {"pattern": {"kind": "topk", "k": 8, "block": {"q": 16, "kv": 64}}}]
 )
@@ -609,6 +620,7 @@ def test_one_head_a_row_keeps_its_maps(attention: dict[str, Any]) -> None:
     assert plan.tile_queries == constants_of(plan)["kTileM"] == 128
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -741,6 +753,7 @@ def test_two_block_rows_share_a_tile_of_b(columns: int) -> None:
         assert box[:2] == (64, 64)
 
 
+@looped
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -839,6 +852,7 @@ def test_mma_sync_gathers_rows_if_tma_copies(cols: int, stages: int) -> None:
     assert plan_of(fields).spec.copy_ == "cp_async"
 
 
+@looped
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -889,6 +903,7 @@ def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> No
     assert "A in shared memory, M-major, B MN-major." in source and ", p, 1, 1, 1, 1;" in source
 
 
+@looped
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -966,6 +981,7 @@ def test_what_a_wide_tile_cannot_be(change: dict[str, Any], field: str) -> None:
     assert caught.value.field == field
 
 
+@looped
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("size", [128, 64, 32, 16])
 def test_handing_tiles_out_needs_a_queue_and_an_order(size: int, accumulate: bool) -> None:
@@ -1216,6 +1232,7 @@ def test_what_small_blocks_have_no_room_for(field: str, k: int, stages: int, res
     assert caught.value.field == field
 
 
+@looped
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
 def test_a_step_of_several_small_blocks(rows: int, cols: int, count: int) -> None:
@@ -1250,6 +1267,7 @@ def test_thread_blocks_of_small_blocks_share_an_sm_as_asked(stages: int, residen
     assert (plan.spec.hash == plan_of(fields).spec.hash) == (resident == 1)
 
 
+@looped
 @pytest.mark.parametrize("more", [{}, {"accumulate": True}, {"scheduler": "dynamic"}, {"b_layout": "column_major"}])
 @pytest.mark.parametrize("resident", [2, 3])
 @pytest.mark.parametrize(("rows", "cols"), [(16, 16), (16, 32), (32, 16), (32, 32)])
@@ -1286,6 +1304,7 @@ def test_blocks_that_other_instructions_have_kernels_for(rows: int, cols: int, f
     plan_of(fields | {"mma": "wmma"})
 
 
+@looped
 @pytest.mark.parametrize("rows", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("cols", [16, 32, 64, 112, 128])
 @pytest.mark.parametrize("n", [64, 128])
@@ -1317,6 +1336,7 @@ def listed(q: int, kv: int) -> dict[str, Any]:
 DENSE = {"kind": "dense"}
 
 
+@looped
 @pytest.mark.parametrize("kv", [16, 32, 64, 128])
 @pytest.mark.parametrize("q", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
@@ -1361,6 +1381,7 @@ def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int
     assert regions["O"].offset == 0
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "spec"),
     [
@@ -1452,6 +1473,7 @@ def test_a_left_out_tile_has_all_heads_of_a_query(q: int) -> None:
     assert (plan.spec.tile.m, plan.spec.warp_rows, plan.tile_queries) == (64, 32, 1)
 
 
+@looped
 @pytest.mark.parametrize("kv", [16, 32, 64, 128])
 @pytest.mark.parametrize("q", [32, 128])
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
@@ -1468,6 +1490,7 @@ def wmma(head_dim: int, pattern: dict[str, Any], **fields: Any) -> dict[str, Any
     return {"op": "attention", "arch": "sm_89", "mma": "wmma", "head_dim": head_dim, "pattern": pattern, **fields}
 
 
+@looped
 @pytest.mark.parametrize("kv", [16, 32, 64, 128])
 @pytest.mark.parametrize("q", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -1502,6 +1525,7 @@ def test_strips_of_wmma_hold_what_passes_through_them(n: int) -> None:
     assert regions["Q"].offset == (plan.spec.stages - 1) * values["kSlot"] * 2
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "spec"),
     [
@@ -1579,6 +1603,7 @@ def by_wmma(**fields: Any) -> dict[str, Any]:
     return {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": 128, "cols": 128}, "mma": "wmma", **fields}
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -1656,6 +1681,7 @@ def test_two_stages_are_enough(spec: dict[str, Any]) -> None:
         plan_of({"arch": "sm_90a", "stages": 1, **spec})
 
 
+@looped
 @pytest.mark.parametrize("kind", ["topk", "block_lists"])
 @pytest.mark.parametrize("queries", [16, 32, 64, 128])
 @pytest.mark.parametrize("keys", [64, 128])
@@ -1668,6 +1694,7 @@ def test_lists_have_a_kernel_without_a_tile(kind: str, queries: int, keys: int, 
     assert plan.spec.stages == (1 if crowded else 2)
 
 
+@looped
 @pytest.mark.parametrize("kind", ["topk", "block_lists"])
 @pytest.mark.parametrize("queries", [16, 32, 64])
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,7 +209,10 @@ def test_one_text_for_all_architectures() -> None:
 
 @on_the_host
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_codes_and_scales_are_those_of_torch(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_codes_and_scales_are_those_of_torch(
+    changes: dict[str, Any], recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    recorded(generate(find_spec({**ROWS, **changes})).source, repr(SMALL))
     kernel = kernel_of(tmp_path, **changes)
     for case in SMALL:
         for kernel.host.order in (1, 2):
@@ -246,10 +250,14 @@ def test_codes_and_scales_are_those_of_torch(changes: dict[str, Any], tmp_path: 
     ],
     ids=str,
 )
-def test_a_wrong_kernel_is_found(changes: dict[str, Any], line: str, instead: str, tmp_path: Path) -> None:
+def test_a_wrong_kernel_is_found(
+    changes: dict[str, Any], line: str, instead: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
     source = generate(find_spec({**ROWS, **changes})).source
     assert source.count(line) == 1
-    kernel = kernel_of(tmp_path, source.replace(line, instead), **changes)
+    changed = source.replace(line, instead)
+    recorded(changed, repr(SMALL))
+    kernel = kernel_of(tmp_path, changed, **changes)
     workspace._counters.clear()
     outcomes = [verified.run_case(kernel, case, CPU) for case in SMALL]  # type: ignore[arg-type]
     left = any(bool(kept.any()) for kept in workspace._counters.values())

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from runtime.report.chain import links
 from runtime.report.changes import changes
 from runtime.report.kernels import Kernel, Record, kernel_of, known_records
 from runtime.report.measurements import by_spec, results, rows_of
-from runtime.report.overview import barriers
 from runtime.report.resources import resources_of
 from runtime.report.roofline import machine_of, roofline
 from runtime.report.tree import Tree
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "tree_of", lambda out: CLEAN)
         code, out_text, err = report(*KERNELS, "--out", str(out))
-    assert (code, err) == (0, ""), err
+    assert code == 0, err  # on a slow machine progress is written
     assert "4 kernels" in out_text
     return out
 
@@ -387,10 +387,7 @@ def test_a_receipt_of_another_source_is_told() -> None:
     found = kernel("h100_topk32")
     assert found.receipt is not None
     source = found.receipt.source.model_copy(update={"sha256": "0" * 64})
-    older = Kernel(
-        found.named, found.plan, found.source, found.receipt.model_copy(update={"source": source}),
-        found.receipt_path, found.standing, None,
-    )  # fmt: skip
+    older = replace(found, receipt=found.receipt.model_copy(update={"source": source}), record=None)
     assert {link.what for link in links(older) if link.fits is False} == {"source"}
     assert not older.is_of_receipt
     page = Page(site.kernel_page(site.view_of(older, {}), CLEAN, (None, None)))
@@ -417,7 +414,7 @@ def test_a_kernel_without_receipt_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     known = {"l4_topk32": {**known_records()["l4_topk32"], "registers": "many"}}
-    with pytest.raises(CodegenError, match=r"^tests/compile/known.json: l4_topk32.registers: Input should be"):
+    with pytest.raises(CodegenError, match=r"^tests/compile/known.json: l4_topk32.registers: is 'many'; Input"):
         kernel_of(find_spec("l4_topk32"), known)
     (tmp_path / "tests" / "compile").mkdir(parents=True)
     for text, said in (('{"a": ', "is not JSON"), ("[]", "is no object")):
@@ -452,7 +449,7 @@ def test_resources_are_of_the_source() -> None:
     used, _ = resources_of(found)
     assert used is not None and found.receipt is not None
     assert used.source == "the receipt" and used.registers == found.receipt.cubin.registers
-    recorded = Kernel(found.named, found.plan, found.source, None, found.receipt_path, found.standing, found.record)
+    recorded = replace(found, receipt=None)
     again, _ = resources_of(recorded)
     assert again is not None and "known.json" in again.source
     assert (again.cubin_sha256, again.instructions) == (used.cubin_sha256, used.instructions)
@@ -463,20 +460,41 @@ def test_rings_have_the_stages_of_the_plan() -> None:
     for named in shipped_specs():
         plan = plan_for(named)
         constants = {constant.name: constant.value for constant in plan.constants}
-        for ring in pipeline.rings(plan, ()):
-            where = f"{named.stem}: {ring.region.name}"
-            assert ring.region.bytes % ring.stages == 0, where
-            if plan.spec.op == "attention" and ring.region.name in ("K", "V") and "kKvBytes" in constants:
-                of_stage = constants["kVBytes" if ring.region.name == "V" and "kVBytes" in constants else "kKvBytes"]
-                assert ring.region.bytes == ring.stages * of_stage, where
+        for region, ring in pipeline.rings(plan):
+            where = f"{named.stem}: {region.name}"
+            assert region.bytes % ring.stages == 0, where
+            if plan.spec.op == "attention" and region.name in ("K", "V") and "kKvBytes" in constants:
+                of_stage = constants["kVBytes" if region.name == "V" and "kVBytes" in constants else "kKvBytes"]
+                assert region.bytes == ring.stages * of_stage, where
         loading, computing = pipeline.workers(plan)
         warps = computing.warps * computing.groups + (0 if plan.spec.schedule == "multistage" else loading.warps)
         assert 32 * warps == plan.threads, named.stem
 
 
+def test_rings_name_barriers_that_the_source_lists() -> None:
+    unlisted = {"h100_ladder_07_tma", "h100_tile_copy_tma"}  # kFullOffset, without a list in the overview
+    for named in shipped_specs():
+        made = generate(named)
+        if named.stem in unlisted:
+            assert {ring.full for _, ring in pipeline.rings(made.plan)} == {"full[i]"}
+            assert any(region.name == "Full" for region in made.plan.shared)
+            continue
+        text = "\n".join(made.overview)
+        for region, ring in pipeline.rings(made.plan):
+            where = f"{named.stem}: {region.name}"
+            assert bool(ring.full) == bool(ring.empty) == (made.plan.spec.copy_ == "tma"), where
+            assert ring.full in text and ring.empty in text, where
+
+
+def test_results_leave_through_the_regions_that_say_so() -> None:
+    for named in shipped_specs():
+        for region in plan_for(named).shared:
+            assert region.stores or "on its way out" not in region.doc, f"{named.stem}: {region.name}"
+
+
 def test_the_picture_has_rings_barriers_and_consumers() -> None:
     made = generate(find_spec("h100_topk32"))
-    picture = str(pipeline.picture(made.plan, barriers(made.source)))
+    picture = str(pipeline.picture(made.plan))
     assert picture.count('class="stage"') == 2 * 4  # Q, K, V, work tiles
     assert picture.count("box consumer") == 2
     for name in ("q_full[i]", "k_full[i]", "k_empty[i]", "v_empty[i]"):
@@ -606,7 +624,8 @@ def test_edited_inputs_give_a_page_or_an_error(tmp_path: Path, monkeypatch: pyte
             if which == 1 and isinstance(told[1], dict):
                 told[1]["source"] = told[1].get("source") and receipt["source"]["sha256"]
             record_of = Record.model_validate(told[1]) if which == 1 else None
-            found = Kernel(named, made.plan, made.source, read, path, state(named, made.source, tmp_path), record_of)
+            standing = state(named, made.source, tmp_path)
+            found = Kernel(named, made.plan, made.source, made.overview, read, path, standing, record_of)
             view = site.view_of(found, by_spec({"rows.json": json.dumps([told[2]])}))
             page = site.kernel_page(view, CLEAN, (None, None)) + site.index_page([site.entry_of(view)], CLEAN, None)
             assert "\x1b" not in page, seed

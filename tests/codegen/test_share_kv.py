@@ -13,6 +13,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,12 +34,6 @@ FIELDS: dict[str, Any] = {
     "stages": 4,
 }
 KEY_BLOCKS = 100
-
-# Lists of a tile, their entries and stages: all kernels are compiled at once.
-KERNELS = [
-    *((sub_tiles, k, 5 if k < 100 else sub_tiles) for sub_tiles in (2, 3) for k in (1, 5, 32, 40, 128)),
-    *((sub_tiles, 40, sub_tiles + extra) for sub_tiles in (2, 3) for extra in (0, 1)),
-]
 HEAD = """\
 #include <algorithm>
 #include <cstdlib>
@@ -117,7 +112,7 @@ uint32 __reduce_add_sync(unsigned, uint32 value) {
 }
 """
 PROGRAM = """\
-namespace %(name)s {
+namespace kernel {
 %(constants)s
 struct KvBlockIterator {
   int entries;
@@ -129,12 +124,12 @@ struct KvBlockIterator {
 KvBlockIterator sub_tiles[kSubTiles];
 KvBlockIterator kv_blocks_of(const Params&, const WorkTile&, const Tile&, int sub_tile) { return sub_tiles[sub_tile]; }
 %(functions)s
-}  // namespace %(name)s
+}  // namespace kernel
 // Puts `tiles` tiles in order, one after the other: lists (tiles, kSubTiles, kTopK); writes the loads of each tile,
 // the steps of its warpgroups and the number of its loads. Lists of query blocks from `query_blocks` on are missing.
-extern "C" void order_%(name)s(const int* lists, int tiles, int query_blocks, int key_blocks, bool backwards,
+extern "C" void put_in_order(const int* lists, int tiles, int query_blocks, int key_blocks, bool backwards,
     uint32* loads, uint32* steps, int* numbers) {
-  using namespace %(name)s;
+  using namespace kernel;
   static int blocks[kEntries], grouped[kEntries];
   static unsigned char sets[kEntries];
   run_warp([&] {
@@ -185,26 +180,25 @@ def program(sub_tiles: int, k: int, stages: int) -> str:
         ("using uint64", "// Producer, one warp"),
     )
     return PROGRAM % {
-        "name": f"kernel_{sub_tiles}_{k}_{stages}",
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
         "entry": between(source, "  // The i-th entry of the list", "};"),
         "functions": "\n".join(between(source, *part) for part in parts),
     }
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int], Order]:
-    """Returns a kernel's order, of one library for all."""
+@pytest.fixture
+def build(recorded: Callable[..., None], tmp_path: Path) -> Callable[[int, int, int], Order]:
+    """Compiles a kernel and returns its order, unless the same run is known."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
-    folder = tmp_path_factory.mktemp("share_kv_loads")
-    (folder / "main.cpp").write_text("".join([HEAD, *(program(*kernel) for kernel in KERNELS)]), encoding="utf-8")
-    command = ["g++", "-std=c++20", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
-    subprocess.run([*command, "main.cpp", "-o", "main.so"], cwd=folder, check=True)
-    library = ctypes.CDLL(str(folder / "main.so"))
 
     def ordering(sub_tiles: int, k: int, stages: int) -> Order:
-        function = getattr(library, f"order_kernel_{sub_tiles}_{k}_{stages}")
+        text = HEAD + program(sub_tiles, k, stages)
+        recorded(text)
+        (tmp_path / "main.cpp").write_text(text, encoding="utf-8")
+        command = ["g++", "-std=c++20", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+        subprocess.run([*command, "main.cpp", "-o", "main.so"], cwd=tmp_path, check=True)
+        function = ctypes.CDLL(str(tmp_path / "main.so")).put_in_order
 
         def order(
             tiles: list[list[list[int]]], key_blocks: int, query_blocks: int = sub_tiles, backwards: bool = False
@@ -315,15 +309,17 @@ def test_loads_for_several_lists_are_spread_over_a_tile(
         assert all(of_set == sorted(of_set) for of_set in blocks.values())  # in the order of the lists
 
 
-def test_query_blocks_that_are_missing_take_the_first_list(build: Callable[[int, int, int], Order]) -> None:
+@pytest.mark.parametrize("sub_tiles", [2, 3])
+def test_query_blocks_that_are_missing_take_the_first_list(
+    build: Callable[[int, int, int], Order], sub_tiles: int
+) -> None:
     k = 40
     entries = list(range(100, 60, -1))
-    for sub_tiles in (2, 3):
-        lists = [[entries, *[[0] * k] * (sub_tiles - 1)]]
-        (tile,) = build(sub_tiles, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1)
-        assert [load // 64 for load in tile.loads] == entries
-        (tile,) = build(sub_tiles, k, 5)(lists, 10 * KEY_BLOCKS, query_blocks=1, backwards=True)
-        assert [load // 64 for load in tile.loads] == entries[::-1]
+    order, lists = build(sub_tiles, k, 5), [[entries, *[[0] * k] * (sub_tiles - 1)]]
+    (tile,) = order(lists, 10 * KEY_BLOCKS, query_blocks=1)
+    assert [load // 64 for load in tile.loads] == entries
+    (tile,) = order(lists, 10 * KEY_BLOCKS, query_blocks=1, backwards=True)
+    assert [load // 64 for load in tile.loads] == entries[::-1]
 
 
 @pytest.mark.parametrize("sub_tiles", [2, 3])

@@ -22,15 +22,17 @@ from typing import Any
 
 import pytest
 
+import codegen.render
 from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.library import GENERATED, NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
+from codegen.prune import without_comments
 from codegen.receipts import Receipt, receipt_path, source_sha256
-from codegen.render import generate, render, render_plan
+from codegen.render import Generated, generate, render
 from runtime.compile import toolchain
-from runtime.compile.compiler import Compiled, compile_spec, key_of, run_nvrtc
+from runtime.compile.compiler import Compiled, _key, compile_spec, run_nvrtc
 from runtime.compile.inspection import usage
 from runtime.errors import CompileError, ToolchainError
 
@@ -659,17 +661,27 @@ def sha256(code: bytes) -> str:
     return hashlib.sha256(code).hexdigest()
 
 
-def record_of(compiled: Compiled) -> Record:
-    """Return what known.json says of a kernel.
+def code_sha256(source: str) -> str:
+    """SHA-256 of a source without its comments."""
+    return sha256(without_comments(source).encode())
 
-    Its key, that of the cache, is the SHA-256 of everything that the code depends on: source, options, the compiler's
-    version and package, the content of all headers. What has the same key was compiled before, with this result.
+
+def code_key(generated: Generated) -> str:
+    """SHA-256 of everything that the machine code depends on.
+
+    That is the source without its comments, options, the compiler's version and package, the content of all headers.
     """
+    source = without_comments(generated.source)
+    return _key(dataclasses.replace(generated, source=source), "cubin")
+
+
+def record_of(compiled: Compiled) -> Record:
+    """What known.json says of a kernel; what has the same key was compiled before, with this result."""
     used = dataclasses.asdict(usage(compiled))
     used["instructions"] = {name: count for name, count in used["instructions"].items() if count}
     return {
-        "key": compiled.key,
-        "source": source_sha256(compiled.source),
+        "key": code_key(compiled.generated),
+        "code": code_sha256(compiled.source),
         "compiler_package": toolchain.compiler_version()[1],
         "cubin": sha256(compiled.code),
         **used,
@@ -718,7 +730,7 @@ def why_anew(named: NamedSpec, known: Record | None, options: Any) -> str:
     """Return why a kernel is to be compiled; "" if what is known of it is of this source and compiler."""
     if options.all_kernels:
         return "compiled (--all-kernels)"
-    if known is None or known["key"] != key_of(named):
+    if known is None or known["key"] != code_key(generate(named)):
         return UNRECORDED
     return "compiled (sample)" if named.stem in sample(options.kernel_seed) else ""
 
@@ -743,14 +755,16 @@ def test_it_compiles_without_spills(
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Changes what all templates render to."""
+    rendered = codegen.render._rendered
 
     def change(pattern: str, replacement: str) -> None:
-        def render_changed(plan: Plan, origin: str = "") -> str:
-            text, count = re.subn(pattern, replacement, render_plan(plan, origin))
+        def render_changed(plan: Plan, origin: str) -> Any:
+            made = rendered(plan, origin)
+            text, count = re.subn(pattern, replacement, made.source)
             assert count
-            return text
+            return dataclasses.replace(made, source=text)
 
-        monkeypatch.setattr("codegen.render.render_plan", render_changed)
+        monkeypatch.setattr("codegen.render._rendered", render_changed)
         generate.cache_clear()
 
     yield change
@@ -762,13 +776,17 @@ def test_what_is_rendered_in_another_way_is_compiled_anew_and_checked(
 ) -> None:
     named, options = find_spec("l4_topk32_d64"), copy.copy(request.config.option)
     options.all_kernels, options.kernel_seed = False, 0
-    before = record_of(compile_spec(named))
+    first = compile_spec(named)
+    before = record_of(first)
     assert why_anew(named, before, options) in ("", "compiled (sample)")
     assert why_anew(named, None, options) == UNRECORDED
     changed(r"\Z", "// A comment more.\n")
+    assert why_anew(named, before, options) in ("", "compiled (sample)")
+    assert run_nvrtc(render(named), "other.cu", "cubin", first.options)[0] == first.code  # which no comment reaches
+    changed(r"\Z", "typedef int OneMore;\n")
     assert why_anew(named, before, options) == UNRECORDED
     after = compiled_anew(named, before)  # the same code of another source
-    assert {name for name in before if after[name] != before[name]} == {"key", "source"}
+    assert {name for name in before if after[name] != before[name]} == {"key", "code"}
     check(named, after)
     changed(r"__launch_bounds__\(kThreads, \d+\)", "__launch_bounds__(kThreads, 8)")  # few registers for each
     assert why_anew(named, before, options) == UNRECORDED
@@ -790,7 +808,7 @@ def test_what_was_compiled_in_another_way_is_compiled_anew(
 ) -> None:
     named, options = find_spec("l4_dense_wmma"), copy.copy(request.config.option)
     options.all_kernels, options.kernel_seed = False, 0
-    record = {"key": key_of(named)}
+    record = {"key": code_key(generate(named))}
     assert why_anew(named, record, options) in ("", "compiled (sample)")
     if change == "compiler":
         monkeypatch.setattr(toolchain, "compiler_version", lambda: ("NVRTC 13.0", "nvidia-cuda-nvrtc 13.0.48"))
@@ -809,7 +827,7 @@ def test_the_sample_is_another_each_day_and_the_same_for_a_seed(request: pytest.
     drawn = sample(20260101)
     assert len(drawn) == SAMPLE and drawn == sample.__wrapped__(20260101) != sample(20260102)
     for named in KERNELS[:3] + [named for named in KERNELS if named.stem in drawn]:
-        why = why_anew(named, {"key": key_of(named)}, options)
+        why = why_anew(named, {"key": code_key(generate(named))}, options)
         assert why == ("compiled (sample)" if named.stem in drawn else "")
 
 
@@ -820,9 +838,13 @@ def test_receipts_say_the_same(named: NamedSpec, known: dict[str, Record]) -> No
     if not path.is_file():
         pytest.skip("there is no receipt")
     receipt = Receipt.read(path)
-    told = (receipt.source.sha256, receipt.cubin.compiler_package)
-    if record is None or (record["source"], record["compiler_package"]) != told:
+    source = path.with_suffix(".cu").read_text(encoding="utf-8")
+    if record is None or (record["code"], record["compiler_package"]) != (
+        code_sha256(source),
+        receipt.cubin.compiler_package,
+    ):
         pytest.skip("receipt and record are of two sources or compilers")
+    assert receipt.source.sha256 == source_sha256(source)
     cubin = receipt.cubin.model_dump()
     cubin["instructions"] = {name: count for name, count in cubin["instructions"].items() if count}
     same = cubin.keys() & record.keys()

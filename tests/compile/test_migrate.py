@@ -119,6 +119,27 @@ def test_another_comment_keeps_what_is_known_of_the_same_code(name: str, tmp_pat
     assert migrate(name, "--out", tmp_path).output == f"up to date  {name}\n"
 
 
+def test_a_source_that_differs_in_comments_alone_is_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*arguments: object) -> None:
+        raise AssertionError("is compiled")
+
+    named = find_spec(NAME)
+    right, source = written(named, tmp_path), place(named, tmp_path, "cu")
+    monkeypatch.setattr("runtime.verify.migration.compile_spec", compiled)
+    for line in ("// A comment more.\n", "\n/* Another */ // of two kinds\n", "constexpr int kOneMore = 1;\n"):
+        text = render(named) + line
+        source.write_text(text)
+        older = with_changes(right, "source", {"sha256": hashlib.sha256(text.encode()).hexdigest()})
+        older.write(place(named, tmp_path))
+        result = migrate(NAME, "--out", tmp_path)
+        if "constexpr" in line:
+            assert result.exit_code and "is compiled" in str(result.exception)
+        else:
+            assert result.output == f"carried over  {NAME}\n" and Receipt.read(place(named, tmp_path)) == right
+
+
 @pytest.mark.parametrize(
     ("part", "change", "says"),
     [
@@ -192,6 +213,9 @@ def test_the_table_must_say_all_that_changed(table: None, tmp_path: Path) -> Non
 def test_renamed_fields_do_not_excuse_another_code(table: None, tmp_path: Path) -> None:
     named = find_spec(NAME)
     older = of_older(named, tmp_path, ("stages", "depth"))
+    text = place(named, tmp_path, "cu").read_text() + "constexpr int kOfOld = 1;\n"
+    place(named, tmp_path, "cu").write_text(text)
+    older = with_changes(older, "source", {"sha256": hashlib.sha256(text.encode()).hexdigest()})
     for change in ({"sha256": "0" * 64}, {"launch_sha256": "0" * 64}):
         with_changes(older, "cubin", change).write(place(named, tmp_path))
         before = contents(tmp_path)
@@ -371,7 +395,7 @@ def test_a_users_file_with_a_receipt(table: None, write_yaml: Callable[..., Path
         (FILE + "stages: 2\n", "error: mine.yaml:5: depth: is called stages now, and that is given too"),
         (FILE.replace("depth:", "depth: &d"), None),
         (FILE.replace("asynchronous", "&a asynchronous"), "error: mine.yaml:4: copy: is asynchronous, which is called"),
-        ("op: [", "error: mine.yaml:1: "),
+        ("op: [", "error: mine.yaml:2: "),
     ],
 )
 def test_what_cannot_be_mapped_is_refused(

@@ -63,7 +63,7 @@ def test_the_compiler_lays_params_out_in_the_same_way(named: NamedSpec) -> None:
 
 
 def test_tensor_maps_are_aligned_and_numbers_packed_where_they_belong() -> None:
-    layout = ParameterLayout.of((i32("n", ""), tensor_map("map", ""), pointer("p", "int", ""), i32("m", "")))
+    layout = ParameterLayout.of((i32("n", ""), tensor_map("map", "", ()), pointer("p", "int", ""), i32("m", "")))
     assert dict(layout.offsets) == {"n": 0, "map": 64, "p": 192, "m": 200}
     assert layout.size == 256
     block = layout.pack({"n": 5, "m": -1})

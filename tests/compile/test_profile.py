@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from codegen.arch import ARCHS
+from codegen.arch import ARCHS, PARTITIONS
 from codegen.library import find_spec
 from runtime.analysis import disassembly, profile
-from runtime.analysis.bounds import PARTITIONS, TENSOR_FLOPS, Pipes, pipes_of, tensor_flops
+from runtime.analysis.bounds import Pipes, pipes_of, tensor_flops
 from runtime.analysis.loops import Loop
 from runtime.analysis.sass import Instruction
 from runtime.cli import app
@@ -132,10 +132,10 @@ def test_pipes_are_counted_from_machine_code() -> None:
     assert found.main is not None
     flops, plan = tensor_flops(found.main.instructions), found.compiled.plan
     assert flops == plan.flops / (plan.threads // 32)
-    pipes = pipes_of(found.main, "sm_89")
-    assert pipes.tensor == flops / (TENSOR_FLOPS["sm_89"] / PARTITIONS)
+    pipes = pipes_of(found.main, plan.arch)
+    assert plan.arch.name == "sm_89" and pipes.tensor == flops / (1024 / PARTITIONS)
     assert pipes.issue == len(found.main.instructions)
-    assert pipes_of(found.main, "sm_120").tensor is None  # devices differ
+    assert pipes_of(found.main, ARCHS["sm_120"]).tensor is None  # devices differ
 
 
 def test_shapes_of_tensor_instructions() -> None:
@@ -146,6 +146,5 @@ def test_shapes_of_tensor_instructions() -> None:
     assert tensor_flops(code("HMMA.16816.F32.BF16")) == 2 * 16 * 8 * 16
     assert tensor_flops(code("HMMA.777.F32")) is None
     loop = Loop(0, 32, tuple(code("MUFU.EX2", "MUFU.RCP", "FADD")), 0)
-    assert pipes_of(loop, "sm_90a") == Pipes(tensor=0.0, special=16.0, issue=3.0)
-    assert pipes_of(loop, "sm_90a").longest == "special functions"
-    assert set(TENSOR_FLOPS) <= set(ARCHS)
+    assert pipes_of(loop, ARCHS["sm_90a"]) == Pipes(tensor=0.0, special=16.0, issue=3.0)
+    assert pipes_of(loop, ARCHS["sm_90a"]).longest == "special functions"

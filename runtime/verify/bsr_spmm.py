@@ -15,7 +15,7 @@ from runtime.kernels.bsr_batch import column_step
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.prepare.prepared import PreparedBsr
 from runtime.verify import bsr_fp8
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
 
 @dataclass(frozen=True)
@@ -321,3 +321,10 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
         tolerance=allowed,
         problem=problem,
     )
+
+
+VERIFICATION = Verification(
+    oracle="float64 product with the dense matrix, on the GPU",
+    cases=lambda plan, spec: cases_of(plan),
+    run_case=run_case,
+)

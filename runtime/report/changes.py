@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from codegen.errors import CodegenError
-from codegen.plain import json_value
+from codegen.plain import json_model, json_value
+from codegen.receipts import Sha256
 from codegen.render import spec_json_of
 from codegen.spec import canonical
 from codegen.wording import one_line
@@ -81,6 +83,30 @@ class _Facts:
     rows: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
 
 
+class _Read(BaseModel):
+    """A part of a receipt of any version; other fields are left out."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class _Case(_Read):
+    passed: bool
+
+
+class _Verification(_Read):
+    device: str
+    cases: tuple[_Case, ...]
+
+
+class _Cubin(_Read):
+    sha256: Sha256
+
+
+class _Receipt(_Read):
+    cubin: _Cubin
+    verification: _Verification | None = None
+
+
 NOTHING = _Facts(dict.fromkeys(PARTS, ""))
 
 
@@ -126,25 +152,31 @@ def _share(name: str, before: _Facts, after: _Facts) -> str:
 
 
 def _kernels(commit: str, folder: Path) -> dict[str, _Facts]:
-    """Return the kernels of a commit: those whose source it has below generated/."""
+    """Read the kernels of a commit: those whose source it has below generated/.
+
+    Raises:
+        CodegenError: for a banner that cannot be read, and for rows of results, as ``by_spec`` does.
+    """
     texts = git.texts_of(commit, "generated", (".cu", ".json"), folder)
     measured = by_spec(git.texts_of(commit, RESULTS.as_posix(), (".json", ".jsonl"), folder))
     return {
-        PurePosixPath(path).stem: _facts(text, texts.get(f"{path.removesuffix('.cu')}.json", ""), measured)
+        PurePosixPath(path).stem: _facts(path, text, texts.get(f"{path.removesuffix('.cu')}.json", ""), measured)
         for path, text in texts.items()
         if path.endswith(".cu")
     }
 
 
-def _facts(source: str, receipt: str, measured: Found) -> _Facts:
-    spec = json_value(spec_json_of(source) or "null")
+def _facts(path: str, source: str, receipt: str, measured: Found) -> _Facts:
+    try:
+        spec = json_value(spec_json_of(source) or "null")
+    except CodegenError as error:
+        raise CodegenError(f"{one_line(path)}: the spec in its banner {error}") from None
     fields = spec if isinstance(spec, dict) else {}
-    told = _receipt(receipt)
-    cubin, verification = told.get("cubin"), told.get("verification")
+    cubin, verified = _of_receipt(receipt) if receipt else ("", "no receipt")
     parts = {
         "spec": _sha256(canonical(fields)) if fields else "",
         "source": _sha256(source),
-        "cubin": str(cubin.get("sha256", "")) if isinstance(cubin, dict) else "",
+        "cubin": cubin,
         "receipt": _sha256(receipt) if receipt else "",
     }
     rows = {}
@@ -152,25 +184,21 @@ def _facts(source: str, receipt: str, measured: Found) -> _Facts:
         one = row_of(file, row, is_current=True)
         name = ", ".join(filter(None, (one.name, one.shape, one.data, one.device)))
         rows[f"{name} ({one.unit})"] = (one.ours.single, one.ours.back_to_back) if one.ours else (None, None)
-    return _Facts(parts, _verified(verification) if receipt else "no receipt", rows)
+    return _Facts(parts, verified, rows)
 
 
-def _receipt(text: str) -> Mapping[str, Any]:
-    """Return the fields of a receipt of whatever version; none of what is no receipt."""
+def _of_receipt(text: str) -> tuple[str, str]:
+    """Read the hash of the cubin, and the result of the verification in words, from a receipt of any version."""
     try:
-        told = json_value(text or "null")
-    except CodegenError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _verified(verification: Any) -> str:
-    """Return in a few words what a receipt says of a GPU."""
-    cases = verification.get("cases") if isinstance(verification, dict) else None
-    if not isinstance(cases, list):
-        return "compiled, never run on a GPU"
-    passed = sum(isinstance(case, dict) and case.get("passed") is True for case in cases)
-    return one_line(f"{passed} of {len(cases)} cases passed on {verification.get('device')}")
+        receipt = json_model(_Receipt, text)
+    except CodegenError as error:
+        return "", f"a receipt that cannot be read: {error}"
+    if receipt.verification is None:
+        return receipt.cubin.sha256, "compiled, never run on a GPU"
+    cases = receipt.verification.cases
+    passed = sum(case.passed for case in cases)
+    verified = f"{passed} of {len(cases)} cases passed on {one_line(receipt.verification.device)}"
+    return receipt.cubin.sha256, verified
 
 
 def _sha256(text: str) -> str:

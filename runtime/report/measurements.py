@@ -14,17 +14,16 @@ from codegen.files import read_text
 from codegen.library import ROOT, find_spec
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
-from codegen.plain import json_value
 from codegen.receipts import Receipt, source_sha256
 from codegen.render import render
-from codegen.wording import one_line, shown
+from codegen.spec import canonical
+from codegen.wording import one_line
 from runtime.report.kernels import Kernel
+from runtime.result_rows import OURS, Result, ResultRow, documents, rows_in
 
 RESULTS = Path("benchmarks", "results")
-OURS = "ours"
 SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"
 COLD, WARM = "cold_us", "warm_us"  # with nothing of it in the caches, and with all
-FIGURES = (SINGLE, BACK_TO_BACK, COLD, WARM, "milliseconds", "error", "absolute_error")
 ERRORS = ("error", "absolute_error")
 LEAST, MOST = 1e-9, 1e12
 """Of a figure, whatever its unit: what is beyond was not measured."""
@@ -98,7 +97,7 @@ class Row:
         return max(known, key=lambda label: sign * known[label], default="")
 
 
-Found = Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]
+Found = Mapping[str, Sequence[tuple[str, ResultRow]]]
 """Files and rows, by the hash of the spec they were measured with."""
 
 
@@ -114,47 +113,23 @@ def results(root: Path = ROOT) -> dict[str, str]:
 
 
 def by_spec(texts: Mapping[str, str]) -> Found:
-    """Return the rows of files that name a spec; of a data set measured twice the newest.
+    """Read the rows of files; of a data set that a file has twice, the newer one.
 
     Raises:
-        CodegenError: for a file that is not JSON.
+        CodegenError: for a file that is not JSON, and for a row with a field that is missing or not of its type.
     """
-    found: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = defaultdict(dict)
+    by_hash: dict[str, dict[str, tuple[str, ResultRow]]] = defaultdict(dict)
     hashes: dict[str, str] = {}
     for file, text in texts.items():
-        lines = text.split("\n")[:-1] if PurePosixPath(file).suffix == ".jsonl" else [text]
-        for line in filter(None, lines):
-            for row in _rows(_read(file, line), {}):
-                spelt = json.dumps(row["spec"], sort_keys=True)
+        for place, document in documents(file, text, PurePosixPath(file).suffix == ".jsonl"):
+            for found in rows_in(place, document):
+                row = found.result_row()
+                spelt = canonical(row.spec)
                 if spelt not in hashes:
-                    hashes[spelt] = hash_of(row["spec"])
-                place = json.dumps([file, _name(row), row.get("data"), row.get("device"), _shape(row)])
-                found[hashes[spelt]][place] = (file, row)
-    return {spec: list(rows.values()) for spec, rows in found.items()}
-
-
-def _read(file: str, text: str) -> Any:
-    try:
-        return json_value(text)
-    except CodegenError as error:
-        raise CodegenError(f"{file}: {error}") from None
-
-
-def _rows(node: Any, around: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield rows that have a spec and results, with the device that they or the report around them name."""
-    if isinstance(node, list):
-        for part in node:
-            yield from _rows(part, around)
-    elif isinstance(node, dict):
-        around = {**around, **{name: node[name] for name in ("device",) if isinstance(node.get(name), str)}}
-        spec = node.get("spec")
-        results = node.get("results", {OURS: node} if "milliseconds" in node else None)
-        if isinstance(spec, dict) and isinstance(results, dict):
-            inner = spec if isinstance(spec.get("spec"), dict) else {}  # with its hashes beside it
-            yield {**around, **node, "results": results, **inner}
-        else:
-            for part in node.values():
-                yield from _rows(part, around)
+                    hashes[spelt] = hash_of(row.spec)
+                key = json.dumps([file, row.title, row.data, row.device, _shape(row)])
+                by_hash[hashes[spelt]][key] = (file, row)
+    return {spec: list(rows.values()) for spec, rows in by_hash.items()}
 
 
 def hash_of(spec: Mapping[str, Any]) -> str:
@@ -171,7 +146,7 @@ def rows_of(kernel: Kernel, found: Found) -> list[Row]:
     own = found.get(kernel.named.spec.hash, ())
     # Most rows are of the same spec without a file, whose kernel has another name.
     hashes = {kernel.source_sha256, source_sha256(render(find_spec(kernel.named.spec)))} if own else set()
-    rows += [row_of(file, row, is_current=_word(row.get("source_sha256")) in hashes) for file, row in own]
+    rows += [row_of(file, row, is_current=row.source_sha256 in hashes) for file, row in own]
     return [row for row in rows if row.calls]
 
 
@@ -194,54 +169,39 @@ def _of_receipt(receipt: Receipt, *, is_current: bool) -> Iterator[Row]:
         yield Row("the receipt", "reference workload", shape, "", device, unit, tuple(calls), (), is_current)
 
 
-def row_of(file: str, row: Mapping[str, Any], *, is_current: bool) -> Row:
-    """Return a row as reports have it."""
-    results = {label: _numbers(file, f"{_name(row)}: {label}", told) for label, told in row["results"].items()}
+def row_of(file: str, row: ResultRow, *, is_current: bool) -> Row:
+    """Convert a row of a file to one of a report."""
+    results = {label: _measured(result) for label, result in row.results.items()}
     in_tflops = any(SINGLE in result for result in results.values())
     calls = [
         Call(label, *_figures(result, in_tflops), result.get("absolute_error", result.get("error")))
         for label, result in results.items()
     ]
-    reasons = row.get("failed")
-    failed = tuple((label, _word(why)) for label, why in reasons.items()) if isinstance(reasons, dict) else ()
     return Row(
         file,
-        _name(row),
+        one_line(row.title),
         _shape(row),
-        _word(row.get("data", "")),
-        _word(row.get("device", "")),
+        one_line(row.data),
+        one_line(row.device),
         "TFLOPS" if in_tflops else "us",
         tuple(sorted(calls, key=lambda call: call.label != OURS)),
-        failed,
+        tuple((label, one_line(why)) for label, why in row.failed.items()),
         is_current,
     )
 
 
-def _numbers(file: str, where: str, result: Any) -> dict[str, float]:
-    """Return the figures of a result that pages tell: a time or a rate that nothing has, as 0 or infinity, is none.
-
-    Raises:
-        CodegenError: if one of them is no number.
-    """
-    told = result if isinstance(result, dict) else {"result": result}
-    found = {name: told[name] for name in ("result", *FIGURES) if told.get(name) is not None}
-    for name, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CodegenError(f"{file}: {one_line(where)}: {name} is {shown(value)}; a number is expected")
-    return {name: float(value) for name, value in found.items() if _is_measured(name, value)}
+def _measured(result: Result) -> dict[str, float]:
+    """The figures of a result that were measured: a time or a rate of 0, or beyond any GPU's, was not."""
+    figures = result.model_dump(exclude_none=True)
+    return {name: value for name, value in figures.items() if _is_measured(name, value)}
 
 
 def _is_measured(name: str, value: float) -> bool:
     return (name in ERRORS and value == 0) or LEAST <= value <= MOST
 
 
-def _word(value: Any) -> str:
-    """Return a part of a row in words, as pages have it; "" for nothing."""
-    return one_line(value) if isinstance(value, str) else "" if value in (None, [], {}) else shown(value)
-
-
 def _figures(result: Mapping[str, float], in_tflops: bool) -> tuple[float | None, float | None]:
-    """Return what is told of a result: of single calls, then back to back."""
+    """The figures of single calls, then back to back; in microseconds those with cold, then with warm caches."""
     if in_tflops:
         return result.get(SINGLE), result.get(BACK_TO_BACK)
     if "milliseconds" in result:
@@ -249,9 +209,6 @@ def _figures(result: Mapping[str, float], in_tflops: bool) -> tuple[float | None
     return result.get(COLD), result.get(WARM)
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    return _word(row.get("name") or row.get("layer") or "")
-
-
-def _shape(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {word}" for name in SHAPE if (word := _word(row.get(name))))
+def _shape(row: ResultRow) -> str:
+    sizes = [(name, getattr(row, name)) for name in SHAPE]
+    return ", ".join(f"{name} {one_line(str(size))}" for name, size in sizes if size not in (None, ""))

@@ -1,14 +1,17 @@
-"""What the file of a tuner holds: tables and values of columns; and what to do where it is not as it should be."""
+"""The file of a tuner: its tables, models of their rows, and remedies for errors of SQLite."""
 
 from __future__ import annotations
 
-import math
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from codegen.errors import MOST_OF_MESSAGE, CodegenError
-from codegen.plain import json_value
+from codegen.plain import first_reason, json_value
+from codegen.select.problem import Problem, parse_problem
 from codegen.wording import one_line, shown
 
 SCHEMA = """
@@ -60,6 +63,29 @@ RECOVER = (
 )
 
 
+def _parsed(value: object) -> Any:
+    """Parse a column that holds JSON."""
+    if not isinstance(value, str):
+        raise ValueError("JSON in a text is expected")
+    try:
+        return json_value(value)
+    except CodegenError as error:
+        raise ValueError(str(error)) from None
+
+
+def _problem(value: object) -> Problem:
+    """Parse a column that holds a problem."""
+    try:
+        return parse_problem(_parsed(value))
+    except CodegenError as error:
+        raise ValueError(str(error)) from None
+
+
+Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Model = TypeVar("Model", bound="Columns")
+
+
 @dataclass(frozen=True)
 class Figures:
     """What a call takes, in microseconds."""
@@ -68,67 +94,112 @@ class Figures:
     back_to_back_us: float | None = None
 
 
-def fields_of(text: Any) -> dict[str, Any]:
-    """Return the fields of a spec that was kept.
+class Columns(BaseModel):
+    """Columns of a row: SQLite keeps a value of any type in any of them."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class Begun(Columns):
+    """How often a candidate was begun without an end."""
+
+    times: Count
+
+
+class Place(Columns):
+    """A problem, and the device on which candidates were timed for it."""
+
+    problem: Annotated[Any, BeforeValidator(_problem)]
+    device: str
+    driver: str
+
+
+class Tried(Columns):
+    """A device, and the number of candidates that were tried on it."""
+
+    device: str
+    driver: str
+    count: Count
+
+
+class _Timed(Columns):
+    single_us: Time | None
+    back_to_back_us: Time | None
+
+    @property
+    def figures(self) -> Figures | None:
+        """Both timings; None without one."""
+        return None if self.single_us is None else Figures(self.single_us, self.back_to_back_us)
+
+
+class Outcome(_Timed):
+    """What became of a candidate."""
+
+    date: str
+    failure: str
+    again: Count
+
+    @model_validator(mode="after")
+    def _explained(self) -> Outcome:
+        if self.single_us is None and not self.failure:
+            raise ValueError("has neither figures nor a failure")
+        return self
+
+
+class Candidate(_Timed):
+    """A candidate that was timed."""
+
+    stem: str
+    spec: Annotated[dict[str, Any], BeforeValidator(_parsed)]
+    source_sha256: str
+    date: str
+    single_us: Time
+
+
+class Dense(_Timed):
+    """A dense product of a library; without figures, it could not be timed."""
+
+    name: str
+
+
+_Repeat = Annotated[tuple[Time, Time | None], Field(strict=False)]
+_Repeats = Annotated[list[_Repeat], Field(min_length=1)]
+
+
+class Comparison(Columns):
+    """Repeats of the timings of two candidates."""
+
+    figures: Annotated[tuple[_Repeats, _Repeats], Field(strict=False), BeforeValidator(_parsed)]
+
+    @property
+    def repeats(self) -> tuple[list[Figures], list[Figures]]:
+        """The figures of the first candidate, and of the second one."""
+        first, second = ([Figures(*pair) for pair in side] for side in self.figures)
+        return first, second
+
+
+class Compilation(Columns):
+    """What the compiler said of a candidate; "" if it compiles."""
+
+    failure: str
+
+
+def read(model: type[Model], table: str, number: object, columns: Mapping[str, Any]) -> Model:
+    """Read a row of a table.
+
+    Args:
+        model: of the row.
+        table: its name.
+        number: the row's, in the table (``rowid``).
+        columns: values by their names.
 
     Raises:
-        CodegenError: for a text that is none.
+        CodegenError: for a value that is not of its type, with table, row and column.
     """
-    if not isinstance(fields := json_value(text), dict):
-        raise CodegenError(f"{shown(text)} is no spec")
-    return fields
-
-
-def word_of(value: Any) -> str:
-    """Return a text of a row.
-
-    Raises:
-        CodegenError: for a column that is none.
-    """
-    if not isinstance(value, str):
-        raise CodegenError(f"{shown(value)} is no text")
-    return value
-
-
-def count_of(value: Any) -> int:
-    """Return a count of a row.
-
-    Raises:
-        CodegenError: for a column that is none.
-    """
-    if not isinstance(value, int) or value < 0:
-        raise CodegenError(f"{shown(value)} is no count")
-    return value
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, float) and 0 < value < math.inf
-
-
-def figures_of(single: Any, back_to_back: Any) -> Figures:
-    """Return the figures of a row.
-
-    Raises:
-        CodegenError: for columns that are no finite numbers above 0: SQLite keeps any value in any of them.
-    """
-    if not (_is_time(single) and (back_to_back is None or _is_time(back_to_back))):
-        raise CodegenError(f"{shown((single, back_to_back))} are no figures in microseconds")
-    return Figures(single, back_to_back)
-
-
-def repeats_of(told: Any) -> tuple[list[Figures], list[Figures]]:
-    """Return the repeats of two candidates.
-
-    Raises:
-        CodegenError: for a text that is none of those.
-    """
-    match json_value(told):
-        case [[_, *_] as one, [_, *_] as other] if all(
-            isinstance(each, list) and len(each) == 2 for each in one + other
-        ):
-            first, second = ([figures_of(single, block) for single, block in side] for side in (one, other))
-            return first, second
-    raise CodegenError(f"{shown(told)} are no repeats of two timings")
+    try:
+        return model.model_validate(columns)
+    except ValidationError as error:
+        raise CodegenError(f"{table}, row {shown(number)}: {first_reason(error)}") from None
 
 
 def remedied(error: sqlite3.Error) -> str:

@@ -20,10 +20,9 @@ from typing import Any
 from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError, FileError
 from codegen.files import check_replaceable
 from codegen.library import NamedSpec
-from codegen.plain import json_value
 from codegen.receipts import source_sha256
 from codegen.render import render
-from codegen.select.problem import Problem, parse_problem
+from codegen.select.problem import Problem
 from codegen.spec import canonical
 from codegen.wording import one_line
 from runtime.tune.columns import (
@@ -35,13 +34,18 @@ from runtime.tune.columns import (
     REMEDY,
     SCHEMA,
     SECONDS,
+    Begun,
+    Candidate,
+    Comparison,
+    Compilation,
+    Dense,
     Figures,
-    count_of,
-    fields_of,
-    figures_of,
+    Model,
+    Outcome,
+    Place,
+    Tried,
+    read,
     remedied,
-    repeats_of,
-    word_of,
 )
 
 
@@ -168,17 +172,32 @@ class Database:
             told = one_line(str(error), MOST_OF_MESSAGE)
             raise DatabaseError(f"{self.place}: holds what no tuner wrote there: {told}") from None
 
-    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def _rows(
+        self, model: type[Model], table: str, rest: str, values: tuple[Any, ...] = (), *, names: str = ""
+    ) -> list[Model]:
+        """Read rows of a table.
+
+        Args:
+            model: of a row; its fields are columns.
+            table: the table's name.
+            rest: the statement behind that.
+            values: of its parameters.
+            names: a row's number and the values of the model's fields, where they are no columns alone.
+        """
+        selected = names or ", ".join(("rowid", *model.model_fields))
         with self._connection() as connection:
-            return list(connection.execute(query, values))
+            found = list(connection.execute(f"SELECT {selected} FROM {table} {rest}", values))
+        with self._kept():
+            rows = ((number, dict(zip(model.model_fields, row, strict=True))) for number, *row in found)
+            return [read(model, table, number, columns) for number, columns in rows]
 
     def begin(self, problem: Problem, named: NamedSpec, device: Device) -> int:
         """Note that a candidate is begun; return how often it was before without an end, as one that hangs or kills."""
         place = _place(problem, named, device)
         with self._connection() as connection:
-            found = connection.execute(f"SELECT times FROM begun WHERE {OF_PLACE}", place).fetchone()
+            found = connection.execute(f"SELECT rowid, times FROM begun WHERE {OF_PLACE}", place).fetchone()
             with self._kept():
-                before = count_of(found[0]) if found else 0
+                before = read(Begun, "begun", found[0], {"times": found[1]}).times if found else 0
             connection.execute("INSERT OR REPLACE INTO begun VALUES (?,?,?,?,?,?)", (*place, before + 1))
         return before
 
@@ -198,38 +217,23 @@ class Database:
             )
 
     def record(self, problem: Problem, named: NamedSpec, device: Device) -> Record | None:
-        """Return what became of a candidate on a device; None if it was not tried with today's source."""
-        found = self._all(
-            f"SELECT date, failure, single_us, back_to_back_us, again FROM timings WHERE {OF_PLACE}",
-            _place(problem, named, device),
-        )
-        for date, failure, single, back_to_back, again in found:
-            with self._kept():
-                figures = figures_of(single, back_to_back) if single is not None or not failure else None
-                return Record(problem, named, device, word_of(date), word_of(failure), figures, bool(count_of(again)))
+        """Read what became of a candidate on a device; None if it was not tried with today's source."""
+        for row in self._rows(Outcome, "timings", f"WHERE {OF_PLACE}", _place(problem, named, device)):
+            return Record(problem, named, device, row.date, row.failure, row.figures, bool(row.again))
         return None
 
     def problems(self) -> list[tuple[Problem, Device]]:
-        """Return each problem with the devices on which candidates were timed, in one order."""
-        found = self._all("SELECT DISTINCT problem, device, driver FROM timings WHERE failure='' ORDER BY 1, 2, 3")
-        with self._kept():
-            return [
-                (parse_problem(json_value(problem)), Device(word_of(name), word_of(driver)))
-                for problem, name, driver in found
-            ]
+        """Read each problem with the devices on which candidates were timed, in one order."""
+        order = "problem, device, driver"
+        grouped = f"WHERE failure='' GROUP BY {order} ORDER BY {order}"
+        found = self._rows(Place, "timings", grouped, names=f"min(rowid), {order}")
+        return [(row.problem, Device(row.device, row.driver)) for row in found]
 
-    def rows(self, problem: Problem, device: Device) -> list[tuple[str, dict[str, Any], str, str, Figures]]:
-        """Return stem, spec, hash of the source, date and figures of each candidate that was timed."""
-        found = self._all(
-            "SELECT stem, spec, source_sha256, date, single_us, back_to_back_us FROM timings WHERE problem=? AND "
-            "device=? AND driver=? AND failure='' ORDER BY single_us",
-            (spelt_problem(problem), device.name, device.driver),
-        )
-        with self._kept():
-            return [
-                (word_of(stem), fields_of(spec), word_of(source), word_of(date), figures_of(a, b))
-                for stem, spec, source, date, a, b in found
-            ]
+    def rows(self, problem: Problem, device: Device) -> list[Candidate]:
+        """Read the candidates that were timed for a problem on a device, the fastest first."""
+        place = (spelt_problem(problem), device.name, device.driver)
+        ordered = "WHERE problem=? AND device=? AND driver=? AND failure='' ORDER BY single_us"
+        return self._rows(Candidate, "timings", ordered, place)
 
     def write_dense(self, problem: Problem, device: Device, name: str, figures: Figures | None) -> None:
         """Keep what a dense product of a library takes; without figures, that there is none."""
@@ -239,14 +243,10 @@ class Database:
             connection.execute("INSERT OR REPLACE INTO dense VALUES (?,?,?,?,?,?)", (*place, name, *times))
 
     def dense(self, problem: Problem, device: Device) -> tuple[str, Figures | None] | None:
-        """Return the dense product and its figures; None if it was not tried."""
-        found = self._all(
-            "SELECT name, single_us, back_to_back_us FROM dense WHERE problem=? AND device=? AND driver=?",
-            (spelt_problem(problem), device.name, device.driver),
-        )
-        for name, single, back_to_back in found:
-            with self._kept():
-                return word_of(name), None if single is None else figures_of(single, back_to_back)
+        """Read the dense product and its figures; None if it was not tried."""
+        place = (spelt_problem(problem), device.name, device.driver)
+        for row in self._rows(Dense, "dense", "WHERE problem=? AND device=? AND driver=?", place):
+            return row.name, row.figures
         return None
 
     def write_comparison(
@@ -266,21 +266,18 @@ class Database:
     def comparison(
         self, problem: Problem, one: NamedSpec, other: NamedSpec, device: Device
     ) -> tuple[list[Figures], list[Figures]] | None:
-        """Return repeats of the timings of two candidates; None if they were not compared."""
-        found = self._all(
-            f"SELECT figures FROM comparisons WHERE {OF_PLACE} AND other_hash=? AND other_source=?",
-            (*_place(problem, one, device), other.spec.hash, source_of(other)),
-        )
-        for (told,) in found:
-            with self._kept():
-                return repeats_of(told)
+        """Read repeats of the timings of two candidates; None if they were not compared."""
+        place = (*_place(problem, one, device), other.spec.hash, source_of(other))
+        pair = f"WHERE {OF_PLACE} AND other_hash=? AND other_source=?"
+        for row in self._rows(Comparison, "comparisons", pair, place):
+            return row.repeats
         return None
 
     def devices(self) -> list[tuple[Device, int]]:
-        """Return the devices on which candidates were tried, and how many on each."""
-        found = self._all("SELECT device, driver, count(*) FROM timings GROUP BY 1, 2 ORDER BY 1, 2")
-        with self._kept():
-            return [(Device(word_of(name), word_of(driver)), int(count)) for name, driver, count in found]
+        """Read the devices on which candidates were tried, and the number of them on each."""
+        grouped = "GROUP BY device, driver ORDER BY device, driver"
+        found = self._rows(Tried, "timings", grouped, names="min(rowid), device, driver, count(*)")
+        return [(Device(row.device, row.driver), row.count) for row in found]
 
     def write_compilation(self, named: NamedSpec, compiler: str, failure: str) -> None:
         """Keep whether a candidate compiles: ``failure`` is what the compiler said, or ""."""
@@ -291,10 +288,7 @@ class Database:
             )
 
     def compilation(self, named: NamedSpec, compiler: str) -> str | None:
-        """Return why a candidate does not compile, or ""; None if that was not tried."""
-        found = self._all(
-            "SELECT failure FROM compilations WHERE spec_hash=? AND source_sha256=? AND compiler=?",
-            (named.spec.hash, source_of(named), compiler),
-        )
-        with self._kept():
-            return word_of(found[0][0]) if found else None
+        """Read why a candidate does not compile, or ""; None if that was not tried."""
+        place = (named.spec.hash, source_of(named), compiler)
+        found = self._rows(Compilation, "compilations", "WHERE spec_hash=? AND source_sha256=? AND compiler=?", place)
+        return found[0].failure if found else None

@@ -37,18 +37,18 @@ def _exported(database: Database, most: int) -> list[Measurement]:
     for problem, device in database.problems():
         timings: dict[str, Timing] = {}
         dates = []
-        for stem, fields, source, date, figures in database.rows(problem, device):
-            named = _named(stem, fields)
-            if source_sha256(render(named)) != source:
+        for timed in database.rows(problem, device):
+            named = _named(timed.stem, timed.spec)
+            if source_sha256(render(named)) != timed.source_sha256:
                 continue
             packed = getattr(problem, "prepared", None) == "packed"
             timings[named.spec.hash] = Timing(
-                spec=stem if named.path is not None else tuning_of(named.spec),
-                single_us=round(figures.single_us, 4),
-                back_to_back_us=figures.back_to_back_us and round(figures.back_to_back_us, 4),
+                spec=timed.stem if named.path is not None else tuning_of(named.spec),
+                single_us=round(timed.single_us, 4),
+                back_to_back_us=timed.back_to_back_us and round(timed.back_to_back_us, 4),
                 prepared=preparation_of(named.spec, packed),
             )
-            dates.append(date)
+            dates.append(timed.date)
         if not timings:
             continue
         known = database.dense(problem, device)

@@ -149,14 +149,14 @@ def test_cells_follow_a_source_whose_code_is_the_same(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.verify.rows.toolchain.compiler_version", lambda: ("", "a compiler"))
-    monkeypatch.setattr("runtime.verify.rows._is_code_of", lambda row, compiled: row["code_sha256"] == "code")
+    monkeypatch.setattr("runtime.verify.rows._is_code_of", lambda row, compiled: row.code_sha256 == "c" * 64)
     monkeypatch.setattr("runtime.verify.rows._compiled", lambda named: SimpleNamespace(code=b"", plan=plan))
     plan = SimpleNamespace(launch_sha256="launch")
     older = {"source_sha256": "0" * 64, "versions": {"compiler": "a compiler"}}
     path = write(
         tmp_path / "cells.jsonl",
-        cell_of(script, **older, code_sha256="code", flops=2.0),
-        cell_of(script, data="heads", **older, code_sha256="another"),
+        cell_of(script, **older, code_sha256="c" * 64, flops=2.0),
+        cell_of(script, data="heads", **older, code_sha256="a" * 64),
     )
     assert rows.carried_over(path).write(path)
     assert left(script, path, *ONE_ROW) == [("topk32", "heads", "fp16")]

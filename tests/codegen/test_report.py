@@ -233,6 +233,20 @@ def test_what_two_commits_differ_in(repository: Path) -> None:
     assert "+10.0%" in page.words and "removed" in page.words and not page.open
 
 
+def test_receipts_of_commits_that_cannot_be_read_are_named(repository: Path) -> None:
+    path = repository / "generated" / "h100_topk32.json"
+    receipt = json.loads(path.read_text())
+    receipt["verification"]["cases"][0]["passed"] = "yes"
+    path.write_text(json.dumps(receipt))
+    git(repository, "commit", "-qam", "three")
+    (topk,) = changes(("HEAD~1", "HEAD"), repository).changed
+    assert topk.verified[1].startswith("a receipt that cannot be read: verification.cases.0.passed: is 'yes'")
+    (repository / "benchmarks" / "results" / "rows.jsonl").write_text('{"name": "row", "spec": {}, "results": 1}\n')
+    git(repository, "commit", "-qam", "four")
+    with pytest.raises(CodegenError, match=r"^benchmarks/results/rows.jsonl:1 \(row\): results: is 1"):
+        changes(("HEAD~1", "HEAD"), repository)
+
+
 def test_the_tree_of_a_report(repository: Path) -> None:
     out = repository / "report"
     assert tree.tree_of((), repository) == Tree(git(repository, "rev-parse", "HEAD").strip())
@@ -424,13 +438,39 @@ def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     assert known_records(tmp_path / "tests") == {}
 
 
-def test_rows_that_are_none_are_told() -> None:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"results": {"ours": {"tflops": "fast"}}}, "results.ours.tflops: is 'fast'; Input should be a valid number"),
+        ({"results": {"ours": {"tflop": 1.0}}}, "results.ours: has no time; one of tflops"),
+        ({"results": {"ours": 1.0}}, "results.ours: is 1.0; Input should be a valid dictionary"),
+        ({"results": [1.0]}, r"results: is \[1.0\]; Input should be a valid dictionary"),
+        ({"results": ..., "source_sha256": None}, "results: Field required"),
+        ({"failed": {"peer": 1}}, "failed.peer: is 1; Input should be a valid string"),
+        ({"heads": "4"}, "heads.int: is '4'; Input should be a valid integer"),
+        ({"device": 100}, "device: is 100; Input should be a valid string"),
+        ({"name": 5}, "name: is 5; Input should be a valid string"),
+    ],
+)
+def test_a_row_with_a_wrong_field_is_refused(change: dict[str, Any], says: str) -> None:
     spec = json.loads(find_spec("l4_topk32").spec.canonical_json())
-    row = json.dumps({"name": "row", "spec": spec, "results": {"ours": {"tflops": "fast"}}})
-    with pytest.raises(CodegenError, match=r"^rows.json: row: ours: tflops is 'fast'; a number is expected"):
-        rows_of(kernel("l4_topk32"), by_spec({"rows.json": row}))
+    row = {"name": "row", "spec": spec, "results": {"ours": {"tflops": 1.0}}}
+    assert "rows.json" in [
+        each.file for each in rows_of(kernel("l4_topk32"), by_spec({"rows.json": json.dumps([row])}))
+    ]
+    wrong = {name: value for name, value in (row | change).items() if value is not ...}
+    with pytest.raises(CodegenError, match=rf"^rows.json: rows.1( \(row\))?: {says}"):
+        by_spec({"rows.json": json.dumps({"rows": [row, wrong]})})
+    with pytest.raises(CodegenError, match=rf"^rows.jsonl:2( \(row\))?: {says}"):
+        by_spec({"rows.jsonl": "".join(f"{json.dumps(each)}\n" for each in (row, wrong))})
+
+
+def test_files_of_rows_that_are_no_json_are_refused() -> None:
+    row = json.dumps({"name": "row", "spec": {}, "results": {"ours": {"tflops": 1.0}}})
     with pytest.raises(CodegenError, match=r"^rows.json: is not JSON"):
         by_spec({"rows.json": row[:-1]})
+    with pytest.raises(CodegenError, match=r"^rows.jsonl:1: is not JSON"):
+        by_spec({"rows.jsonl": row[:-1] + "\n"})
     assert by_spec({"rows.jsonl": row[:-1]}) == {}, "of a killed run the last line may be short"
 
 

@@ -164,10 +164,37 @@ def test_lines_of_cells(unnamed: NamedSpec, tmp_path: Path) -> None:
     assert (json.loads(second), last) == ({"no": "row"}, '{"cut of')
 
 
-@pytest.mark.parametrize("text", ["{", b"\xff".decode("latin-1"), None])
-def test_no_file_of_rows(text: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"), [("{", "is not JSON"), (b"\xff".decode("latin-1"), "is not UTF-8"), (None, "No such file")]
+)
+def test_no_file_of_rows(text: str | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     if text is not None:
         path.write_text(text, encoding="latin-1")
-    with pytest.raises(ReceiptError, match=r"report\.json: is no file of rows: "):
+    with pytest.raises(ReceiptError, match=rf"report\.json: .*{says}"):
         rows.carried_over(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"code_sha256": None}, None),
+        ({"source_sha256": "0" * 63}, r"source_sha256: is '0+'; String should match pattern"),
+        ({"launch_sha256": 1}, r"launch_sha256: is 1; Input should be a valid string"),
+        ({"versions": {"compiler": 13}}, r"versions.compiler: is 13; Input should be a valid string"),
+        ({"name": ["a"]}, r"name: is \['a'\]; Input should be a valid string"),
+        ({"name": ""}, r"name: is missing; a text is expected"),
+        ({"code_sha256": ...}, r"code_sha256: Field required"),
+    ],
+)
+def test_a_row_with_a_wrong_field_is_refused(unnamed: NamedSpec, tmp_path: Path, change: Row, says: str | None) -> None:
+    row = {name: value for name, value in (row_of(unnamed) | change).items() if value is not ...}
+    path, lines = tmp_path / "report.json", tmp_path / "report.jsonl"
+    path.write_text(json.dumps({"rows": [row_of(unnamed), row]}))
+    lines.write_text(json.dumps(row_of(unnamed)) + "\n" + json.dumps(row) + "\n")
+    for file, place in ((path, r"report\.json: rows\.1"), (lines, r"report\.jsonl:2")):
+        if says is None:
+            assert rows.carried_over(file).current == 1
+        else:
+            with pytest.raises(ReceiptError, match=rf"{place}( \(a row\))?: {says}"):
+                rows.carried_over(file)

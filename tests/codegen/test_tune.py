@@ -344,7 +344,7 @@ def test_repeats_of_two_candidates_are_kept(database: Database) -> None:
     assert bench.longer == [[KERNELS[1].stem, KERNELS[0].stem]]
     with closing(sqlite3.connect(database.path)) as connection, connection:
         connection.execute("UPDATE comparisons SET figures = '[[1], [2]]'")
-    with pytest.raises(DatabaseError, match=r"holds what no tuner wrote there: .* are no repeats of two timings"):
+    with pytest.raises(DatabaseError, match=r"comparisons, row 1: figures.0.0: is 1; Input should be a valid tuple"):
         course.compare(KERNELS[1], KERNELS[0])
 
 
@@ -361,18 +361,25 @@ def test_a_fifo_or_a_device_is_no_database(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("UPDATE timings SET problem = '[[['", "holds what no tuner wrote there: is not JSON"),
-        ("UPDATE timings SET problem = '{}'", "holds what no tuner wrote there: problem.op: is missing"),
-        ("UPDATE timings SET spec = '[]'", "holds what no tuner wrote there: '\\[\\]' is no spec"),
+        ("UPDATE timings SET problem = '[[['", "timings, row \\d: problem: is '\\[\\[\\['; is not JSON"),
+        ("UPDATE timings SET problem = '{}'", "timings, row \\d: problem: is '{}'; problem.op: is missing"),
+        ("UPDATE timings SET spec = '[]'", "timings, row \\d: spec: is \\[\\]; Input should be a valid dictionary"),
         (
             "UPDATE timings SET problem = 7",
-            "holds what no tuner wrote there: problem: is a mapping of fields, this is int",
+            "timings, row \\d: problem: is '7'; problem: is a mapping of fields, this is int",
         ),
-        ("UPDATE timings SET stem = x'00', date = x'00'", "holds what no tuner wrote there: b'.x00' is no text"),
+        (
+            "UPDATE timings SET stem = x'00', date = x'00'",
+            "timings, row \\d: stem: is b'.x00'; Input should be a valid str",
+        ),
         ("UPDATE timings SET date = 'today'", "holds what no tuner wrote there: date: is 'today'; "),
-        ("UPDATE timings SET single_us = -1", "\\(-1.0, 1[0-9.]+\\) are no figures in microseconds"),
-        ("UPDATE timings SET single_us = 'x'", "are no figures in microseconds"),
-        ("UPDATE timings SET back_to_back_us = x'00'", "are no figures in microseconds"),
+        ("UPDATE timings SET single_us = -1", "timings, row \\d: single_us: is -1.0; Input should be greater than 0"),
+        ("UPDATE timings SET single_us = 'x'", "timings, row \\d: single_us: is 'x'; Input should be a valid number"),
+        ("UPDATE timings SET single_us = NULL", "timings, row \\d: single_us: is None; Input should be a valid number"),
+        (
+            "UPDATE timings SET back_to_back_us = x'00'",
+            "timings, row \\d: back_to_back_us: is b'.x00'; Input should be",
+        ),
     ],
 )
 def test_a_database_that_no_tuner_wrote(database: Database, statement: str, message: str) -> None:
@@ -485,7 +492,7 @@ def test_a_record_that_no_tuner_wrote(database: Database, column: str) -> None:
     tune(database, PROBLEM, KERNELS, H100, FakeBench())
     with closing(sqlite3.connect(database.path)) as connection, connection:
         connection.execute(f"UPDATE timings SET {column} = x'00'")
-    with pytest.raises(DatabaseError, match=r"holds what no tuner wrote there: b'.x00' is no text"):
+    with pytest.raises(DatabaseError, match=rf"holds what no tuner wrote there: timings, row \d: {column}: is b'.x00'"):
         database.record(PROBLEM, KERNELS[0], H100)
 
 

@@ -312,21 +312,15 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         if args.numbers["tiles"] >= 2**31:
             what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")
-        values: dict[str, int | float] = {**args.numbers, **index_values, "scale_log2": factor * _LOG2_E}
+        values: dict[str, int | float] = {**index_values, "scale_log2": factor * _LOG2_E}
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self._plan.tensor_maps:
             values |= row_strides(**tensors)
         if self.spec.pad_heads:
             values["head_chunks"] = d * q.element_size() // TMA_ALIGNMENT
         check_memory(q=q, k=k, v=v)
-        return self._loaded.signature(
-            q.device.index,
-            args.tiles,
-            values,
-            {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
-            extra=self._outputs(q, indices, sink, Memory.of(args)),
-            prologue_grid=args.prologue_grid,
-        )
+        mapped = {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()}
+        return self._signature(q.device, args, values, mapped, self._outputs(q, indices, sink, Memory.of(args)))
 
     def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
         check_sizes("v", v, KV_AXES, k.shape)

@@ -214,15 +214,15 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         stats_shape = (batch, heads, rows, 2)
         if stats is not None:
             _check_stats(stats, stats_shape, q.device)
-        values: dict[str, int | float] = {**args.numbers, **index_values}
-        values |= {
+        values: dict[str, int | float] = {
+            **index_values,
             "scale": factor,
             "scale_log2": factor * LOG2_E,
             "head_chunks": d * q.element_size() // TMA_ALIGNMENT,
         }
-        prologue_grid = args.prologue_grid
         if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
-            prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
+            args = replace(args, prologue_grid=args.prologue_grid - args.numbers["stats_blocks"])
+            values["stats_blocks"] = 0
         gradients = {
             name: layout_like(t, t.dtype) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names
         }
@@ -241,15 +241,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             Memory.of(replace(args, scratch={name: size for name, size in args.scratch.items() if name not in SUMS})),
         )
         check_memory(**{name: operands[name] for name in ("q", "k", "v", "out", "dout", "lse")})
-        return self._loaded.signature(
-            q.device.index,
-            args.tiles,
-            values,
-            shapes,
-            extra=made,
-            prologue_grid=prologue_grid,
-            epilogue_grid=args.epilogue_grid,
-        )
+        return self._signature(q.device, args, values, shapes, made)
 
     def _strides(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
         """Return the strides of the tensors that the kernels address themselves."""

@@ -116,15 +116,7 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
         heads = numbers["list_heads"]
         lists = (numbers["rows"] // heads // numbers["query_blocks"], heads, numbers["query_blocks"])
         check_memory(**{f"aux[{number}]": tensor for number, tensor in enumerate(tensors)})
-        return self._loaded.signature(
-            device.index,
-            args.tiles,
-            {**numbers, **told},
-            {},
-            extra=((*lists, numbers["key_blocks"]), Memory.of(args)),
-            prologue_grid=args.prologue_grid,
-            epilogue_grid=args.epilogue_grid,
-        )
+        return self._signature(device, args, told, extra=((*lists, numbers["key_blocks"]), Memory.of(args)))
 
 
 def device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
+import torch
+
 from codegen.plan import Plan
+from codegen.problem import LaunchArgs
 from codegen.spec import SpecBase
 from runtime.compile.compiler import Compiled
-from runtime.driver.launch import LoadedKernel
+from runtime.driver.launch import LoadedKernel, Signature
 from runtime.kernels.arguments import TORCH_DTYPES, Signatures
 from runtime.kernels.sharing import SharedKernel
 
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides of a tensor."""
 S = TypeVar("S", bound=SpecBase)
 
 
@@ -44,3 +50,31 @@ class BoundCall(SharedKernel, Generic[S]):
         """Look up what an earlier call of the same key was bound to; None for a new key."""
         last, bound = self._signatures.last
         return bound if key == last else self._signatures.find(key)
+
+    def _signature(
+        self,
+        device: torch.device,
+        args: LaunchArgs,
+        values: Mapping[str, int | float],
+        tensors: Mapping[str, Layout] | None = None,
+        extra: Any = None,
+    ) -> Signature:
+        """Bind a checked call.
+
+        Args:
+            device: of the call.
+            args: what follows from the shape of the problem.
+            values: number parameters beside those of ``args``.
+            tensors: shape and strides of each tensor that has a tensor map.
+            extra: what calls find in the signature.
+        """
+        return self._loaded.signature(
+            device.index,
+            args.tiles,
+            {**args.numbers, **values},
+            tensors or {},
+            extra=extra,
+            prologue_grid=args.prologue_grid,
+            epilogue_grid=args.epilogue_grid,
+            size=args.block,
+        )

@@ -135,7 +135,6 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             "b_row_stride": b.stride(0),
             **scale_strides(scales),
         }
-        numbers = {**args.numbers, **self._plan.own(known)}
         tensors = {
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),
@@ -143,4 +142,4 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             **scale_tensors(self.spec, scales),
         }
         check_memory(a=a, b=b, out=out)
-        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors)
+        return self._signature(a.device, args, self._plan.own(known), tensors)

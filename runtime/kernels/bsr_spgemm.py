@@ -168,10 +168,9 @@ class BsrSpgemmKernel(BoundCall[BsrSpgemmSpec]):
             "b": (tuple(b.values().shape), b.values().stride()),
             "c": c,
         }
-        numbers = {**args.numbers, **self._plan.own(known)}
         read = (a, b) if pattern is None else (a, b, pattern)
         check_memory(**{f"{name}.values()": m.values() for name, m in zip("abc", read, strict=False)}, out=out)
-        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors), Memory.of(args)
+        return self._signature(a.device, args, self._plan.own(known), tensors), Memory.of(args)
 
     def _check_dense(self, b: torch.Tensor, rows: int, out: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Check a dense result; return its shape and strides."""

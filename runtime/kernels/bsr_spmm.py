@@ -521,7 +521,6 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             "beta": beta,
             **scale_strides(scales),
         }
-        numbers = {**args.numbers, **self._plan.own(known)}
         tensors = {
             **added,
             **scale_tensors(self.spec, scales),
@@ -530,9 +529,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             "c": ((rows, columns), (stride, 1)),
         }
         check_memory(b=b, c=c, bias=bias, out=out)
-        signature = self._loaded.signature(
-            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid, size=args.block
-        )
+        signature = self._signature(b.device, args, self._plan.own(known), tensors)
         return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
 
     def _b_tensors(

@@ -179,9 +179,7 @@ class QuantiseKernel(BoundCall[QuantiseSpec]):
         strides = self._strides(x, out, scales if self._is_given else out_scales, shapes)
         strides |= {} if rotary is None else _rotary_strides(rotary)
         check_memory(x=x)
-        return self._loaded.signature(
-            x.device.index, args.tiles, {**args.numbers, **strides}, {}, extra=(shapes, Memory.of(args))
-        )
+        return self._signature(x.device, args, strides, extra=(shapes, Memory.of(args)))
 
     def _check_scales(self, x: torch.Tensor, scales: Any) -> None:
         """Check scales of the caller."""

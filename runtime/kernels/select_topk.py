@@ -120,17 +120,10 @@ class SelectTopkKernel(BoundCall[SelectTopkSpec]):
             raise ArgumentError("block", f"makes {args.numbers['key_blocks']} blocks of {kv_len} keys, {most}")
         if args.prologue_grid >= 2**31:
             raise ArgumentError("block", f"makes {args.prologue_grid} blocks of q and k, expected less than 2^31")
-        numbers = {**args.numbers, **selection._asdict(), **row_strides(q=q, k=k)}
+        values = {**selection._asdict(), **row_strides(q=q, k=k)}
         check_memory(q=q, k=k)
-        return self._loaded.signature(
-            index,
-            args.tiles,
-            numbers,
-            {},
-            extra=((batch, heads, numbers["query_blocks"], selection.topk), Memory.of(args)),
-            prologue_grid=args.prologue_grid,
-            size=args.block,
-        )
+        lists = (batch, heads, args.numbers["query_blocks"], selection.topk)
+        return self._signature(q.device, args, values, extra=(lists, Memory.of(args)))
 
 
 def _whole(value: Any) -> bool:

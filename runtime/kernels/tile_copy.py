@@ -88,7 +88,7 @@ class TileCopyKernel(BoundCall[TileCopySpec]):
         args = self._plan.problem(CopyShape(rows, columns))
         if args.tiles >= MOST_TILES:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {MOST_TILES} tiles or more")
-        numbers = {**args.numbers, **self._plan.own({"in_row_stride": used_strides(x)[0], "out_row_stride": stride})}
+        strides = self._plan.own({"in_row_stride": used_strides(x)[0], "out_row_stride": stride})
         tensors = {"in": (tuple(x.shape), x.stride())}
         check_memory(x=x, out=out)
-        return self._loaded.signature(x.device.index, args.tiles, numbers, tensors)
+        return self._signature(x.device, args, strides, tensors)

@@ -63,8 +63,8 @@ class Loaded:
         numbers: Mapping[str, Any],
         tensors: Mapping[str, Any],
         *,
-        size: Any = None,
         prologue_grid: int = 0,
+        **more: Any,
     ) -> Any:
         wanted = {param.name for param in self.plan.params if param.type in ("i32", "i64", "f32")}
         assert set(numbers) == wanted

@@ -1,7 +1,7 @@
 """Writes the tables of docs/specs.md: fields from the models of specs, what goes together by trying it.
 
     python benchmarks/spec_page.py            # rewrites what is between the markers
-    python benchmarks/spec_page.py --check    # exits 1 if that would change the page
+    python benchmarks/spec_page.py --check    # exits 1 if that would change the page; tests look at a few rows
 
 A combination is legal if a spec that has it can be planned; of tiles those are tried that the rules of a kernel allow.
 Fields are found in the models, and values that a model does not list in the shipped specs: a field that gets another
@@ -14,8 +14,8 @@ import argparse
 import itertools
 import json
 import textwrap
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -345,29 +345,44 @@ def bare_specs(op: str) -> tuple[Spec, ...]:
 
 def combination_table() -> str:
     """Return the combinations of each architecture, and the options that kernels have with them."""
-    rows = []
-    for model in MODELS:
-        op = op_of(model)
-        for (archs, tried), combination in ((each, of) for each in families(op) for of in ARCHS[each[1]].of(op)):
-            base = {"op": op, "arch": tried, **combined(combination)}
-            names = code(options_with(model, base, problems(op))) or DASH
-            rows.append([f"`{op}`", code(archs), *map(spelt, combined(combination).values()), names])
+    rows = [combination_row(*each) for each in tabled_combinations()]
     return wrapped_table(("`op`", "`arch`", *map(spelt, COMBINED), "options"), rows)
+
+
+def tabled_combinations() -> list[tuple[Model, tuple[str, ...], str, Combination]]:
+    """An operator, its architectures, the one that is tried and a combination, for each row of their table."""
+    return [
+        (model, archs, tried, combination)
+        for model in MODELS
+        for archs, tried in families(op_of(model))
+        for combination in ARCHS[tried].of(op_of(model))
+    ]
+
+
+def combination_row(model: Model, archs: Sequence[str], tried: str, combination: Combination) -> list[str]:
+    """Cells of one combination."""
+    op = op_of(model)
+    base = {"op": op, "arch": tried, **combined(combination)}
+    names = code(options_with(model, base, problems(op))) or DASH
+    return [f"`{op}`", code(archs), *map(spelt, combined(combination).values()), names]
 
 
 def pattern_options_table() -> str:
     """Return the options that kernels have with each pattern."""
-    rows = []
-    for kind, (archs, tried) in itertools.product(PATTERNS, families("attention")):
-        found: dict[str, None] = {}
-        for model, field in pattern_fields().items():
-            op = op_of(model)
-            fitting = [problem for problem in problems(op) if problem[field]["kind"] == kind]
-            bases = ({"op": op, "arch": tried, **combined(each)} for each in ARCHS[tried].of(op))
-            names = {name for base in bases for name in options_with(model, base, fitting)}
-            found |= dict.fromkeys(name for name in model.options if name in names)
-        rows.append([f"`{kind}`", code(archs), code(found) or DASH])
+    rows = [pattern_options_row(kind, *each) for kind, each in itertools.product(PATTERNS, families("attention"))]
     return wrapped_table(("`kind`", "`arch`", "options"), rows)
+
+
+def pattern_options_row(kind: str, archs: Sequence[str], tried: str) -> list[str]:
+    """Cells of one pattern on architectures that share their kernels."""
+    found: dict[str, None] = {}
+    for model, field in pattern_fields().items():
+        op = op_of(model)
+        fitting = [problem for problem in problems(op) if problem[field]["kind"] == kind]
+        bases = ({"op": op, "arch": tried, **combined(each)} for each in ARCHS[tried].of(op))
+        names = {name for base in bases for name in options_with(model, base, fitting)}
+        found |= dict.fromkeys(name for name in model.options if name in names)
+    return [f"`{kind}`", code(archs), code(found) or DASH]
 
 
 def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[str]:
@@ -435,21 +450,28 @@ def patterns_beside(model: Model) -> list[Fields]:
 
 def tile_tables(model: Model) -> str:
     """Return the legal tiles of each kernel of an operator."""
-    name = tile_of(model)
-    sizes = sizes_of(model.model_fields[name])
     tables: dict[str, list[list[str]]] = {}
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], list[str]] = {}
         for shape in shapes(model):
-            every = (with_its_options(model, {**base, **shape, **beside}) for beside in patterns_beside(model))
-            variants = [fields for fields in every if not is_refused(fields, {*COMBINED, *shape})]
             firsts: dict[tuple[str, ...], list[str]] = {}
-            for first, others in legal_tiles(variants, name, sizes):
-                firsts.setdefault(others, []).append(size_in_words(first, shape))
+            for first, *others in tiles_in_words(model, base, shape):
+                firsts.setdefault(tuple(others), []).append(first)
             for others, values in firsts.items():
                 found.setdefault((", ".join(values), *others), []).append(in_words(shape))
         tables[kernel] = [[*words_of(words), *values] for values, words in found.items()]
-    return tables_by_kernel([*shape_names(model), *(f"`{name}.{size}`" for size in sizes)], tables)
+    name = tile_of(model)
+    sizes = (f"`{name}.{size}`" for size in sizes_of(model.model_fields[name]))
+    return tables_by_kernel([*shape_names(model), *sizes], tables)
+
+
+def tiles_in_words(model: Model, base: Fields, shape: Fields) -> Iterator[tuple[str, ...]]:
+    """Legal tiles of a kernel for one shape, in words: each first size with the others that it goes with."""
+    name = tile_of(model)
+    every = (with_its_options(model, {**base, **shape, **beside}) for beside in patterns_beside(model))
+    variants = [fields for fields in every if not is_refused(fields, {*COMBINED, *shape})]
+    for first, others in legal_tiles(variants, name, sizes_of(model.model_fields[name])):
+        yield (size_in_words(first, shape), *others)
 
 
 def legal_tiles(variants: Sequence[Fields], name: str, sizes: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -582,12 +604,17 @@ def in_words(shape: Fields) -> str:
 
 def tables() -> dict[str, str]:
     """Return the tables by the names of their markers."""
-    found = {"fields": base_table(), "combinations": combination_table()}
+    return {name: written() for name, written in writers().items()}
+
+
+def writers() -> dict[str, Callable[[], str]]:
+    """Functions that write the tables, by the names of their markers."""
+    found: dict[str, Callable[[], str]] = {"fields": base_table, "combinations": combination_table}
     for model in MODELS:
-        found[f"{op_of(model)}-fields"] = operator_table(model)
-        found[f"{op_of(model)}-tiles"] = tile_tables(model)
-        found[f"{op_of(model)}-defaults"] = default_tables(model)
-    return found | {"patterns": pattern_table(), "pattern-options": pattern_options_table()}
+        found[f"{op_of(model)}-fields"] = partial(operator_table, model)
+        found[f"{op_of(model)}-tiles"] = partial(tile_tables, model)
+        found[f"{op_of(model)}-defaults"] = partial(default_tables, model)
+    return found | {"patterns": pattern_table, "pattern-options": pattern_options_table}
 
 
 def main(arguments: list[str] | None = None) -> int:

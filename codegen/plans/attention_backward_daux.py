@@ -50,7 +50,6 @@ from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 from codegen.wording import shown
 
-FORWARD_PIECES = "attention/mma_sync"
 HEAD_DIMS = (64, 128, 192, 256)
 QUERIES = 64  # of a tile: four warps have threads for all its diagonals
 STEPS = (16, 32, 64)  # keys of a step
@@ -219,9 +218,6 @@ def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBac
     return AttentionBackwardAuxFlags(
         pattern=replace(pattern, expressions=with_helpers_of(pattern.expressions, sums)),
         mask_piece=f"{PIECES}/mma_sync/dq_mask/{'bits' if spec.pattern.masks_by_bits else mask}.cuh.j2",
-        columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-        rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-        rereads_thread=False,
         aux_sums=sums,
         has_pairs=_has_pairs(reads),
     )

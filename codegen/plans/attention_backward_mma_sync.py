@@ -44,7 +44,6 @@ from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, listed, multiples
 
-FORWARD_PIECES = "attention/mma_sync"
 HEAD_DIMS = (64, 128, 192, 256)
 LARGEST_WHOLE = 128  # elements of a head of which 16 rows of dK and dV, or of dQ, Q and dO, fit a thread's registers
 RESIDENT = (64, 128)  # rows of a tile, 16 a warp
@@ -100,9 +99,6 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
             options=option_flags(spec),
             sums_piece=f"{MMA_SYNC_PIECES}/key_sums/{'both' if whole else 'divided'}.cuh.j2",
             q_operand_piece=f"{MMA_SYNC_PIECES}/q_operand/{'registers' if whole else 'shared'}.cuh.j2",
-            columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-            rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-            rereads_thread=False,
         ),
         grid_summary=f"{'two thread blocks' if blocks > 1 else 'one thread block'} for each tile, "
         f"{ctas_per_sm} at a time on an SM",

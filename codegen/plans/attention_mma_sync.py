@@ -27,7 +27,6 @@ from codegen.plans.attention_mma_sync_operands import (
     rows_of,
 )
 from codegen.plans.attention_mma_sync_operands import registers as operand_registers
-from codegen.plans.attention_mma_sync_pieces import pieces
 from codegen.plans.attention_mma_sync_shared import shared_regions
 from codegen.plans.attention_params import (
     block_constants,
@@ -176,7 +175,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             overlaps=in_one_go > group_keys and not dtype.is_fp8,
             q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,
             rereads_thread=rereads,
-            pieces=pieces(spec, q_in_registers=q_in_registers, paired=paired),
+            q_in_registers=q_in_registers,
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(

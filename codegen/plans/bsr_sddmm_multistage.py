@@ -81,7 +81,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     return Plan(
         spec=spec,
         stem=stem,
-        template=f"bsr_sddmm/{spec.mma}{'_fp8' if in_fp8 else ''}.cu.j2",
+        template=f"bsr_sddmm/{spec.mma}.cu.j2",
         threads=tiles.threads,
         ctas_per_sm=ctas_per_sm,
         persistent=False,
@@ -91,9 +91,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         params=params,
         tensor_maps={},
         constants=constants,
-        flags=SddmmMmaFlags(fp8, f"bsr_sddmm/mma_fp8_mainloop{'_scaled' if by_row else ''}.cuh.j2", by_row)
-        if fp8
-        else Flags(),
+        flags=SddmmMmaFlags(fp8, by_row) if spec.mma == "mma" else Flags(),
         grid_summary=f"one thread block per tile, {ctas_per_sm} at a time on an SM, in the order of storage",
         summary=(
             ("blocks of C", f"{size} x {size}"),

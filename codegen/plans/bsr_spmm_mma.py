@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.flags import SpmmMmaFlags, SpmmMmaFp8Flags
+from codegen.flags import SpmmMmaFlags
 from codegen.plan import (
     Constant,
     Param,
@@ -117,19 +115,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kStripChunks", columns * output_bytes // COPY_BYTES, "chunks of a row of a strip of C"),
     )
     by_block = in_fp8 and spec.scales == "block"
-    slices = "one_slice" if k == depth else "slices_scaled" if by_block else "slices"
-    asked: dict[str, Any] = {
-        "b_tile": f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
-        "lanes": f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
-        "b_and_c": b_and_c(spec),
-        "mainloop": f"bsr_spmm/mma_{slices}.cuh.j2",
-        "some_copy_a": some_copy_a,
-        "block_scales": by_block,
-    }
     return Plan(
         spec=spec,
         stem=stem,
-        template=f"bsr_spmm/{'mma_fp8' if in_fp8 else 'mma'}.cu.j2",
+        template="bsr_spmm/mma.cu.j2",
         threads=threads,
         ctas_per_sm=ctas_per_sm,
         persistent=False,
@@ -139,9 +128,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         params=(*_params(spec), *GROUP_PARAMS),
         tensor_maps={},
         constants=constants,
-        flags=SpmmMmaFp8Flags(**asked, fp8=mma_sync_flags(spec))
-        if in_fp8
-        else SpmmMmaFlags(**asked, by_columns=by_columns),
+        flags=SpmmMmaFlags(
+            b_tile=f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
+            lanes=f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
+            b_and_c=b_and_c(spec),
+            mainloop=f"bsr_spmm/mma_{'one_slice' if k == depth else 'slices'}.cuh.j2",
+            by_columns=by_columns,
+            some_copy_a=some_copy_a,
+            fp8=mma_sync_flags(spec) if in_fp8 else None,
+            block_scales=by_block,
+        ),
         grid_summary=(
             f"one thread block per tile, {ctas_per_sm} at a time on an SM, block rows fastest among "
             f"{L2_BYTES >> 20} MB of them"

@@ -218,13 +218,19 @@ def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> t
     """Return the kernel that wins in most rows or loses least, and what a dense product takes where it is faster."""
     losses: list[dict[str, float]] = []
     labels: dict[str, Timing] = {}
+    refused: set[str] = set()
     weights: dict[str, float] = {}
     for row in rows:
         costs: dict[str, float] = {}
         for each, cost in zip(row.kernels, row.costs(), strict=True):
-            if _allowed(each, problem) and (each.label in labels or _applied(written, problem, each)):
-                labels.setdefault(each.label, each)
-                costs[each.label] = min(cost, costs.get(each.label, math.inf))
+            label = each.label
+            if label in refused or not _allowed(each, problem):
+                continue
+            if label in labels or _applied(written, problem, each):
+                labels.setdefault(label, each)
+                costs[label] = min(cost, costs.get(label, math.inf))
+            else:
+                refused.add(label)
         if costs:
             best = min(costs.values())
             losses.append({label: math.log(cost / best) for label, cost in costs.items()})
@@ -308,10 +314,11 @@ def _predicted(
     """
     rows = [row for row in every if (row.problem.op, row.problem.arch) == (problem.op, problem.arch)]
     alike = [row for row in rows if row.problem.key() == problem.key()]
-    kernels: dict[str, NamedSpec] = {}
+    tried: dict[str, NamedSpec | None] = {}  # rows name the same kernels again and again
     for timing in (*(each for row in alike or rows for each in row.kernels), *_shipped_timings(problem)):
-        if timing.label not in kernels and _allowed(timing, problem) and (named := _applied(written, problem, timing)):
-            kernels[timing.label] = named
+        if (label := timing.label) not in tried and _allowed(timing, problem):
+            tried[label] = _applied(written, problem, timing)
+    kernels = {label: named for label, named in tried.items() if named}
     if not any(deviations(row) for row in rows):
         return None
     expected = predicted(problem, kernels, rows)

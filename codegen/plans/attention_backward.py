@@ -16,7 +16,6 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.attention_backward_options import option_flags
 from codegen.plans.attention_backward_parts import (
     OF_BLOCKS,
     PIECES,
@@ -175,16 +174,9 @@ def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...
 
 def _flags(spec: AttentionBackwardSpec, sizes: Sizes) -> AttentionBackwardSm90aFlags:
     """Return what the templates ask."""
-    rows = "queries" if spec.gradients == "dq" else "keys"
-    consumers = sizes.consumers
     return AttentionBackwardSm90aFlags(
         walk=walk_flags(spec),
-        options=option_flags(spec),
+        consumers=sizes.consumers,
         divides_products=sizes.divides_products,
         short_v_ring=sizes.v_stages < spec.stages,
-        consumer_warpgroups="warpgroup 1     " if consumers == 1 else "warpgroups 1..  ",
-        consumers_own=f"consumer. It owns the tile's 64 {rows}"
-        if consumers == 1
-        else f"consumers. Each owns 64 {rows}",
-        other_workers="the SM's other thread block, if it has one," if consumers == 1 else "the other warpgroup",
     )

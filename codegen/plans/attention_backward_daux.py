@@ -214,10 +214,8 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has
 def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBackwardAuxFlags:
     """Return what the templates ask."""
     sums, pattern = aux_sum_flags(reads), pattern_flags(spec)
-    mask = "expression" if spec.pattern.expression is not None else "pairs"
     return AttentionBackwardAuxFlags(
         pattern=replace(pattern, expressions=with_helpers_of(pattern.expressions, sums)),
-        mask_piece=f"{PIECES}/mma_sync/dq_mask/{'bits' if spec.pattern.masks_by_bits else mask}.cuh.j2",
         aux_sums=sums,
         has_pairs=_has_pairs(reads),
     )

@@ -22,11 +22,9 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_backward import DKDV_MAPS, OPERANDS, WARPGROUP
-from codegen.plans.attention_backward_options import option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
     OF_BLOCKS,
-    PIECES,
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
@@ -212,15 +210,7 @@ def _constants(
 def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
     """Return what the templates ask."""
     return AttentionBackwardSm90aFlags(
-        walk=walk_flags(spec),
-        options=option_flags(spec),
-        consumer_warpgroups="warpgroups 1..  ",
-        consumers_own="consumers. Each owns 64 keys",
-        other_workers="the other warpgroup",
-        each_step="int j = blocks.count - 1; j >= 0; --j",
-        last_first=", the last one of each first",
-        dq_queries=_dq_queries(spec),
-        dq_sums_piece=f"{PIECES}/dq_sums/{'in_turns' if spec.deterministic else 'in_any_order'}.cuh.j2",
+        walk=walk_flags(spec), consumers=spec.tile.n // WARPGROUP_ROWS, dq_queries=_dq_queries(spec)
     )
 
 

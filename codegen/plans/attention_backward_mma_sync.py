@@ -20,7 +20,6 @@ from codegen.plan import (
     check_budget,
     require,
 )
-from codegen.plans.attention_backward_options import MMA_SYNC_PIECES, option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
     OF_BLOCKS,
@@ -96,9 +95,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         constants=_constants(spec, threads, row_bytes),
         flags=AttentionBackwardMmaSyncFlags(
             walk=walk_flags(spec),
-            options=option_flags(spec),
-            sums_piece=f"{MMA_SYNC_PIECES}/key_sums/{'both' if whole else 'divided'}.cuh.j2",
-            q_operand_piece=f"{MMA_SYNC_PIECES}/q_operand/{'registers' if whole else 'shared'}.cuh.j2",
+            divides_sums=not whole,
+            q_in_registers=whole,
         ),
         grid_summary=f"{'two thread blocks' if blocks > 1 else 'one thread block'} for each tile, "
         f"{ctas_per_sm} at a time on an SM",

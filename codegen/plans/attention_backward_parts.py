@@ -213,7 +213,6 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     of_pattern = pattern_flags(spec)
     return AttentionBackwardFlags(
         **{field.name: getattr(of_pattern, field.name) for field in fields(of_pattern)},
-        queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
         divides_key_blocks=divides_key_blocks(spec),
         several_lists=spec.pattern.lists > 1,
     )

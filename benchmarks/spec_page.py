@@ -455,7 +455,7 @@ def tile_tables(model: Model) -> str:
         found: dict[tuple[str, ...], list[str]] = {}
         for shape in shapes(model):
             firsts: dict[tuple[str, ...], list[str]] = {}
-            for first, *others in tiles_in_words(model, base, shape):
+            for first, *others in tile_words(model, base, shape):
                 firsts.setdefault(tuple(others), []).append(first)
             for others, values in firsts.items():
                 found.setdefault((", ".join(values), *others), []).append(in_words(shape))
@@ -465,7 +465,7 @@ def tile_tables(model: Model) -> str:
     return tables_by_kernel([*shape_names(model), *sizes], tables)
 
 
-def tiles_in_words(model: Model, base: Fields, shape: Fields) -> Iterator[tuple[str, ...]]:
+def tile_words(model: Model, base: Fields, shape: Fields) -> Iterator[tuple[str, ...]]:
     """Legal tiles of a kernel for one shape, in words: each first size with the others that it goes with."""
     name = tile_of(model)
     every = (with_its_options(model, {**base, **shape, **beside}) for beside in patterns_beside(model))

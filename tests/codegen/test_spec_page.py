@@ -114,7 +114,7 @@ def test_drawn_tiles_are_what_the_models_say(op: str, kernel_seed: int) -> None:
     draw = random.Random(kernel_seed)
     for kernel, base in draw.choices(script.kernels(model), k=TRIED[op]):
         shape = draw.choice(script.shapes(model))
-        found = {*script.tiles_in_words(model, base, shape)}
+        found = {*script.tile_words(model, base, shape)}
         assert found == page.get(kernel, {}).get(script.in_words(shape), set()), (STALE, kernel, shape)
 
 

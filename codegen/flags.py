@@ -24,64 +24,6 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class KeyEndWords(Flags):
-    """What the templates of attention insert for the end of a batch's keys.
-
-    Attributes:
-        key_end_of_batch: that end, where there is a ``batch``.
-        key_end: the same, where it is known: in a function that has the parameter, behind ``key_end_of_tile``.
-        key_end_owner: the parameter of a function that needs nothing else of the problem.
-        key_end_parameter: the parameter of a function that needs it too, after others.
-        key_end_of_tile: statement that works it out for a tile.
-        no_block: number of a listed block that has no key.
-    """
-
-    key_end_of_batch: str
-    key_end: str
-    key_end_owner: str
-    key_end_parameter: str
-    key_end_of_tile: str
-    no_block: str
-
-
-@dataclass(frozen=True)
-class KeyEndOfThread(KeyEndWords):
-    """The same where each thread loads and computes, and knows it throughout.
-
-    Attributes:
-        its_key_end: the argument for ``key_end_owner``.
-        and_key_end: that for ``key_end_parameter``.
-    """
-
-    its_key_end: str
-    and_key_end: str
-
-
-@dataclass(frozen=True)
-class KeyEndOfMasks(KeyEndWords):
-    """The same where consumers need it in masks alone, so seldom that it should take up no register.
-
-    Attributes:
-        masks_key_end: the argument of masks for ``key_end_owner``.
-        and_masks_key_end: their argument for ``key_end_parameter``.
-    """
-
-    masks_key_end: str
-    and_masks_key_end: str
-
-
-@dataclass(frozen=True)
-class KeyEndOfLoads(KeyEndOfMasks):
-    """The same where functions of the producer ask for it too.
-
-    Attributes:
-        its_key_end: their argument for ``key_end_owner``.
-    """
-
-    its_key_end: str
-
-
-@dataclass(frozen=True)
 class AuxFlags:
     """How a kernel looks a value of an aux tensor up.
 
@@ -136,14 +78,14 @@ class MaskFlags(Flags):
     Attributes:
         mask_expression: the expression.
         mask_lines: its text, in lines of a comment.
-        row_parts_piece: who works out what it asks of the queries of a step: each thread, or its warp's lanes together.
-        column_parts_piece: the same of keys.
+        shares_row_parts: whether lanes of a warp share what it asks of the queries of a step.
+        shares_column_parts: the same of keys.
     """
 
     mask_expression: ExpressionFlags
     mask_lines: tuple[str, ...]
-    row_parts_piece: str
-    column_parts_piece: str
+    shares_row_parts: bool
+    shares_column_parts: bool
 
 
 @dataclass(frozen=True)
@@ -166,14 +108,12 @@ class ScoreFlags(Flags):
     Attributes:
         score_expression: log2(e) times the expression.
         score_lines: its text, in lines of a comment.
-        score_key_piece: what key a column has: one that there is, where something is looked up for it.
         slope_expression: its derivative by the score, in gradients, if that is not 1.
         slope_lines: the text of that.
     """
 
     score_expression: ExpressionFlags
     score_lines: tuple[str, ...]
-    score_key_piece: str
     slope_expression: ExpressionFlags
     slope_lines: tuple[str, ...]
 
@@ -205,8 +145,6 @@ class PatternFlags(Flags):
         pattern_template: the pattern's template.
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
-        step_is: a step, in words.
-        list_piece: the template of the iterator over a list.
         block_steps: steps in a listed block.
         step_blocks: listed blocks of a step.
         divides_block: whether a tile has a part of the queries that share a list.
@@ -216,23 +154,10 @@ class PatternFlags(Flags):
     pattern_template: str
     partial_range: bool
     skip_masked: bool
-    step_is: str
-    list_piece: str
     block_steps: int
     step_blocks: int
     divides_block: bool
     expressions: ExpressionsFlags
-
-
-@dataclass(frozen=True)
-class AttentionFlags(PatternFlags):
-    """What all attention kernels ask.
-
-    Attributes:
-        key_end_words: where the keys of a batch end.
-    """
-
-    key_end_words: KeyEndWords
 
 
 @dataclass(frozen=True)
@@ -242,7 +167,6 @@ class AttentionMmaSyncPieces(Flags):
     Attributes:
         columns_piece: whether a head's rows have as many columns as the kernel's, and what these are times.
         kv_pipeline_piece: how K and V of a step are waited for.
-        logits_piece: what becomes of scores before the mask.
         mask_piece: how pairs are hidden.
         q_operand_piece: where the products read Q.
         row_sum_piece: what is in the sum of a row.
@@ -255,7 +179,6 @@ class AttentionMmaSyncPieces(Flags):
 
     columns_piece: str
     kv_pipeline_piece: str
-    logits_piece: str
     mask_piece: str
     q_operand_piece: str
     row_sum_piece: str
@@ -267,13 +190,10 @@ class AttentionMmaSyncPieces(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionMmaSyncFlags(AttentionFlags):
+class AttentionMmaSyncFlags(PatternFlags):
     """Template parameters of attention/mma_sync.cu.j2.
 
     Attributes:
-        softmax_scale: factor of the logits, in C++.
-        keys_of_pattern: the keys that attention is over, in words.
-        formula: O as a formula.
         paired: whether K and V of a step are waited for together.
         overlaps: whether exponentials of a group of keys overlap P V of the one before.
         q_beyond: whether Q extends beyond the slots of the ring that are filled last.
@@ -281,79 +201,11 @@ class AttentionMmaSyncFlags(AttentionFlags):
         pieces: files of the kernel's pieces.
     """
 
-    softmax_scale: str
-    keys_of_pattern: str
-    formula: str
     paired: bool
     overlaps: bool
     q_beyond: bool
     rereads_thread: bool
     pieces: AttentionMmaSyncPieces
-
-
-@dataclass(frozen=True)
-class AttentionSm90aPieces(Flags):
-    """Files of templates/attention/sm90a that a kernel is made of: one of each folder, which have the same macros.
-
-    Attributes:
-        grouping_piece: which query blocks form a tile.
-        kv_pipeline_piece: how consumers wait for K and V and release them.
-        load_groups_piece: groups of shared loads.
-        loads_piece: loads of a step.
-        lockstep_piece: whether thread blocks wait for each other.
-        logits_piece: what becomes of scores before the mask.
-        mask_piece: how pairs are hidden.
-        roles_piece: what the warps of the producer warpgroup do.
-        row_sum_piece: what is in the sum of a row.
-        rows_piece: whose queries the rows are.
-        q_operand_piece: where the products read Q.
-        q_stage_piece: when the place of Q is free.
-        schedule_piece: order of the consumers' products.
-        scheduler_piece: which thread block has which tile.
-        steps_piece: whether a tile may be without steps.
-        sub_tiles_piece: parts of a tile with key blocks of their own.
-        tile_order_piece: order of the tiles.
-        finish_piece: what becomes of O at the end of a work tile.
-        info_piece: what consumers read of a work tile.
-        producer_piece: the producer warps.
-        consumer_piece: the consumer warpgroups.
-        order_tiles_piece: the warp that orders shared loads.
-        key_range_piece: the piece that says which key blocks a work tile has.
-        overview_piece: what a consumer does, in words.
-        gemm_piece: the two products.
-        softmax_piece: the online softmax.
-        mainloop_piece: the steps of a work tile.
-        promotion_piece: when P V of FP8 becomes a part of O.
-    """
-
-    grouping_piece: str
-    kv_pipeline_piece: str
-    load_groups_piece: str
-    loads_piece: str
-    lockstep_piece: str
-    logits_piece: str
-    mask_piece: str
-    roles_piece: str
-    row_sum_piece: str
-    rows_piece: str
-    q_operand_piece: str
-    q_stage_piece: str
-    schedule_piece: str
-    scheduler_piece: str
-    steps_piece: str
-    sub_tiles_piece: str
-    tile_order_piece: str
-    finish_piece: str
-    info_piece: str
-    producer_piece: str
-    consumer_piece: str
-    order_tiles_piece: str
-    key_range_piece: str
-    overview_piece: str
-    gemm_piece: str
-    softmax_piece: str
-    mainloop_piece: str
-    promotion_piece: str
 
 
 @dataclass(frozen=True)
@@ -382,13 +234,10 @@ class Fp8Flags:
 
 
 @dataclass(frozen=True)
-class AttentionSm90aFlags(AttentionFlags):
+class AttentionSm90aFlags(PatternFlags):
     """What attention/sm90a.cu.j2 asks.
 
     Attributes:
-        softmax_scale: factor of the logits, in C++.
-        keys_of_pattern: the keys that attention is over, in words.
-        formula: O as a formula.
         consumers: warpgroups that compute.
         sub_tiles: parts of a tile with key blocks of their own.
         may_lack_list: whether a tile has several lists, the last of which may not exist.
@@ -396,18 +245,15 @@ class AttentionSm90aFlags(AttentionFlags):
         packed: whether rows are anything but consecutive queries of one head.
         asks_heads: whether the kernel asks which head of its pack a row is of.
         q_in_registers: whether all of Q is kept in registers.
+        q_slices: slices of 16 columns of Q that are kept there; 0 in FP8.
         o_aliases_q: whether O is staged where Q was.
         surplus_first: whether surplus rows of a head's tiles lie before query 0.
         takes_work: whether the key blocks of a tile depend on the work tile: on its part of them, or on its round.
-        restricts: whether a tile or a sub-tile walks over its key blocks otherwise than the pattern says.
+        may_be_empty: whether a tile or a sub-tile may have no step.
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
         fp8: what FP8 inputs change; None of others.
-        pieces: files of the kernel's pieces.
     """
 
-    softmax_scale: str
-    keys_of_pattern: str
-    formula: str
     consumers: int
     sub_tiles: int
     may_lack_list: bool
@@ -415,13 +261,13 @@ class AttentionSm90aFlags(AttentionFlags):
     packed: bool
     asks_heads: bool
     q_in_registers: bool
+    q_slices: int
     o_aliases_q: bool
     surplus_first: bool
     takes_work: bool
-    restricts: bool
+    may_be_empty: bool
     uses_setmaxnreg: bool
     fp8: Fp8Flags | None
-    pieces: AttentionSm90aPieces
 
 
 @dataclass(frozen=True)
@@ -760,12 +606,10 @@ class AttentionBackwardPatternFlags(PatternFlags):
     Attributes:
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
         transposes: whether the prologue transposes lists.
-        keys_of_pattern: which keys attention is over.
     """
 
     masks_pairs: bool
     transposes: bool
-    keys_of_pattern: str
 
 
 @dataclass(frozen=True)
@@ -774,17 +618,13 @@ class AttentionBackwardFlags(AttentionBackwardPatternFlags):
 
     Attributes:
         queries_piece: how dK and dV walk over the queries that see their keys.
-        key_blocks: key blocks of a head, which have lists, in C++.
-        keys_of_list: keys that share a list, in C++.
+        divides_key_blocks: whether several tiles share the list of a key block.
         several_lists: whether those are of partial and of full blocks, with counts.
-        tile_number: number of a thread block's tile of a head, in C++ (dQ).
     """
 
     queries_piece: str
-    key_blocks: str
-    keys_of_list: str
+    divides_key_blocks: bool
     several_lists: bool
-    tile_number: str
 
 
 @dataclass(frozen=True)
@@ -792,20 +632,12 @@ class AttentionBackwardOptionFlags(Flags):
     """What they ask of the options.
 
     Attributes:
-        key_end_words: where the keys of a batch end.
         logits_piece: what becomes of scores before the mask, and of dS behind it.
         mask_piece: how pairs are hidden.
-        key_of_list: where among the keys that share a list a tile begins, plus what follows, in C++.
-        heads_of_tile: how many heads have queries that see a tile's keys, in C++ (dK and dV).
-        softmax_scale: factor of the logits, in C++.
     """
 
-    key_end_words: KeyEndWords
     logits_piece: str
     mask_piece: str
-    key_of_list: str
-    heads_of_tile: str
-    softmax_scale: str
 
 
 @dataclass(frozen=True)
@@ -823,8 +655,6 @@ class AttentionBackwardSm90aFlags(Flags):
         divides_products: whether the consumers divide the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
-        last_tile: number of the last tile that has keys there, in C++.
-        key_end_of_tile_batch: where the keys of the tile's batch end, in C++.
         may_lack_list: as in the forward; false here.
         dq_sums_piece: how tiles add their parts of dQ, where one kernel has all gradients.
     """
@@ -839,8 +669,6 @@ class AttentionBackwardSm90aFlags(Flags):
     divides_products: bool = False
     short_v_ring: bool = False
     dq_queries: int = 0
-    last_tile: str = ""
-    key_end_of_tile_batch: str = ""
     may_lack_list: bool = False
     dq_sums_piece: str = ""
 
@@ -895,7 +723,6 @@ class AttentionBackwardAuxFlags(Flags):
 
     Attributes:
         pattern: what all kernels of gradients ask.
-        key_end_words: where the keys of a batch end.
         mask_piece: how pairs are hidden.
         columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
         rows_piece: whose queries the rows are, likewise.
@@ -905,7 +732,6 @@ class AttentionBackwardAuxFlags(Flags):
     """
 
     pattern: AttentionBackwardPatternFlags
-    key_end_words: KeyEndOfThread
     mask_piece: str
     columns_piece: str
     rows_piece: str

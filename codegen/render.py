@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import jinja2
 from jinja2.bccache import Bucket
+from jinja2.environment import TemplateModule
 
 from codegen.layout import lay_out, mark
 from codegen.library import TEMPLATES, NamedSpec
@@ -18,6 +20,8 @@ from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.prune import prune
 from codegen.wording import in_comment, in_shell
+
+_MACRO = re.compile(r"\{%-? macro (\w+)")
 
 SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
@@ -31,7 +35,6 @@ BANNER = """\
 //     {command}
 // spec: {json}
 // spec hash: {hash}
-// templates: {templates}
 """
 
 
@@ -41,12 +44,32 @@ class _RecordingLoader(jinja2.FileSystemLoader):
     def __init__(self) -> None:
         super().__init__(TEMPLATES)
         self.used: set[str] = set()
+        self.hooks: dict[str, frozenset[str]] = {}
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         self.used.add(template)
         source, filename, uptodate = super().get_source(environment, template)
+        self.hooks[template] = frozenset(_MACRO.findall(source))
         # Jinja encodes it, and a path may have bytes that are no text in this locale.
         return source, filename.encode("utf-8", "backslashreplace").decode(), uptodate
+
+
+class _Environment(jinja2.Environment):
+    """Lets a template define its macros under conditions: one that the conditions leave out prints nothing.
+
+    A name that none of the alternatives of an imported file defines stays an error.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, TemplateModule) and not hasattr(obj, attribute):
+            assert isinstance(self.loader, _RecordingLoader)
+            if attribute in self.loader.hooks[str(obj.__name__)]:
+                return _print_nothing
+        return super().getattr(obj, attribute)
+
+
+def _print_nothing(*_: object) -> str:
+    return ""
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
@@ -68,7 +91,7 @@ _compiled_templates = _CompiledTemplates()
 
 def environment() -> jinja2.Environment:
     """Return a Jinja environment as all of the project's are (undefined names are errors)."""
-    return jinja2.Environment(
+    return _Environment(
         loader=_RecordingLoader(),
         bytecode_cache=_compiled_templates,
         undefined=jinja2.StrictUndefined,
@@ -150,7 +173,6 @@ def _rendered(plan: Plan, origin: str) -> _Rendered:
         "command": f"codegen render {in_shell(origin) if origin else 'SPEC'}",
         "json": plan.spec.canonical_json(),
         "hash": plan.spec.hash,
-        "templates": ", ".join(templates),
     }
     banner = BANNER.format(**{name: in_comment(text) for name, text in told.items()})
     return _Rendered(seal(banner + "\n" + body), templates, _overview(body))

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_block_lists.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 65c65570b0ac5d1c2efb4e24da6cb461fd3319ed91273d3c5261eb2486187c41
-// templates: attention/logits/scaled.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/block_lists.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6047febdc96017a83f81e7e285a79dc0b7d538abf5e71f50aee79afb702efea0
+// seal: sha256 ba6b6893c0465c5fe8722a3d97b0bb64d44a2f93657fea2637cabda752b137d7
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

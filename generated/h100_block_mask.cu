@@ -3,8 +3,7 @@
 //     codegen render specs/h100_block_mask.yaml
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"n":256}}
 // spec hash: 8ca3b2f4ad79785269c30718c01689aa9650c7f626e51b50ade513ba8d335aac
-// templates: attention/mask_expression.cuh.j2, attention/mask_parts/own.cuh.j2, block_mask/block_mask.cu.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, expressions/ranges.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3e6f14de65bfa8db145579a721246422b63155ba83d23745e4ce1ad51f6fbd21
+// seal: sha256 0221fc81962f5382675b54b305f8fa54d28b7b3ad0d29ae8e0eb4cd08dce47ea
 
 // Block lists of a mask: for each block of queries the numbers of the blocks of keys of which it sees some pairs
 // (partial) and of those of which it sees all (full), ascending, and -1 behind the last one.

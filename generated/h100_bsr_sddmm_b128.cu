@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_sddmm_b128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 3dd1b4cf4393d910595780312e01069f98549fd6a24a6262e2101326af0496c2
-// templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 19d8bcd56a1cdcc055f940e23c2031dc00331d53e2721edaf44a1b95d3b335bb
+// seal: sha256 4c66d66023ec93491f6d075ff7a58e81445debdb4203fa90d5b60e555fe615de
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_sddmm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
 // spec hash: 70b2242d61a4e242efdb3edbc6671ad0144c2149a6cbf752ae8deb43233ae7bc
-// templates: bsr_sddmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e53598eb3e58d715f90fc03c162429b3434d07ba0aa37259d171a286b98a4b90
+// seal: sha256 b9a62f6d85b1a2701dde22325a2a466fb8d329ac886ed03044ff6e8fccb4f59f
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.

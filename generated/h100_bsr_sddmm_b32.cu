@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_sddmm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":32,"n":512}}
 // spec hash: 92106ff430791e468a1e44051deea09dbb5d1480464ad75e5efcacdfe118478b
-// templates: bsr_sddmm/sm90a_swap_ab.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0a4579f57e3406ab5f143a60ad57d564ba34c9f4a5a08fcb7b5c78ab5e5881cf
+// seal: sha256 c4eacae9ddf8161eb9d4fa359f0016e98cf365041bbabb8260a5d4ab1aadae05
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_sddmm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: a4bde77b48440ea7cac07e723e8598043ad0c99cb553b984103da9d161237f3e
-// templates: bsr_sddmm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e73148469b5f584e25a7863c5ac7be22d6b7558b7afed8927698040cd0e98942
+// seal: sha256 c9df8a49b0b53ae20150534b795410faf4b8ff339f10d0aef476b25d12ee85a8
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //

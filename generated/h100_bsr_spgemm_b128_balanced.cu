@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","scheduler":"dynamic","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 7f684b4e259ebcc653729d6a49907208ebf8a4832b41b51ead658fc2bd3a0fd3
-// templates: bsr_spgemm/order_dynamic.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d6021bb041c7f0a0f9ff11a9ccbd347b56180fe628daf51ad2fb16fc3b1869d3
+// seal: sha256 ce9674a8ca5009700164f1587332b35db8eed94bd7e8f776152ef5521929eaa0
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Dynamic tile scheduler.
 //

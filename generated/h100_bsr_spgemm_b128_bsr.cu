@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b128_bsr.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
-// templates: bsr_spgemm/order_listed.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 114e4e055e6457120e5bc0af4bd7ca56decbf4c93001db1d87c42355ca054dd1
+// seal: sha256 aa0185fe2a583b576e2b88dd31f237291513c4a286db4ee060f3b9777eb3e7c8
 
 // BSR x BSR for sm_90a: the blocks of C = A B that a pattern lists, with A, B and C in block-sparse rows.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 9f6364e0c8e19856e521d546662517bc682622b06ed9a4806eff1ca30f32b80c
-// templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d43f4a7143737c26be1d300eb3a1fb136d9c5969b6f5499f972f1dbe7770e519
+// seal: sha256 312fdd352e58f4f5c20a52cd1ec8de242106c9cb1853e5392ebe34c5bb780b0f
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //

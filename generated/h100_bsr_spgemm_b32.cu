@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 2ee1dc7acd902abba57fdaaa63929db87a54b5d28526624341eb5c4b97f5a6e3
-// templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6d6437bca4b11ebe031c56cc846297c5cbaefea3e656ac6632b19c41c758d5bd
+// seal: sha256 6cc3a6336ffa27b7552910e811c7e06c8a8794825c8574b4b3e2d85306a1aaa8
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
-// templates: bsr_spgemm/order_runs.cuh.j2, bsr_spgemm/sm90a.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 704accd8df79b38aa563bbc14670723cfbe463b12a7870fe4c96237ac66a5275
+// seal: sha256 07ca6932dacbf7d9e5780f16a7e7467f34f34e60f6c9d0572e96d3ea17b5ea38
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_accumulate.yaml
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 669a41266fc06b00526ff91226322e646af628e1b2b6f449c45a4a38655902c6
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue_c_in.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 269bda7fafe8c44b4378b28cc338770c9f239790d1d25e74ad131c35efa96e9d
+// seal: sha256 fbf8192deedc7aa56357c21c0e4a14bbadd623346fb168fe44d79ae78cc6b375
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B + beta c, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_length.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3d80bf2102c2ee81bacf30367ec79d5250ef18095044a4865ceee2280e12378f
+// seal: sha256 172d9a25646ecabd491749fa57b852d32e6549a36348534eab527370a1975e4f
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_bias_gelu.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","epilogue":{"activation":"gelu","bias":true},"mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: aefdf3290bbd8158fa1eeb95339702b50be87aaf929ea71964b1a1d4ca48bd38
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 acc956d1a757ad29f0c22865a57f83d7852a296ed64baf9cadbdfca260611e76
+// seal: sha256 4f53da66a3867c4b9fdca216e80d8e1d6cffeaabe8aace75d82695afc4d69752
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is gelu(A B + bias), computed in fp32; the bias has one element for each row of C.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_column_major.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 39d1a2992dbee48811a0455b503753507a83a96f0f7c13015cd9dde31bc7ced9
-// templates: bsr_spmm/b_tile_columns.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7b774de317b599a2120121db994881955c96e31e49a90c241cfb9a102c32e87d
+// seal: sha256 e1864d6809058dbea729bbaf98ed7f4b4aa9acd1182ef67dafdc327f7316e3cd
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // What is stored is A B, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
 // spec hash: 9fb9a1ea06fc0a94b26a35583c1d5a4bd4d8083bf1bc2289fc711b84a303ee03
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 62e02c2bc7f84cdca0e6cae63e00a819753c219e532c6582229fa52da39f47d0
+// seal: sha256 a5d305099fcb8b2d0648e14cf07002a46d6415b7cc661043cbb6d5ae911ab2cf
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

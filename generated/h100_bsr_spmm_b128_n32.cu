@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: aae4c342d253b5ac5cc4f4f717e12ad4d05e4f7664301be8f3ae8f35ae7897e0
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 657da1237790866399b5da8031ae8779116c4027b62aae7b6f331e4e0fa98acf
+// seal: sha256 2ebddd4bdf4a9b5cb9f893be6b121b7f8753431658b611a07beb217920002319
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

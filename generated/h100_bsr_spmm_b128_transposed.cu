@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_transposed.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: 2758c40f1d492a1bbfc8467421700d7df7d56058f12b8412fe236753c74ab6d0
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_transposed.cu.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ca72840e08db0b9a03915e3f9c7a33ecbe5880bf6756ea057307805974d0797e
+// seal: sha256 9325a4a3302d039fd29f1bc1adb0ee1c6fe04e028f70765d7bb246733f60cf0c
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A^T B, computed in fp32.

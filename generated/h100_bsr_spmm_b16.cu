@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 059ccd1919667699ad8616ea77393d948e50ac25d3d9b621192bf73eb2f7abbc
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 44c3dcd09ab5e03c5f7f4b04adae021fc252fd0152c2a73257ad59b1c1cd9a23
+// seal: sha256 b2508ea3fd5eae6bf0d7f956caa2f8310b7c6378c799aaeb9da0f7bc3de5d99b
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.

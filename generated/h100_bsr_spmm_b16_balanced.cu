@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3e1d33ef411b820aef86dc088f14583d90cad4bfa268cde8a30fb63d0e68ea6c
+// seal: sha256 2fead60605b4cd9ba787db5e18317a961a870cfa1449d58f917ba6cc7b57030e
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.

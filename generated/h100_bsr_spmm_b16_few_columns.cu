@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_few_columns.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":16,"n":128}}
 // spec hash: 4fd92a3aeedbd42a5815ec49a76a36db4491364a125b2fecdd2fbb63c90e66ce
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_several_blocks.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 26c4c80f0f969480fe280c3ba73dd37dc8f329343df100da67f80b32ae4944bc
+// seal: sha256 6a53c7b69ded8bd751074ab0596b121f6b8173d96571688ef5eb3d3443a26ac3
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/sm90a_gathered_mma.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3681c0d049f7a6afa5b9703ae1030f977e7e90b64fc2f5660b82052a34dda5de
+// seal: sha256 77a8986c8ef69cf7e1a42b29a939b5ab64980e4576def73b6c8c654c896de02f
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 8d468b0e3ec917a5705ba24528851c30e88e583e66498013e20e70ea553edbf6
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6cd60ec88d939859ead7049a692f392df78144f4d521c877fdf11e87ed8e40b4
+// seal: sha256 24a107bcb98e8d871c54afa98f7167d34c22b8bbad78b6026a60299d268ad3f0
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":32}}
 // spec hash: 7a38a92deb32e6e1b866e5c90f605343c5b7811e91ca0564b3b70efd0af902e1
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 8bfa569b25eda5c610153c345a660e21e19245408ed2072cd9cbb8753e7a467c
+// seal: sha256 c7b958799596a592aa0904dc56caa6cbccc4b568157545409e1ed95600611fb7
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":64}}
 // spec hash: 18efb7b9e512b0647fc0189a0d0d704864422036b1c5d0296f5d23f472cbc629
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 7a0ce0c89bd899a6ee2b37ae9f8aa718d876918b8922db97e0c8bd8a6accfc6a
+// seal: sha256 8acdd4135f4253d74fea6cd33829419aa1558e10b35cfeec0ae34cd85ac943b3
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 9d5aebfc72e26b2519dfdde61ee5ab14716fc3d3cf2fc049aa116ce859880eee
+// seal: sha256 851c20e79d4635da4e81712c7ea42c959e6e27095823c0d85b88bd54eee54a9a
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/step_one_block.cuh.j2, bsr_spmm/unit.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 11949982e708011167466539895e104380717d50d6e438c16f1a06b78c93cdcd
+// seal: sha256 7b0ba8df7776ce8654a250390e8a62679e05f6c4bfc43c844a671e31641bd1d7
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.

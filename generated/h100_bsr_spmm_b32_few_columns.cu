@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_few_columns.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":32,"n":128}}
 // spec hash: a145ea1e5985c6e20558ede91936f6911c33b3eb0ff59d8e5fe8771cb1908fe9
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/c_tile_swap_ab.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/sm90a_swap_ab.cu.j2, bsr_spmm/split_k.cuh.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/step_several_blocks.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 04e795c630dad6f2270ddcfabbfbe4a2a24f9b7c004b1d762ee890d93e439577
+// seal: sha256 1617825671b15c4034014a7820bbbfae2fef02530c6c8ae96d63e78076cd68af
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.

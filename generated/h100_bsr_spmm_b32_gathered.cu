@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
-// templates: bsr_spmm/b_tile_whole_rows.cuh.j2, bsr_spmm/sm90a_gathered.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/gathered.cuh.j2, ptx/cluster.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5a6bc430ac75dc45d87b12feadb1286c8b4bcc93a5b04ebc29986eca5a1d66aa
+// seal: sha256 5e5ab48b8a7088860ca5bec7bd94d53820615615a81ae1160fb8b58635ea4aa6
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
 // spec hash: 727bf228b7ace8487211b9819d26bd0c260ddb2ec31c482e632d9f796634d0d1
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a5636cd65b98bf09e692f0f0f7ba104f108a8f70c554cb147b2a45475e6b74cb
+// seal: sha256 27f072a0fe7e8cd6b4ad2dba7b79b1fca89afd26ca1f824d095eb7d96f972494
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

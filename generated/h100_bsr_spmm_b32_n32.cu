@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 69f9b0f033f4eaa24d7e48e83516e59cc673b7fd895eab640e4d13ed3a59aa0c
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f40d63f932cca0f6f55bbb80b6b0cd060cebce6b640f90e3b0f5e42fee3310fb
+// seal: sha256 6841f1307aa9da6bc7071fa8794b2f4f3d3b4f7addd621f2b872377e32ce132a
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: ff10a7dccd00751e11b73f6c343a3a6d90e5ad226c84e9e4fc69b05956cd664e
-// templates: bsr_spmm/b_tile_clipped.cuh.j2, bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a96d8d66956261e78cd50047dc81c3f19411a3d49b9b5ee27d6ee8cb4a2e5a1b
+// seal: sha256 53a9c795810d8d99c65a4071b20f80c268233eab1a14d15a899f108168a9d6e9
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: aee6394c00774baa63339233e5541e49106eaf2a7e52f630e422bfeddbbfddd1
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/dynamic_scheduler.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_length.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 97f95df12aa69c4d7bd30ae0003b666f053f29a9bafa3854b02f2e3c41c9f195
+// seal: sha256 d8d9bed01896170e569f6d594cd9767bd0256eb73b2cd019133bd5f637ab6857
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_column_major.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 418836fb2d7ec029ab57d5dd61c776b9a6d1e693a2f98a6b873e7af709e7a3a2
-// templates: bsr_spmm/b_tile_columns.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e9b50ff46f13605d5a3e70720eb683eb1975e5e718684f1a936b9f11f51088d0
+// seal: sha256 6424211b43f925263235d970721a4e0b3d4ad1fb6fba0a32e0bfe24f60359eff
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // What is stored is A B, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_few_columns.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":64,"n":128}}
 // spec hash: 985ca9f93e471a59ea0ef3683a3df0751d588796734620b2158f3973b701242e
-// templates: bsr_spmm/b_tile_clipped.cuh.j2, bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e413963a017422416a1ebb48c3e547166f88846375b6e07fad8c8134d3070d96
+// seal: sha256 0dd81fbe462d49dabb78fd6d5200b8af5b37bc8e19fce60926eaee4503601386
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.

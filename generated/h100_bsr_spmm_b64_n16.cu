@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
 // spec hash: 4bcbeb86057da952536faa4d9c6bb4a31a58a353e07de36a0c41cc14f0639743
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 602a0aa4f6fb5b4330062fc4fcb2e4d94cec2ebfef94ad6676e1966aaa77b9cc
+// seal: sha256 429d5f3ec5a23cbbc23df1cd19bc4bfce538056e5a23414f683ddcd39d23e582
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 1ec285c1e5938a7dc89d1227dea2980afcb5df93f2e81c55ce47a03c88ae68bf
-// templates: bsr_spmm/sm90a_few_columns.cu.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/prmt.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e6bfa9f93c740cff987229019ac9bbc8f499ee30b6f7db7fed914cbe3f2790e3
+// seal: sha256 96d2b8fc0c0d2cdf82a20e54eea1dbb78d212f1edce768af57922db72ffa4f18
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_pairs.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/sm90a_pairs.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dbdd9bef42a573f6e0b9b196011280bcec00b99e43e388ff83f0189dc0f6a42f
+// seal: sha256 ecc8de73b9f56fe13b4e43747b5dda5558a891ed465a03f56dd42c3f8a19d668
 
 // BSR x dense for sm_90a, two block rows at a time: C = A B with A in block-sparse rows and
 // B, C dense and row-major.

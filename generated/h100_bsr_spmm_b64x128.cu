@@ -3,8 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64x128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: e018eb4f85f6f4cd77da262adf9df944fe55f09e2b08f16cc0dce3f2d8120de2
-// templates: bsr_spmm/b_tile_clipped.cuh.j2, bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1b64a01ba10ec2b45b8f3207d220f5a8c193d5819d6365e39c21cc9452b7fb30
+// seal: sha256 8a886e49cbd35ab3d171a1c7020f2d30758530fa76b2e246fc0ef1e4068c73b4
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_causal_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 05fd734c8b1bcc8dc9f9a3b4b5280a066357439d0e8f51e6a49c09773f9adb4c
-// templates: attention/logits/scaled.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8ce765e88afab3cda85f56a6a3929215214c2683d50aee6ba1cbbeb4cb6f71b7
+// seal: sha256 5619e0bf71f38d397abaa56978503bd41ce71c72dddaae3a62b6bd76d9bf0179
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

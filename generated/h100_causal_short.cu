@@ -3,8 +3,7 @@
 //     codegen render specs/h100_causal_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3ece8c3e8cc57a503b06f6776ab815dc6d10846d8628bcc2daf3674601c8503b
-// templates: attention/logits/scaled.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 afb80b90b4d7cbd1b4a1355aac644a1db18ed9f897612c5ac7557b0109d711cb
+// seal: sha256 94b48f6993e15ab39f060cfa6facad127b03cd173efb71206735fac0afff442f
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_dense_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: 70f42515f20a6818ad368a6bb5f11933ef1466a45d25c222d77b6aaa06d2eaf6
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 667dd9bb878575f346b816f4856b9d75c1c03f403a83733def307b48795d9e78
+// seal: sha256 2b0a8770f62bb2ef158e00de100a575068d9cd39a43eb88f9d4505859a373666
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_dense_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: f105425497356ed794692d2b677c9961ace61fd116273d90382f9c7696e77e5f
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/merge.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/kv_splits.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6d763639834f8a64a63e365608af866cad9755acba0994a56ef60950cf8a0ee8
+// seal: sha256 f48a4900347a14e414bcaff8c04300da3458b70ca0a7a2222d37adfa9f4397a4
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

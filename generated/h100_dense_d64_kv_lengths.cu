@@ -3,8 +3,7 @@
 //     codegen render specs/h100_dense_d64_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: d1e0b026d8f82097d2366a3d721c24f2a052793d374ea5dd0bc5b791075e187d
-// templates: attention/kv_lengths.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 aec702fa812a9ada6e6ccbf57b753ec620dbe4574a01c53d85b9d1a5585d0955
+// seal: sha256 7660f14d7a180f6d4e8502caf0a593ff99d50f10cfd1a4c142b22b39e0676538
 
 // Attention forward for sm_90a over the keys that the pattern shows, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_dense_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 5562e5a7674a912d859405b5448262241afce0942168af2064e99192e533d222
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c44dbbb7f1d761194f5faf8e507f7e14c708f0eb22571388ff33c8f52be54655
+// seal: sha256 7968a666c568a477ebb27f0cd8f18526058c2cd29bb88b89e0111b6c7bc377bd
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_dense_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f7a2ec6e6184a2287945dbb9eb99007472400f24f0c4f5600cb7370eef196e21
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/dense.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/merge.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/kv_splits.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7d54a28002711899c74a389347e765c7440ee39c0d1abcc6bd34568e803233f9
+// seal: sha256 999994dd4770588ff42a3fe0aa7124f68d1f7b30d72f0e50c69e6b7ec42dcc82
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

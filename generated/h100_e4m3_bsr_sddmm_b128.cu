@@ -3,8 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_sddmm_b128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: db7d6b768fb032f533cc0dd7d478e8f8a55cf2bba15acc0f6949e0b1735d7610
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7907fcce7c070c62f88cc56981fb5c79ac45da54591a546f0ded7fe16760bc46
+// seal: sha256 26099e8c02c56bdbe41e519c5fe8d614db16ac5a66896ac04d28d531a6960bfb
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A and B have one scale each.

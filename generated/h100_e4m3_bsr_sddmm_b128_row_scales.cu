@@ -3,8 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_sddmm_b128_row_scales.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","scales":"row","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: d9878294a9158304d4f69a936de568fc63d43c5e6d9e47a14913177b7f4458be
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled_rows.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_sddmm/sm90a_fp8.cu.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b2d3d0ef240b7acb1bbd02c88c64938a03c9d586a8865474a5f4e3dfe8195ff5
+// seal: sha256 c2e510c64aaa26e6d4a98d03aec7b86003b3966e4b1c3c525e51a9630f1240c0
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. Rows of A and of B have a scale for each 128 columns.

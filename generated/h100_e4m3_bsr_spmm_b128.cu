@@ -3,8 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 049869ac436eaea8628326d80d27433af147576734716106fe803ed31403be41
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 51bdb1215f1e58d78e9f574c4586f526df2648dfa1d98fca28adb6a4edad70f8
+// seal: sha256 68766506c14b3b0053087d2ee5355decf240ad0046ade203b10f03947610c64b
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each

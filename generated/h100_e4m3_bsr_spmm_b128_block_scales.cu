@@ -3,8 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","scales":"block","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 8e086eef53336c7ca9775a1a7e83cb6c70ea3a6c0fccf0011a1738742bf06464
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_scaled.cuh.j2, bsr_fp8/products_scaled.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f32ca704143bb3727089c26e3fe425f71fb8d1ef11de805061c9bcb50dd3cb84
+// seal: sha256 f68933dbbb8c6f91df238d08d93afa54bdc1d37464c79d40c1d2ad7c0fb9b708
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b64.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":64,"n":512}}
 // spec hash: 2ad6f416cd4471cd71ce02a63617538e9533ee6d50a766c99c239f3278a1c2a9
-// templates: bsr_fp8/piece_half.cuh.j2, bsr_fp8/pipeline_promoted.cuh.j2, bsr_fp8/products_promoted.cuh.j2, bsr_fp8/store_pieces.cuh.j2, bsr_spmm/sm90a_fp8.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_by_rows.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3d7de0a9251457eb5c64f4bb750e1fd6ebf3e8fe68ac2aeee4e9171fe8c8fdd6
+// seal: sha256 6e34cfc61eaacf09212cdb10387813885a28ac0bcda636a9746db07f630e5aff
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each

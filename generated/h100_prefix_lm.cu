@@ -3,8 +3,7 @@
 //     codegen render specs/h100_prefix_lm.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: aedc71e26220e997f3c406db187470e673730dddf51ba8403ca818ba2a1cf37a
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/prefix_lm.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/visible_range.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/dynamic.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/late_first.cuh.j2, attention/sm90a/tile_order/surplus_first.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 7a8e02cc2c8e283261839fba06211393f6c7cf26a456bf27f1683432e0a0f72d
+// seal: sha256 9f03b8486413c3f029f99d7f250ab455ff86170ccd2cfb85ee97060a1f4a5097
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_128x128_bf16.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 6a08364e18165c096b9327538f97e8d96546fca73cc849fc8414011379e18b46
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 3a8963dc7abee60b31e6a5db4e85e2ff509b3a28b7573286b084afb3de2a4dbf
+// seal: sha256 f5d2634c8a367eed152135b3c7f202100c2fa768b37251d19a6beadc41cbbb0b
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_1x128_bf16.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","head_dim":128,"mma":"none","op":"quantise","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
 // spec hash: fcd4ca4df7bb54ebba7c65fd51f1ec703a67af0ce3a08ade49627209da7e6bd9
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 1a3859016415234998744f5532e22f212099a2064eea23f01f1f3078afab8165
+// seal: sha256 ba7a990a75e8dd962fa3bebbe647cfc221b329e3fccd8d9b2f8813f2beb96e9e
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.

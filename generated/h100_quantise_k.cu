@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_k.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 534a1826efd1b18f9c5c4a2f60612a74e01240248d4fb57a60a94a12668e6ee0
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2, quantise/statistic/mean.cuh.j2
-// seal: sha256 169224a584d73f72cf27d36afd2de84ce2a0c87ecd35a72d463222a8109a02ff
+// seal: sha256 e6bd114fb482c0fe7649fd6c528cabce19b1b7d0ffdfcbf50c14a67986dff944
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.

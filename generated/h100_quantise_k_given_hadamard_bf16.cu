@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_k_given_hadamard_bf16.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 66e5c5b103cf820855492be41b2344953b1872c0330f67bd9522f8b95955d2bf
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/given_scale.cuh.j2, quantise/kept/rotated.cuh.j2, quantise/rows.cu.j2, quantise/statistic/mean.cuh.j2
-// seal: sha256 afacd0aecd79b3c6ae2f650dfc9f378c72521e0077a4e978e8978a5f90b6355f
+// seal: sha256 7758c6efa864bc4a83a9c6623c65f72a7cc158323ab2daa07b429d628cd948d0
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known: the given one of their head.

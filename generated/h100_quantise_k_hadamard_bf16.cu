@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_k_hadamard_bf16.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"bf16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":64}}
 // spec hash: 30964f82f7d2b6d173ee0338aff63db41638fb350e33766ed1cf6b806043c840
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/kept/rotated.cuh.j2, quantise/rows.cu.j2, quantise/statistic/mean.cuh.j2
-// seal: sha256 82ef22ad0ddc1e6e1d56c6b182cc98532caa57464ee6ad2e4cafb53a5bd88df5
+// seal: sha256 ad29926947f1562dd384d8312d051f67cb3ece9f833c312dc6fe8552393dcf82
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_q.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: dcb1c62d00056e971411b5034257d8db39468d043a950c7ec4448e247228c284
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 791313a3fcab4eb58cc80bdbfd678882bddb1713e316fad7bf2972c861e3c20e
+// seal: sha256 75123fa912efc16a795bcee907c30c3ca8322b101ac380ee2d15fa1081c9c8a2
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.

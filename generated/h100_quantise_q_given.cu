@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_q_given.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 44f9dd92e08d0f8efbfb073bca35f288137416aee637a386730ecc1ad8ec327c
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/given_scale.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 b8b46747cef7b82a7393fff95fd77f3aac28eb85c52f98d2d5a17b3feb098199
+// seal: sha256 2a2467bc90b005e8b7d71df0afbe79eeac81db1d6ba3fce85bb25dc67c13576a
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known: the given one of their head.

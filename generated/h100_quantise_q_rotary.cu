@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_q_rotary.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","rotary":"half","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 373ea8414f3f31cd279e26a3c7681f4deb507ded07ea6b3e562ce28c5dbd4e51
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/kept/words.cuh.j2, quantise/rotary/half.cuh.j2, quantise/rotary/load.cuh.j2, quantise/rotary/rows.cuh.j2, quantise/rows.cu.j2
-// seal: sha256 9a2f9558b123f8d6f502a09b6d1cd1b19aa66cbf1f950796155756e61686dfa8
+// seal: sha256 9ba82857c001dcb1e80b7b7fc4ffb5d204fc68b58ed1f0cd2ac5ab1c1ce1a283
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_v.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 4cf26e53b954c5497caeb8000c62b5bc68df79e36ef9600b7fbc8b8c13ab31fc
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 74947774f9600438cb632c54f82f117840cf3e3409856ac1504755f2694ac35d
+// seal: sha256 fe23a3a3b9d420f26591e62f03ea1b0561192fb4581dd6afb1197e7e92a17da0
 
 // Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_quantise_v_e5m2_bf16.yaml
 // spec: {"arch":"sm_90a","codes":"e5m2","copy":"ld_global","dtype":"bf16","head_dim":64,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 9c98faa5409b4873897cb8af065767c026ceb330a52ceaaab707c11ae8f15572
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 cad395d1477e29ea6c35c9605d06e1dbccbcc5393d045b8e525165d9495f4f2f
+// seal: sha256 232d7edcf8e7a3a40f101c845338a31e756b5a25c753f796eb1b269b92c9cdd6
 
 // Quantisation of V: e5m2 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_select_topk.yaml
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5eb9fd84ba5383d4cd66cfeae0b23a9bc15950d6e6fa225cd1ad08a6383eae4e
-// templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 0530228ed5e078775ef8ef06ddd90269e1a8848d139029ed22bc36c027031d49
+// seal: sha256 e402cfdfa23a8c9d6d7947fd216a2599e9ffb7f109b55364f0df0af7f254273a
 
 // Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_select_topk_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"bf16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 0c6b569ce863cdec928b75d74f287f985bc8ce4c5671281d4f840723c7d180cb
-// templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 db04348a0931be2c6359ac7705ce2d2e2dceb86e54160aa296c75dbd1cc756a1
+// seal: sha256 819a63605543e5532ebb02ee9e1a42bd32ac236dc0c7ae05f17711a4f3eda44d
 
 // Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:

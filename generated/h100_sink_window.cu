@@ -3,8 +3,7 @@
 //     codegen render specs/h100_sink_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: abb720fabc9a4fd0f13e9fd8df0819b1182683a0e49391701c740e3d118c4d11
-// templates: attention/logits/scaled.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/sink_window.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/store.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/pairs.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/static.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a24af94a0f9ae35b433f971a03224d3e4fe9d18fb8ddd6f8c0c6f3d83a9a1dad
+// seal: sha256 96df73afc35a3ce0b60a6682cc9c163688e114630ff340d581fbd96fc4840a49
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_topk32_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 02c7f8071b9ac3dbd92e762a5a17e2ff43a058c756ab0a1e38cccbfd16d995a8
-// templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cb6f111c9e8bf8af6cfebb401c77adb1908b569385f8b3b5732852bff72603b4
+// seal: sha256 867e0120b9f2e302a865486525d0cb2818c1de2d932a8088e000621deb47089e
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_topk32_d64_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: e4295638ac03e69e9c649dea464dc46e553c1179e9286aa4a43cdc8bbfb2dc74
-// templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/turns.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong_lists.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/query_blocks.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f3e57d8e4ede02cf342539ad1087a1db1134bf7b803ae1974602dc1ea0e90ea9
+// seal: sha256 a343ed6866b47f56a4287f1e0cbe3be8f676df87e47d8fa568fc04d00c8556b5
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

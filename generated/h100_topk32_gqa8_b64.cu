@@ -3,8 +3,7 @@
 //     codegen render specs/h100_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 58e114fdac372ed81a6c9e931cf6c004bb6564c2be88dc347b53ae986283ec73
-// templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/packed.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a3b8511d08cbbbae73ac95e226f72ba27bed02d45532b2af0af71b0397fbb885
+// seal: sha256 f02df521bcce16d21aca5837cc70cb0f679ff2258e3754716fbda0c988e204a9
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

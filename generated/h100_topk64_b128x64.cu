@@ -3,8 +3,7 @@
 //     codegen render specs/h100_topk64_b128x64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":128},"k":64,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 262eb44a8f96b7fade205333ee1274456a120c4e538be5f22723e7abaa03996a
-// templates: attention/lists/walked.cuh.j2, attention/logits/scaled.cuh.j2, attention/patterns/topk.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/several.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/tail.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/registers.cuh.j2, attention/sm90a/q_stage/freed_by_load.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/ping_pong.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/always.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f435333382e0e1f6441059711eafd245cc29ddc921491945a50d89739ba6b890
+// seal: sha256 52cc802d7615f04e58c2bb1e0ea16ba63acba17f65eaf5e78a5efa0db356d89b
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/h100_window2k.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 2145eb644b2b4c6735f2e2192605cbb24d88187a694e034e9767277c6cf0c905
-// templates: attention/logits/scaled.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention/sm90a.cu.j2, attention/sm90a/consumer.cuh.j2, attention/sm90a/epilogue.cuh.j2, attention/sm90a/finish/combine.cuh.j2, attention/sm90a/gemm.cuh.j2, attention/sm90a/info/steps.cuh.j2, attention/sm90a/kv_blocks.cuh.j2, attention/sm90a/kv_pipeline/ring.cuh.j2, attention/sm90a/loads/one.cuh.j2, attention/sm90a/lockstep.cuh.j2, attention/sm90a/lockstep/off.cuh.j2, attention/sm90a/mainloop.cuh.j2, attention/sm90a/mask.cuh.j2, attention/sm90a/mask/visible_range.cuh.j2, attention/sm90a/overview.cuh.j2, attention/sm90a/producer.cuh.j2, attention/sm90a/publish_work_tile.cuh.j2, attention/sm90a/q_operand/slices.cuh.j2, attention/sm90a/q_stage/freed_by_scores.cuh.j2, attention/sm90a/roles/publish.cuh.j2, attention/sm90a/row_sum/plain.cuh.j2, attention/sm90a/rows/plain.cuh.j2, attention/sm90a/schedule/cooperative.cuh.j2, attention/sm90a/scheduler/stream_k.cuh.j2, attention/sm90a/softmax.cuh.j2, attention/sm90a/steps/if_any.cuh.j2, attention/sm90a/sub_tiles/one.cuh.j2, attention/sm90a/tile_order/by_head.cuh.j2, attention/sm90a/work_tile.cuh.j2, common/declarations.cuh.j2, ptx/grid.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 be92048249712fdac5d93a3f4e58b95d17d11c8759236b58076f9a5a3f7273ae
+// seal: sha256 43f772002a7ac9151c0b88322c0d25a388961d589d924380d08ea1fb1c41ac55
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_block_lists_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/block_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 9d3dfd61b22f2c801fbf68d7659b4ec78a042a835b985bb921dff790818b39e5
+// seal: sha256 d8ef18417f0c587689be06e4bf9b8d2ea562e5beca55e1977d264687b7ab672b
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

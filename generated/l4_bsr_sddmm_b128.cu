@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_sddmm_b128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: c67794fac9ec87d65e6b179a5ee277f0a59adf4d3f7c15f48e9255ecd7bf6d48
-// templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f692332353a5cc756ad14a929b250708a3b63d076c90edff5c94e6a5ab72749b
+// seal: sha256 5701576113c4c839a63d1434c62795b819172911b9d00b1d35b0acaa999b80f9
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.

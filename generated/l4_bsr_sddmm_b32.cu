@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_sddmm_b32.yaml
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 18c01312b5a600391b5a09f592c5f438205bdd20055ccfe5fc377ec1a566c165
-// templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a888a3709931454f98600409fac4f7781a7ed7f59e20d80247b9be3c9bc8db80
+// seal: sha256 ef16275cdc84a312f54c3449f218315206ac2d77a24a97eb314c209dc114e66e
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.

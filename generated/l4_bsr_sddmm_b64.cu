@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_sddmm_b64.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":64,"n":256}}
 // spec hash: bbd28140122188b105cd108daa1c1641eab4fc6333eef87580260155d6637ec5
-// templates: bsr_sddmm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 f70ff438e27d3a623576f121b6f18b128eb86af83de117ef41dbb61b7df945e1
+// seal: sha256 5abacd3466365e8322cd140ad003917025a58bacc0c878ee0b2598dc2d21f7ce
 
 // Sampled product by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major.

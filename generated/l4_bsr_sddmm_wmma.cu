@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_sddmm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 6c1d7dc747408cf93ff74ae36b96e7a92d78ac2e942b599666afffdc6892bb1c
-// templates: bsr_sddmm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 679019298e453a6d7b44a1576ec01eb14aae88e6b8e5a32e23aaf69e4ad86551
+// seal: sha256 542abd204a70cda1d10742e6a34ee31cb3314c35ad6655a09459b789ee7a53f9
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_b128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: b59c63af67c957d5ca308ba9c393969db27945374078aef7d39b4bccca749089
-// templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3d150f0fb7593be5126cdcf6b352ab096dd4850cee610a7214cd987c0bddd19c
+// seal: sha256 05caaa32c8827bf9dc23b05bf84d80bc97683b680a4160018bab94d82f39964e
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_b64.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":64,"n":64}}
 // spec hash: cb409d8c64ccb3091be1d520269d0730794e7b31ec2260f7d10b721cf0aad31e
-// templates: bsr_spgemm/mma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ac149bd6a7f1c8069c639b2a32b354071ba90f1bc656de1de70522af2133966f
+// seal: sha256 ecb6c61d2ed2f54e90276935a4910519f832532bd7437fdd8e5c88083b03e350
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 2e3d6c337a9db048db0f184a272b7542262e38f646154242c3bffb6c34350643
-// templates: bsr_spgemm/wmma.cu.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 db6776b9ca06aba0ab073c6729de19033258738d7b06a256495b3a6f3444b991
+// seal: sha256 c720ed587ddf158f575c6b70c69235a70510d5e6caadcb0dc6321d48c74948fd
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 09b0fd1f766ab32631ff5d3a6f1f64a0bf4c1241c62b91806e945934a18e9f44
-// templates: bsr_spmm/mma.cu.j2, bsr_spmm/mma_b_rows.cuh.j2, bsr_spmm/mma_lanes_rows.cuh.j2, bsr_spmm/mma_slices.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4757f3e456703fd3b2bc11dc3b64d795d70844e9154991df0b9bddcc93e84380
+// seal: sha256 c21ca991c920eb4105f84b212b20efbfa8596cba4917cbcf07cc9bb2ca3e90db
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

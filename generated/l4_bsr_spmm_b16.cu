@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b16.yaml
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":256}}
 // spec hash: 2d9f65b3d4e9bd40c70c7c74527873ca5b8ea31eeafbc90a676812b1d595cd5c
-// templates: bsr_spmm/mma.cu.j2, bsr_spmm/mma_b_rows.cuh.j2, bsr_spmm/mma_lanes_rows.cuh.j2, bsr_spmm/mma_one_slice.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ca567d9e80ae73a0c4c2357301a73bd666423e80500c82628c97d6b19b8d49d3
+// seal: sha256 0a7dd0b09070edd257116f138cd5262972b8cd5d29471f01406f03dd78c9044a
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

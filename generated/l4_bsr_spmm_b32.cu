@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b32.yaml
 // spec: {"arch":"sm_89","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":256}}
 // spec hash: 8976de3b5aa5eaad20c93fe016d8aa9ec028fa47eebbbd38bc202e030339d4ee
-// templates: bsr_spmm/mma.cu.j2, bsr_spmm/mma_b_rows.cuh.j2, bsr_spmm/mma_lanes_rows.cuh.j2, bsr_spmm/mma_slices.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6820e1db329ca9f6d4027a3a7a6c5adf8492880cbfb53efc1f40c7bbbf163d92
+// seal: sha256 3cfba5111c9ac02482fd8331857925c941aefadf5b33fb90e911ffbf850801fb
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

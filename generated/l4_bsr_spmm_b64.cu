@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b64.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 756b6a0fbb91f6de3f99cb77ad392cf08ed8caebf0e3dd503f2bbf495bc4161a
-// templates: bsr_spmm/mma.cu.j2, bsr_spmm/mma_b_rows.cuh.j2, bsr_spmm/mma_lanes_rows.cuh.j2, bsr_spmm/mma_slices.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 343608f5b2a4a8c9a4bb4549685fb18d476580f95a64e042796caf774525d2e4
+// seal: sha256 7030d5968a47908c2a5a8573151600d0e2014c7d7cb7aa218d7453b81940bb1b
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_wmma_b16.yaml
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":128}}
 // spec hash: 2622740c677aa3e73b8c251f8d1d89cfb713678fa3ec445ec570b083815c004c
-// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_cp_async.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_ring_cp_async.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 514303a2495b1d38314b1e64fef4eced8f2cf9e51c72417e751da7a716774754
+// seal: sha256 c76154540e335260bc384d1b951124e323dceab7340c8cfa3e7ab4a70cb98ae5
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_causal.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 2132c012028e2e7f56d80857cbcdd559eaa7b92dcba2db9c0e05dc3aba1773fd
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a1b9a0681aa48a6d423228189643c87448a05dd323753a2df026afe6d2994912
+// seal: sha256 f05542a09d3c374c7a2e76c68f8b238a69fcbe93789d7f07dfb99f40fd2467be
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_causal_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 8d7ade131e56d0211b8ac751dda91839470cc1562294c862eb1f4a1635ebd3b5
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 2876d6c5126ff57bcda9721a493fe4186afa170ed6b84431dd041af6f469795b
+// seal: sha256 057ba2ae55008ef0432571e8a403ea71343cfc840f612e60d481ca3ef94e1986
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

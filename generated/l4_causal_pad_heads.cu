@@ -3,8 +3,7 @@
 //     codegen render specs/l4_causal_pad_heads.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 4a946b8e8874d9469a27a5c529839f1700c828206f96162a34eb16812d9bd956
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 49ff1091b79dbc41a18644fec28e98dbab012d5f978cc8809078a7f55df1c9a8
+// seal: sha256 4a20a2072fc6398b988134680dea5e24c6dadbc90bdb60b0c44804c16094bd25
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_dense_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":80},"warp_rows":32}
 // spec hash: 4f81754d118fc7bc5cf55afad6e8fe23e434bb356e91939535fdcfe67fe259be
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5ec73cdc32049bd1f232b9e12fff9b29ac6a87f45784eff3ba55964874a3c2d9
+// seal: sha256 876f19f1fdf49b787ca00fa277411cf76536c0f93600a60d5f84e8c4cf505ab6
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

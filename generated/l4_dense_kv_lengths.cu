@@ -3,8 +3,7 @@
 //     codegen render specs/l4_dense_kv_lengths.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: a0f8bb0bd6158d0411ab220f442fe87e9ea9519f9a7ac9cd17794eac8fd28186
-// templates: attention/kv_lengths.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 7dcdc49a217087cb4787807c7a9d88131d1d7150a158fa0cf0076f0acaf29d79
+// seal: sha256 ca8ee4fe1721424184a8a625f4e62b6446d698c90c29e6ca18c1d9f1b0ebd3f1
 
 // Attention forward for sm_89 over the keys that the pattern shows, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_dense_wmma.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
-// templates: attention/patterns/dense.cuh.j2, attention/wmma.cu.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 76549ffd8ef02dc59e6104e0659c1585b713017916ca4ccbb754c7f459088ed7
+// seal: sha256 e5e4b45149f8b26264c403f932e4f53537e6efda5b4c425fb0bd97945b0ca502
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_sddmm_b128_row_scales.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_sddmm","scales":"row","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 5d280cd4c90b7d72935e48c70df1affa25c605650d2e5d45597c6aa21ce6c0e0
-// templates: bsr_fp8/multiply_scaled_rows.cuh.j2, bsr_fp8/strip_half.cuh.j2, bsr_sddmm/mma_fp8.cu.j2, bsr_sddmm/mma_fp8_mainloop_scaled.cuh.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b438e82f2a65df8ce351b18743c36d7297097431fe2aaa8f19df38a80893a6b1
+// seal: sha256 438a5facc26948608bc579df5a1d31737b321ee04cce4bd6bd12f396757d8893
 
 // Sampled product in FP8 by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. Rows of A and of B have a scale for each 128 columns.

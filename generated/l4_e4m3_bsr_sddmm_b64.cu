@@ -3,8 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_sddmm_b64.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 77d35fd6179c4cce2d56699d3685b6544863ed896b5c1cc87ed0d756f961db80
-// templates: bsr_fp8/multiply_promoted.cuh.j2, bsr_fp8/strip_half.cuh.j2, bsr_sddmm/mma_fp8.cu.j2, bsr_sddmm/mma_fp8_mainloop.cuh.j2, common/bsr.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b542e8a8f6725cd94782744734af6ced49d902a332eae568f9a7cda6e1f0f17a
+// seal: sha256 e887ae64fafcccc390eec72489fb9b3f849dd1875426aeb4db3036159404839a
 
 // Sampled product in FP8 by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A number is its code times the scale of its operand.

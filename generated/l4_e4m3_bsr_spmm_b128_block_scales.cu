@@ -3,8 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_spmm","scales":"block","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 13056eed7b9f75d3fa64c32ed3be0c1b17445a9863c21a676c2153a99a996e15
-// templates: bsr_fp8/multiply_scaled.cuh.j2, bsr_fp8/strip_half.cuh.j2, bsr_spmm/mma_b_columns.cuh.j2, bsr_spmm/mma_fp8.cu.j2, bsr_spmm/mma_lanes_columns.cuh.j2, bsr_spmm/mma_slices_scaled.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d19422134d6d868e923a6782813b8984dd6d49be22159cf77e8daff3bd39131d
+// seal: sha256 67dc6742daf32638510288dc998a07f32e30fd85778e196fc330937b779a1dcb
 
 // BSR x dense in FP8 by mma.sync: C = A B, A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column.

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_spmm_b64.yaml
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 010a7fe3ad8c344faccc4cbb0f9da7c5edb2a6d9f613351a87443f9875554986
-// templates: bsr_fp8/multiply_promoted.cuh.j2, bsr_fp8/strip_half.cuh.j2, bsr_spmm/mma_b_columns.cuh.j2, bsr_spmm/mma_fp8.cu.j2, bsr_spmm/mma_lanes_columns.cuh.j2, bsr_spmm/mma_slices.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b3416f2dbbe14b6dec02f90fc5e4dcca32360c33f29cba49fdcf483842e8236d
+// seal: sha256 c488afcf7efbb1f9da16848bbae5237aeb99a8940ff9b8a15d63688e9d02d2e0
 
 // BSR x dense in FP8 by mma.sync: C = A B, A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // A number is its code times the scale of its operand.

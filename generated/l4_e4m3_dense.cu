@@ -3,8 +3,7 @@
 //     codegen render specs/l4_e4m3_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: d3a6e94516d9b242405fa39a2eb7082e7051a726a9ee7368c060e5f07e6ee77c
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/fp8.cuh.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/kv_pipeline/steps_fp8.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/promotion/each.cuh.j2, attention/mma_sync/pv_gemm_fp8.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax_fp8.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 be440ef8ad5b73c57c0255686cb16ccbcd67f1a87e87fded8177780797a87763
+// seal: sha256 4a3d7d589362e3e57ee0621993a12bf5aac12e91dd781ab55215b5813d41b31b
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_e4m3_topk32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 24f177eb00fe537c304f8932e59994c937e21af16781b7fa05bd13f0fcfbf34e
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/fp8.cuh.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/kv_pipeline/steps_fp8.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/promotion/each.cuh.j2, attention/mma_sync/pv_gemm_fp8.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax_fp8.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 fde2a0197b243621d48da732c9a851a40864abd7d06749f2866ea9d45934f41e
+// seal: sha256 025e85ae3d3e6bc8900bf504119cf1e8d140372d40d02eba28c9c93bbf923c43
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_lists64_bits.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: fd890e371427b0154808b94a47083a37f3b54ad4390b94d686aabb9ca9effa82
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/bits.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/block_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 41c16652e3d24ca95e2d3b97222e7f8fffe978b1112cc7103f39f9fd295ad290
+// seal: sha256 e5ea07ab56a82520fc0d10d4ea12ae29a57870700344daeb3726f93ec69182a2
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_quantise_k.yaml
 // spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 02e8d2a5aaf943999bc90d22326a750ff0a16413c1032d43637c958f7b4bfa4e
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/kept/words.cuh.j2, quantise/rows.cu.j2, quantise/statistic/mean.cuh.j2
-// seal: sha256 95861e7131243923d249344eedee74a7164448a1f0a696a709c8bfbb8c91925b
+// seal: sha256 d479455d2c0016701484fd68840b3bf3a60aa0d2d6344d9921bc4e052297247f
 
 // Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.

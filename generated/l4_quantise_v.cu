@@ -3,8 +3,7 @@
 //     codegen render specs/l4_quantise_v.yaml
 // spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 701db9da134b605caed66664d50c1d8110dd38eb1f694c5d29d640fb3706e665
-// templates: common/declarations.cuh.j2, ptx/semaphore.cuh.j2, ptx/warp.cuh.j2, quantise/channels.cu.j2, quantise/codes.cuh.j2, quantise/columns.cuh.j2, quantise/statistic/channel_scale.cuh.j2
-// seal: sha256 0b997a4478e0b60a6ff1d41a89f39adeffd86fdfea5e695966e359ee029bbc58
+// seal: sha256 2637a1ed59dad4e3bb46af6c9509eede19d8533d5604e50b84bf4eaf5ee0f1a7
 
 // Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows

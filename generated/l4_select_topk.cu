@@ -3,8 +3,7 @@
 //     codegen render specs/l4_select_topk.yaml
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5b571f834b506b017816df8e5f27cf62dbf810c82d685ae977ea8ca0a541f2c1
-// templates: common/declarations.cuh.j2, ptx/warp.cuh.j2, select_topk/select_topk.cu.j2
-// seal: sha256 219f5201be15feaaef285225e82f92e8cc735fcb06e77ec6ab979534f07bdba8
+// seal: sha256 e12da8c91ba92c8ced09a982e53bcf25c7713ba028ed77f7a14ceb2b69a4ce62
 
 // Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:

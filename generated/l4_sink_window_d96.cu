@@ -3,8 +3,7 @@
 //     codegen render specs/l4_sink_window_d96.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 2aa05754130318a28c5bb263657f1bb17b61090f4d2b2c86a9d59dff5e13f4d3
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/sink_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 76ba83a2ade56396baeee762cb766b905c7cba8e8d8bf088478f3d789de0f383
+// seal: sha256 73891b85aea7893dca1202add45b7088df47d0039486853c5f63663741725616
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

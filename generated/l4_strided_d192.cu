@@ -3,8 +3,7 @@
 //     codegen render specs/l4_strided_d192.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/strided.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 02bf211798db19293d50c8544f8c03b601f4015db900025f0f2998da5b26a8c1
+// seal: sha256 79b5e71c6db898a966ef60f91d0c59ff45a7d90eb717e4aeab507aeabedae30e
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_topk32_b128.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 626af3455e7cf2fe3a443585df8d832a5cc9aa30166937e6e3fe1ca5c12e8b10
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4d6597016ad30ac3504ade3a7e2ca71849dad27bbe06bc77de3394008a859e7a
+// seal: sha256 cc7f6a3806335e04c281fc2c5af02527e310f80a0f7ec44c8dfa7a06ffcbed1a
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_topk32_b32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":32,"q":32},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":32},"warp_rows":16}
 // spec hash: ac30ba8bf4ce03e70f4c0ef75b847177e6554977c1f7b485a727acf1447fbde3
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6e3f8489c3068101735d6907d8b9413f7c5a9f7205a6868f99622fc8a3af9ed7
+// seal: sha256 5cfe49491c31bae7f8f80cdeb7c98026e6ddd841081f45f6ff7392bc12b47592
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_topk32_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":6,"tile":{"m":64,"n":64},"warp_rows":32}
 // spec hash: 6661ba0dc2d98b0b306ed907e3a1341a4185c7b247b15cbe4464cdf58a3c08cd
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/steps.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 708f34212630a53edf9c32bc48894ef3eeb15969edc5e952eefc01c88e22387a
+// seal: sha256 cd766cd31a1d8b5570c5e54a4b82a908a3d6548bd01d797cd61196db43ecfc42
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

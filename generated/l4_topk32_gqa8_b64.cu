@@ -3,8 +3,7 @@
 //     codegen render specs/l4_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: a52cb9f1ef2cd39fca55c39a7841fd84d8026c224f5aac704a7064831113c9d1
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken_fixed.cuh.j2, attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/tail.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/shared.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/packed.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/listed.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/patterns/topk.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d95104e27dedeff1525a4607cb891abf60c8a9ed03c2674151f63db9e33df47a
+// seal: sha256 2fedb071945cb2ee7b589c7065c5c8251ec533d7d0428e646e3eec3baa468231
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V

@@ -3,8 +3,7 @@
 //     codegen render specs/l4_window2k.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 4b95a292e57fa643f7d7b9f0972522bc063899eb1e8d537b55a5ee130b59f58c
-// templates: attention/logits/scaled.cuh.j2, attention/mma_sync.cu.j2, attention/mma_sync/columns/whole.cuh.j2, attention/mma_sync/epilogue.cuh.j2, attention/mma_sync/kv_pipeline/tiles.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/mainloop.cuh.j2, attention/mma_sync/mask.cuh.j2, attention/mma_sync/mask/pairs.cuh.j2, attention/mma_sync/overview.cuh.j2, attention/mma_sync/pv_gemm.cuh.j2, attention/mma_sync/q_operand/registers.cuh.j2, attention/mma_sync/qk_gemm.cuh.j2, attention/mma_sync/row_sum/plain.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/mma_sync/softmax.cuh.j2, attention/mma_sync/walk/numbered.cuh.j2, attention/mma_sync/work_tile.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d3d8ce7b9b8a7c2135e763643ace068066904d6b2c177cdf54c705af5ff96b7d
+// seal: sha256 941708013e681b8f2a5f07d14938e5f41ffd1e9e9a276db015bf473248c80a13
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V

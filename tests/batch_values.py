@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from codegen.layout import lay_out
 from codegen.patterns import PatternBase
+from codegen.plan import Plan
+from codegen.render import environment
 
 # What a program includes before its patterns, %(params)s by `params`: values are those of batch kBatch.
 DECLARATIONS = """\
@@ -50,3 +53,9 @@ def lengths_of(kv_len: int) -> list[int]:
     """None, one, at the edges of steps, all but one, all, and two out of range."""
     wanted = (0, 1, 33, 64, 65, 128, 129, kv_len - 1, kv_len)
     return [*sorted({length for length in wanted if 0 <= length <= kv_len}), -(2**31), 2**31 - 1]
+
+
+def key_end_functions(plan: Plan) -> str:
+    """Functions of a kernel that find the end of a batch's keys; empty without kv_lengths."""
+    text = "{% import 'attention/kv_lengths.cuh.j2' as lengths with context %}{{ lengths.functions() }}\n"
+    return lay_out(environment().from_string(text).render(spec=plan.spec))

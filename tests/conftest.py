@@ -74,8 +74,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     for folder, why in config.not_collected.items():  # type: ignore[attr-defined]
         terminalreporter.write_line(f"{folder}: not collected: {why}")
-    passed = [dict(report.user_properties) for report in terminalreporter.stats.get("passed", ())]
-    kernels = [properties["kernel"] for properties in passed if "kernel" in properties]
+    reports = [each for kind in ("passed", "failed") for each in terminalreporter.stats.get(kind, ())]
+    # A test has many kernels, and tells each that passed, beside one that did not.
+    kernels = [value for report in reports for name, value in report.user_properties if name == "kernel"]
     if not kernels:
         return
     ways = [kernel["how"] for kernel in kernels]

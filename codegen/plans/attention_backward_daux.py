@@ -41,7 +41,6 @@ from codegen.plans.attention_expressions import (
     expression_registers,
     with_helpers_of,
 )
-from codegen.plans.attention_kv_lengths import key_end_of_threads
 from codegen.plans.attention_mma_sync import RESERVED, TILE_ROWS
 from codegen.plans.attention_mma_sync_operands import BANK_BYTES, CHUNK
 from codegen.plans.attention_params import options_summary, tensor_params
@@ -207,7 +206,6 @@ def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBac
     mask = "expression" if spec.pattern.expression is not None else "pairs"
     return AttentionBackwardAuxFlags(
         pattern=replace(pattern, expressions=with_helpers_of(pattern.expressions, sums)),
-        key_end_words=key_end_of_threads(spec.forward),
         mask_piece=f"{PIECES}/mma_sync/dq_mask/{'bits' if spec.pattern.masks_by_bits else mask}.cuh.j2",
         columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
         rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",

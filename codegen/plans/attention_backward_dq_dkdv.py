@@ -209,8 +209,6 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
         last_first=", the last one of each first",
         dq_queries=_dq_queries(spec),
         dq_sums_piece=f"{PIECES}/dq_sums/{'in_turns' if spec.deterministic else 'in_any_order'}.cuh.j2",
-        key_end_of_tile_batch="key_end_of(p, tile.batch)" if spec.kv_lengths else "p.kv_len",
-        last_tile="(key_end_of(p, batch) + kTileN - 1) / kTileN - 1" if spec.kv_lengths else "p.key_tiles - 1",
     )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from codegen.flags import AttentionBackwardOptionFlags
-from codegen.plans.attention_backward_parts import PIECES, divides_key_blocks
-from codegen.plans.attention_kv_lengths import key_end_of_masks, key_end_words
-from codegen.plans.attention_logits import softmax_scale
+from codegen.plans.attention_backward_parts import PIECES
 from codegen.spec import AttentionBackwardSpec
 
 MMA_SYNC_PIECES = f"{PIECES}/mma_sync"
@@ -13,14 +11,9 @@ MMA_SYNC_PIECES = f"{PIECES}/mma_sync"
 
 def option_flags(spec: AttentionBackwardSpec) -> AttentionBackwardOptionFlags:
     """Return what the templates ask."""
-    heads, forward = "p.heads_per_kv_head", spec.forward
     return AttentionBackwardOptionFlags(
-        key_end_words=key_end_words(forward) if spec.mma == "mma" else key_end_of_masks(forward),
         logits_piece=_logits_piece(spec),
         mask_piece=_mask_piece(spec),
-        key_of_list="tile.first_key % kBlockKeys + " if divides_key_blocks(spec) else "",
-        heads_of_tile=f"(tile.first_key < key_end_of(p, tile.batch) ? {heads} : 0)" if spec.kv_lengths else heads,
-        softmax_scale=softmax_scale(spec),
     )
 
 

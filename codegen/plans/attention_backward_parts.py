@@ -9,8 +9,6 @@ from codegen.flags import AttentionBackwardFlags, AttentionBackwardPatternFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
 from codegen.plans.attention_expressions import Side, expressions_flags
-from codegen.plans.attention_lists import list_piece, step_words
-from codegen.plans.attention_logits import keys_of_pattern
 from codegen.plans.attention_params import index_params, list_constants, logit_constants, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
@@ -170,29 +168,22 @@ def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
         expressions=expressions_flags(forward, shared, gradients=True),
         partial_range=False,
         skip_masked=False,
-        step_is=step_words(block_steps, 1) if block is not None else "a key block. Blocks are numbered from key 0 on",
-        list_piece=list_piece(forward),
         block_steps=block_steps,
         step_blocks=1,
         divides_block=block is not None and block.q > spec.tile.m,
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
-        keys_of_pattern=keys_of_pattern(forward),
     )
 
 
 def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
     """Return what they ask of the walk over the steps of a tile too."""
     of_pattern = pattern_flags(spec)
-    late_first = "(p.query_tiles - 1 - index % p.query_tiles)"
     return AttentionBackwardFlags(
         **{field.name: getattr(of_pattern, field.name) for field in fields(of_pattern)},
         queries_piece=f"{PIECES}/queries/{spec.pattern.queries}.cuh.j2",
-        key_blocks="p.key_blocks" if divides_key_blocks(spec) else "p.key_tiles",
-        keys_of_list="kBlockKeys" if divides_key_blocks(spec) else "kTileN",
+        divides_key_blocks=divides_key_blocks(spec),
         several_lists=spec.pattern.lists > 1,
-        # Where late queries see more keys, their tiles come first: thread blocks start in the order of their numbers.
-        tile_number=late_first if spec.pattern.load_imbalanced else "(index % p.query_tiles)",
     )
 
 

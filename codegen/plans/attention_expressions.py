@@ -94,27 +94,26 @@ def expressions_flags(
         slope = _slope_flags(spec.score.slope, spec.score.slope_of_pair) if gradients else slope
     pairs = _expression_flags(spec.pattern.pair_expression, in_one_place=True)
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
-    key_piece = f"{KEYS}/{'existing' if score.looks_up_keys else 'any'}.cuh.j2"
     return ExpressionsFlags(
         mask=MaskFlags(
             mask_expression=mask,
             mask_lines=_lines(mask),
-            row_parts_piece=_parts_piece(mask.row if shared == "row" else ()),
-            column_parts_piece=_parts_piece(mask.column if shared == "column" else ()),
+            shares_row_parts=_shares(mask.row if shared == "row" else ()),
+            shares_column_parts=_shares(mask.column if shared == "column" else ()),
         ),
         pairs=PairFlags(pairs, _lines(pairs)),
-        score=ScoreFlags(score, _lines(score), key_piece, slope, _lines(slope)),
+        score=ScoreFlags(score, _lines(score), slope, _lines(slope)),
         expression_helpers=tuple(name for name in HELPERS if name in helpers),
         aux=tuple(_aux_flags(aux) for aux in spec.aux_tensors),
     )
 
 
-def _parts_piece(parts: Sequence[Statement]) -> str:
-    """Return the file of how the threads of a warp have parts. Loads are worth a shuffle, arithmetic is not.
+def _shares(parts: Sequence[Statement]) -> bool:
+    """Whether lanes of a warp work parts out for each other. Loads are worth a shuffle, arithmetic is not.
 
     Measured on an H100, one call at a time: shared loads of documents are 10% faster, shared divisions 4% slower.
     """
-    return f"{PARTS}/{'of_lanes' if any('load_' in part.value for part in parts) else 'own'}.cuh.j2"
+    return any("load_" in part.value for part in parts)
 
 
 def aux_sum_flags(reads: Sequence[Read]) -> tuple[AuxSumFlags, ...]:

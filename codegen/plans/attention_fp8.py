@@ -94,11 +94,6 @@ def pieces(spec: AttentionSpec) -> int:
     return 1 if spec.head_dim <= 128 or spec.accumulate_every == 0 else spec.head_dim // PIECE
 
 
-def promotion(spec: AttentionSpec) -> str:
-    """Return when P V becomes a part of O in fp32: the name of the piece."""
-    return {0: "never", 1: "each"}.get(spec.accumulate_every, "several")
-
-
 def first_keys(spec: AttentionSpec) -> int:
     """Return the keys of the first wgmma of Q K^T: as many as P V has columns, where registers are tied."""
     return min(spec.tile.n, output_columns(spec) // pieces(spec)) if ties(spec) else spec.tile.n

@@ -14,10 +14,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_expressions import expression_registers, expressions_flags
-from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_lists import list_piece, step_words
-from codegen.plans.attention_logits import formula, keys_of_pattern, softmax_scale
 from codegen.plans.attention_mma_sync_operands import (
     BANK_BYTES,
     CHUNK,
@@ -169,15 +166,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
             expressions=expressions_flags(spec),
             partial_range=False,
             skip_masked=False,
-            step_is=step_words(block_steps, n // load_keys),
-            list_piece=list_piece(spec),
             block_steps=block_steps,
             step_blocks=n // load_keys,
             divides_block=block is not None and block.q > tile_queries,
-            key_end_words=key_end_words(spec),
-            softmax_scale=softmax_scale(spec),
-            keys_of_pattern=keys_of_pattern(spec),
-            formula=formula(spec),
             paired=paired,
             overlaps=in_one_go > group_keys and not dtype.is_fp8,
             q_beyond=q_in_registers and q_bytes > (spec.stages - ahead) * slot_bytes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from codegen.flags import AttentionMmaSyncPieces
 from codegen.plans.attention_fp8 import is_fp8
-from codegen.plans.attention_logits import logits_piece
 from codegen.spec import AttentionSpec
 
 PIECES = "attention/mma_sync"
@@ -26,7 +25,6 @@ def pieces(spec: AttentionSpec, *, q_in_registers: bool, paired: bool) -> Attent
     files = {f"{axis}_piece": f"{PIECES}/{axis}/{name}.cuh.j2" for axis, name in names.items()}
     return AttentionMmaSyncPieces(
         **files,
-        logits_piece=logits_piece(spec),
         softmax_piece=f"{PIECES}/softmax{of_fp8}.cuh.j2",
         pv_gemm_piece=f"{PIECES}/pv_gemm{of_fp8}.cuh.j2",
         promotion_piece=f"{PIECES}/promotion/{'each' if spec.accumulate_every else 'never'}.cuh.j2",

@@ -8,7 +8,6 @@ from codegen.arch import ARCHS, KIB
 from codegen.block_sizes import KEYS, query_sizes
 from codegen.plan import Constant, Plan, Registers, Ring, SharedLayout, check_budget, require
 from codegen.plans import attention_fp8 as fp8
-from codegen.plans import attention_sm90a_pieces as pieces
 from codegen.plans import attention_sm90a_text as text
 from codegen.plans.attention_expressions import expression_registers
 from codegen.plans.attention_kv_splits import add_partials, check_kv_splits
@@ -18,6 +17,7 @@ from codegen.plans.attention_queries import SLICE_COLUMNS, SLICE_REGISTERS, q_sl
 from codegen.plans.attention_query_order import query_order_prologue
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.plans.attention_share_kv import add_orders, check_share_kv_loads
+from codegen.plans.attention_sm90a_flags import flags
 from codegen.plans.attention_sm90a_text import WARPGROUP, Arrangement, Sizes
 from codegen.spec import AttentionSpec
 from codegen.stream_k import StreamK
@@ -93,7 +93,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         params=text.params(sizes),
         tensor_maps=text.tensor_maps(sizes),
         constants=text.constants(sizes, at, setmaxnreg, registers),
-        flags=pieces.flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
+        flags=flags(sizes, at, uses_setmaxnreg=bool(setmaxnreg)),
         grid_summary=f"{resident_blocks} per SM, looping over tiles (persistent)",
         summary=text.summary(sizes),
         stream_k=stream_k,

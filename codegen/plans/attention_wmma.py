@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.flags import AttentionFlags
+from codegen.flags import PatternFlags
 from codegen.plan import (
     Constant,
     Plan,
@@ -16,9 +16,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention_expressions import expressions_flags
-from codegen.plans.attention_kv_lengths import key_end_words
 from codegen.plans.attention_launch import arguments
-from codegen.plans.attention_lists import list_piece, step_words
 from codegen.plans.attention_params import (
     block_constants,
     index_params,
@@ -147,17 +145,14 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         ),
         tensor_maps={},
         constants=constants,
-        flags=AttentionFlags(
+        flags=PatternFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
             expressions=expressions_flags(spec),
             partial_range=False,
             skip_masked=False,
-            step_is=step_words(block_steps, n // load_keys),
-            list_piece=list_piece(spec),
             block_steps=block_steps,
             step_blocks=n // load_keys,
             divides_block=block is not None and block.q > m,
-            key_end_words=key_end_words(spec),
         ),
         grid_summary=f"one thread block for each tile, {ctas_per_sm} at a time on an SM",
         summary=(

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_alibi_daux_bf16.yaml
 // spec: {"arch":"sm_90a","aux_gradients":["slope"],"copy":"cp_async","dtype":"bf16","gradients":"daux","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":64,"n":32}}
 // spec hash: e502eee2bdf659261dfb2bc75b7e92206ea74dce8e8aaa296eb4fb49a76cb032
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention/score_expression.cuh.j2, attention/score_function.cuh.j2, attention/score_keys/any.cuh.j2, attention_backward/aux_sums.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync_daux.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, expressions/helpers.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 e7fd3eefa55e969ea3e83377a70208539b95f95ca7f67683ed63b0037fdabf8d
+// seal: sha256 372a284e83e4dd192a1c5c2540601cf4a0ea467e7fb2844647eb225d3d61fe89
 
 // Attention backward for sm_90a, gradients of tensors of the score over the keys that the pattern shows:
 //   P = exp(score(scale * Q K^T) - LSE),  dS = P (dO V^T - delta)

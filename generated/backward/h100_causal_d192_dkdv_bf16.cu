@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d192_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 8f4c0893538cd287710543a8a173740a2b6c60816e40c12d4b5b78c0b099457a
-// templates: attention/pair_mask.cuh.j2, attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 169e31ffcc56f38e039df00e4ae72f2bfb437600a4bf81a1d58cd4cc0cf4d09b
+// seal: sha256 7126188265efab31ef936e94126abd4482f47836bd9efa62af5206e150ae5dec
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

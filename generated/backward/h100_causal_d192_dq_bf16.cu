@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d192_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":96}}
 // spec hash: 6ea8fc7826afbcec955bc439b21702fe7da5b46bc2b8d6f6b68653d921ceaa2c
-// templates: attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 48db6e50065e364606fa5df60d821bff6c98f6d2944bfc263dd225f2b129eaf2
+// seal: sha256 5607d965781dbf1d67d403fa2554eb11c3e66634669f2e6f45fcde4ea57b5b04
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

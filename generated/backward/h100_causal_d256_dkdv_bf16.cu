@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d256_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: d4d47f44814586cd45fa79ea8adc75a8403def3965d1104679b498607a42517f
-// templates: attention/pair_mask.cuh.j2, attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 47e12de77c106d3b1b4538f4a6f22edc6b0d88b45ac73628040582d54a7b7002
+// seal: sha256 21293df0c3f3f5529345273fc90c8921e2b9be7aa83afffc040250a5f187a790
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d256_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 81fa2f04c47bcc89b4fadb2fbc821ab5f9be54056b744bdf3988fcd6698804e0
-// templates: attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b21b93b561338891ebd4a5d5820fc7301c9fcd977165695b70c43b1cbe5f0ef3
+// seal: sha256 dbba1453267bbbcf514300f2a313d1a843c587e716a0c0a27e57b15b6fd90eb9
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

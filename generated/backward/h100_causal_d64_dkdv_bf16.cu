@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: a5a1e895feceff12ed5905c82c04c4076d63cbd5b84e32667e58eab35d673291
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5dc31b88455718f86cc77857e37d394cb1052441b27a5e83303c7eedfdd54b0e
+// seal: sha256 4523b2e240a26678a724541a86c4616fffce09d5c8c5769105d12bc24ebf0ff8
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d7f2f741c4cc5d0b0c2c8842bc87a42000d3dd950a5e7ef6dcf9f5dc3b833f1f
-// templates: attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 16a0ae51669b3f0e86daaf7e3631069a6c8a6f481c4fbfe52a5c2573c477e465
+// seal: sha256 f514ee2b233a25b13c78607aacc80239bf8f389dc0eed7beed6e54e4edfd173f
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

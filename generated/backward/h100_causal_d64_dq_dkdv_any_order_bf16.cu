@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv_any_order_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"bf16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0b102dbfaacd1257b05d77e8105949fd6e511bd0bad3e53897845e5a0a46a184
-// templates: attention/pair_mask.cuh.j2, attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_sums/in_any_order.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 290ef353695bdcec4428be85d430df0ea1a89009bb5660df86032d03e593b805
+// seal: sha256 12814c333f5eb70af284c63daccdd2676be86fd1492ad0a406b1d84f685cde94
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 4b57e6d1db519811f5ce1d1e01a42f8a763f7c7efd3352b9211092b7f4e921cb
-// templates: attention/pair_mask.cuh.j2, attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c1d063d8bc32546d8ff9f2b43273a2b89b0e061bfa30dc8e7832480c175f6535
+// seal: sha256 29c12680f05add701bea7282ae90472482314982647482f25baab94f518dd163
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d96_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":96,"n":128}}
 // spec hash: cbe8c6682769de659c3a183c2670af85dfbd67bf96d08ed4ff8234bfb81fd257
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dab7b7baaac901938822d0f90e7ae2d1d0cb406f73fa1e48b2d3ea498970a898
+// seal: sha256 db6488ab169c3dc27f9a1995d6821788660f7417436e2afec4542bf21b3af551
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

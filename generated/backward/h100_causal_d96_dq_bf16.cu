@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_d96_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 5dcf3ca5b00b8ae20b0be2c6bb6a9563492faf3d925ff9ec7b0f4dde8e12d26a
-// templates: attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 082bb6c4e1cdd4dbad30a9e27091d413eeb3a5116636370fe1634c93d585898f
+// seal: sha256 b6dd9e20437b77c012da8803b1ed4ce15d9fa4c5264674c63f10716c10909b55
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 2534864c6aa27373609fd7ae5e1fc7680ae494202cf1b26cb83e010ddc56c82c
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 423dd2792df7148f476a696a3dae88a503476187f772380214dd5f88db7af3f6
+// seal: sha256 a8d81a6fba8f06075c4f67e2dcc5795ca44ede6565cfb0bd4b7f150e70750238
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

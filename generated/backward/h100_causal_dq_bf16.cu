@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1df607f2dae9077f83ee0264d40aca658d3170edbcac3ff531ef21b3f92f9c99
-// templates: attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ea26547082f55d175b4c5df03c5ff3dfac1cac7a65e03f1c8da9cdb8906832e6
+// seal: sha256 a6618ced26de86ad6e89e81912a591b38d736d09f77ca82adc4fce166f2e0d17
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

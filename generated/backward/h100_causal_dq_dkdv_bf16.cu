@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 97190c4a6109644aab176181f9d0ed83b91000cb08a3d18af36ee42b23dab8e8
-// templates: attention/pair_mask.cuh.j2, attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a867364e4035c768bd27e61ac8823adf4346c06960c2e85bd82c4485c926421d
+// seal: sha256 342196a0b506c8fa3d0edd01f65cc321c4c9b7d6b7876b1a803180f924cfde7c
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_softcap_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":3,"tile":{"m":80,"n":128}}
 // spec hash: ed59d8e04559b9921ac802814e0b9a54884c101319a0d2328751953ef825f3ab
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ad0ce8245a052e0e3164c0b4dd38598a71fe22ad43881bba95512c14c1f593a3
+// seal: sha256 2057359a9c6497af317eb413cfdfe10761e8e3f605422a61e620576e6aa8c6f0
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_causal_softcap_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: ad3203055e652e4694030712c1f73672afdd2ab1cfa2a02c5408f0c1a2c77adf
-// templates: attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 92fc14a1d1171b3a65bcfe63307f73c9b6bcd0aad429a833c2ca3d95d5ee2d32
+// seal: sha256 f237fbfab3766b7e48e0b5d2496bebfb9f12eb695518b3635fe40b3f0cf41219
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d192_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 2e5d83b890ab692f7ace54011165a38400f2ddd893d0472967a99b5ea4cec31d
-// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ded17c12e4a85682ad4a98c3f621fb3d622226431179d67bec61248261fefe55
+// seal: sha256 b93872f02543571984a5a04481fd3641791fdcf572d5932723fef9e6d4306a85
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

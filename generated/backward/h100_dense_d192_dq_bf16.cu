@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d192_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":96}}
 // spec hash: 2eea2f119bea8094d8d72a5963c0873c990f7cd1d15a7b126563efb2d3a6296f
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b9beda5d71003ad0278eabe657f9be9de10d8edd1664eed571d15bbd59ebac65
+// seal: sha256 33537668fd447d47ef04551be4013970975de9cab7eb24208d64c6de0e26c899
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

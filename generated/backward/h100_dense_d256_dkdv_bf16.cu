@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d256_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: f8a69813dc1c72afa7f3f6ee54f6ab84785af8a3b3cc3e23e1b987e1140adf4f
-// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 37a33529c8942f8918d3b969fbfc6ba30b65616768c33b80f2bd21204a7cfc32
+// seal: sha256 4bd1692989d27cf8af5f8bd13467ff02d3001cedd915ef047738b2648040cf29
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

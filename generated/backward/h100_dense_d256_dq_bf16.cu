@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d256_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f4a664ff77b485dbcd040f4658c6f55dfea400822111b45c7abe4e37d56037c5
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 09a7224e01219cb97e1063d7245a0aa1af750dc85b621ce670d599219cbc3548
+// seal: sha256 f29d0576ec8c4e2315bc12accdc647287aea4fa23f190391ae347b16d7a5c0c1
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: de6c6a76152c82fb3cf2aae2e73b70e00f54d541dcbf433c23c99587b08fe610
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6a2a0c911d747ee58dfab213fda4533258c165528c4cff1c7ff862078858e526
+// seal: sha256 1ed6ac90e60172f0b327245efde43cf1b391ef9ebd41c351558e68c9c359adc8
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

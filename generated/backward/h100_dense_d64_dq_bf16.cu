@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d194845f3e79c039b6e6a762b74bcbca3d6912c4b3d5a1d0ed8de2e8d850ec6f
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3bee3f2077b50f01336b9794ec196dea9aa18991823f26fdaaa298d819a699d0
+// seal: sha256 8c43fcc649c435f0fdcd62d1815ea859c33c62f06274690039469afe267b4ccf
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

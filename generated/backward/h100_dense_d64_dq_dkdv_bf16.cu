@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1c681996900a0853655f4af14053715574f8ed843795da1c53219ec6d49cf49f
-// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/dense.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 ac499151761f98342a383ae1bea637b39f1bf34b789688f508960923bcd581ca
+// seal: sha256 6bc8ba5887216297d621b9f1f7c7539b60813e89ad76ebbf6a14872edaa0aa64
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

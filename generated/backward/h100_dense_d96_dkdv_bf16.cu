@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d96_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":96,"n":128}}
 // spec hash: daa31b5ee24f3a9c2331bfcdfbc0e118047a692c9a03a908201337a4749ea6d9
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 df115905e021b53691129fec4b3ede74555f62f7568609fdd27e25063877b029
+// seal: sha256 5df4a6b09ee4a57b93bb793d6b69f2f3c0b8c9bd4ea3bc8b732f5610615cda34
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_d96_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: cf51a5eeece01c2170152271a406e7fffb022e773d47434a82f3fcd9f1e1891c
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 2cb76a66c4ee7eb211ba0a7fb237abe50f320632b85716596853b5dc1209f313
+// seal: sha256 33d27df9690559047ca2f2dc4e9c11f54da0e947c6fa761c4a2cd02f4fad2837
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: bced3db6b1951f3e9576e153083a7084f20a97a10e8ce73bf0eda67cecaed70c
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 70922ff174df2ab6211317727d2f2631fb9eb1d9dda34755c80237aab6cc7b85
+// seal: sha256 15a6ffb365c2535d18f9593273f23e7e44248ca934e8e921062d416458e44efd
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

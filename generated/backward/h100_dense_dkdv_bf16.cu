@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 0718ddacf2d602ab71b775c9981904bb3fb7d7edd8b906d007d44d487d3f7150
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cbf43c2fb3306b303e07e2083d287b7ad7b5bb650e9b36cc87b21b7787ad0114
+// seal: sha256 c83ac7e035441d6ddfb5fc2e58c8e39bdf8da0cc5b83d0fc7f2e7b7cc5ba519d
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

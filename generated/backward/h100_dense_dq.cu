@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b158ef8ac318e5c8f3d41ecc91deb83991d544558ecd1bd0beebbba4936b9407
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4468feee643dbab368473cf81abb07b4035356e5416eb103abb920c9f047b752
+// seal: sha256 6e4489f121a97728308ef1c35e01623c754c06ff277dae8d0545b0663d83fe8f
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

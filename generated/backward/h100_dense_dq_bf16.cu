@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 92eaca25958db221bb3ca8ef3dff60130db3bbeb34e309abc557d4e54124428e
-// templates: attention/patterns/dense.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 b1f848253b95fff410d6da64fae42f1c4595ab16278d19de06b3a8d3c154ff95
+// seal: sha256 cc02df523a7c5e17c5cb4d098b95df0c16336c1ca46a54146c64e0ef9dec458e
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

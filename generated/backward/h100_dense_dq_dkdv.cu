@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: f42ecacf9fa27b4874dc13241b61cda51e36686aa680286787b7358114aeaff1
-// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/dense.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 6c8f8838359d260f5c88560fb2e92622a1924a222953875fed5fd2567cc7bb5d
+// seal: sha256 0d89cf7966cf134ce2d63ca59c1059a3f11828c8df57726d293ee3452eb563ba
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

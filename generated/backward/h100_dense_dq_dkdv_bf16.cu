@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 2906b8ef6ab3a776506fc7b50021763b40c9a92ab22723e239d2e500ce16cec1
-// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/dense.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f7d3c7a80e086fc473a8e3b62b99eb224b4cacdcb6c99d07a2724afebe43e191
+// seal: sha256 c9ef3044669c235b4d39d7b6a0b0a688ae6c1959ce40aa7752fa30e43a1011e8
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: e5ec818a46a6eaeb786ff5afb6fb16bfec97ffc3cd235390912281f5d6a63bee
-// templates: attention/kv_lengths.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f87213eb54d6c95b8fd59da6964ff84d2555cee846821691fea7e8b9d467c10b
+// seal: sha256 b2f835627f38154b1f6fa862840cdda315f1e759aead9ef0582563cd848695ce
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows, up to each batch's kv_lengths:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: fc54000ad904b39a91cbffb1aff3535cb63ce6990ca26f73c3e259b629bda286
-// templates: attention/kv_lengths.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/clear_hidden_keys.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 3466b374021ed9314a24fea3446ca1eb4721f04eedd02ddc89d61db7c007f02f
+// seal: sha256 57bca961e6fa169c095165488743a20623c471ebb2470c2dd8b79237e2b96187
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows, up to each batch's kv_lengths:

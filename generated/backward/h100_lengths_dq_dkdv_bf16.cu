@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_lengths_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 09740e064b1e71e631b363644b70a66522700667cb56c019aab8eae508fe5b99
-// templates: attention/kv_lengths.cuh.j2, attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/dense.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a941f34fd624c220be3577c6bceac1c5a0dd7a1d0c200bbbb707f731c9f951c6
+// seal: sha256 f01fca9fbccfc61cdf10780029c4dcd1c97740592ec0dbf75cd5273029604d9a
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows, up to each batch's kv_lengths:

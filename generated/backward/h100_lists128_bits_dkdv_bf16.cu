@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 26ba7200bdb1acf61252aa900e09c7c322bec0733328d647b05f4e838c880e52
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/bits.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dfcf4656e727bad79878124f0f50d5626af311d8d429a3cbb84841fc21a124da
+// seal: sha256 1a0a599aa4e08f91c854475adf89aae65739f49350106f6cb020d75ede7051d5
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

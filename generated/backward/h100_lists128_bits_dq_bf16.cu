@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: cbd681a05a307463a03b2d5a0fbbf5df40f5f77811f07ac82837ca4f140aafa3
-// templates: attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/bits.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 e008de286adf2d441e0f34413f3bb6faae730d0e954b9ba9dd31e841aded1a09
+// seal: sha256 60766db592c0f6ef2564f7f30de9e1f0c427788f62656ef2ffe482d93e5fd9fc
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_dkdv_any_order_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 697ad6faa48d35ef4b56049dc5848d66cff1c76de5978ee927317942179e3be1
-// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/bits.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_sums/in_any_order.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/ld_global.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 85ce78f867dfdf38a00a306410e995e0f2d1ca194f80954d74cca4ecc3a5c8de
+// seal: sha256 3c99846f1d4936ab4ed11ef3d6496730534d2bafa5772a5c6befe6be58be95a9
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the key blocks that the pattern lists:

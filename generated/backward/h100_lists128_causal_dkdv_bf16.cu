@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e8cbeb817845a3a0fe49a6b5c5bcea2de53446b98350c2c7f7eddfcf910681a1
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 50619fc773b1ee88a4d250456c764dce2383210fdf86911f712eabc1559bca74
+// seal: sha256 359df40a8c0dcb8f53120f2adc5269404f8cf35befaf1d0d33644c6bb91e7897
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 6546e019583a06798869da44631e042bae56f7f113909d41053bed41e4a70458
-// templates: attention/pair_mask.cuh.j2, attention/patterns/block_lists.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dd411fc3a5ed90c00c83938dff3732eeba4a1d07eb1485e90b1dd667a68d86ef
+// seal: sha256 771b040e677738aa68c0a9059e63304c9c1f9c414fce5cf3bfa3e34db8be0268
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

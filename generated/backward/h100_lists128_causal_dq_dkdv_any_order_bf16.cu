@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_dkdv_any_order_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 58c5f7c271da231656d8733cdc7eb00bd75b81bc585244e01c962e4f6276b520
-// templates: attention/pair_mask.cuh.j2, attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_sums/in_any_order.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 d69aae2d14fd9efb1c50222b1a44d00eb2bee0608c9fb93b1392ac80ec1ee21b
+// seal: sha256 aaf4ce8288aa1bfff8edf4880e98fa3f4802e8ff5339aedd7af988496b1ceb2d
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the key blocks that the pattern lists:

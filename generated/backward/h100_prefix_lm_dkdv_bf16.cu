@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_prefix_lm_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 7b2f9d9a41f9c3ac3d14dc6c9f029f85a584e37d21e167ed2e28c9b8947af240
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/prefix_lm.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a10a163ce8c80001f7fed2939c3d8dffc2fdcfa6b3c8a562e34492aa8ef0e5d0
+// seal: sha256 29d0760aee7f4704293323784d0a3b4d3e0a6eca505c3abc72b92322fb0628fb
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_prefix_lm_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 79a96dfcbcc935d54ca5317709fa024ee6cde49ab89bd566b8ddf4e37c27ffdb
-// templates: attention/patterns/prefix_lm.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/last_key.cuh.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 353e9e5ac305b5ebcef4d762ad97d8644534afdf14e5614daf6f577165cb57bf
+// seal: sha256 ae65d90e163d1a88589932034e165815b2d86cb9d84cd549f4e80e9bba5ad9d5
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_sink_window_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: b76bebed7ddc4b33e5323ed20466f216b6a17ddd26b41973cb958abfebafaacd
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sink_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 921178d0309160fcfb0c1a2e3b9f5c8701bfaefdefa92b044832c367eded141e
+// seal: sha256 25ffd3ff523e9ece32864b4c8057174af0505a56d97994f3ec83463f28e25692
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

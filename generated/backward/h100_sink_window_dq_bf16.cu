@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_sink_window_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a154d5e84cb9c088ce827a92add8e93e6e00d6632e741abaedfa8797abad4afd
-// templates: attention/pair_mask.cuh.j2, attention/patterns/sink_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fda513ab589c866d0a31d129e2c24be50b506917e118511b37d0ba1cdec5a5a7
+// seal: sha256 783eeeb2b19e360e8b2a74cc6bbcfe7b0b855bb34ad5b3dfb68c50b31360d13d
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

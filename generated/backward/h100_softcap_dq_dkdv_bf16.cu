@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_softcap_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e522dafec441ba5c624b41149dfd9545257c09b6f8bfa1af9947807256be7e58
-// templates: attention/pair_mask.cuh.j2, attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/causal.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 dd025dd4cffc449ad55efc88e8718f8d9d52b9fefffefab4409f901c4603f441
+// seal: sha256 af436b06559d2ff748320a910e0e47bb91eea2a247e0c3dd26838e71909654e8
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_strided_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 2738e6187b13a8b9164bd960c08555a67b39bfa3a96074696bceb14029e8a3f3
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/strided.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c4ef8c051f4c1ed123283d4a9e1871a5f4148ffb19435f06c98b1cb7c52bef93
+// seal: sha256 f92eb59826a2c12dce534e1473e98c618f4d3d0511b0e6c54bc940c4a1fe05db
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_strided_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 71a75efb1b62b4affd883404c66af1d8abe998fdf121b295a0dc7d3b1f9fb272
-// templates: attention/patterns/strided.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 86d36e308b9e6660a23e8772752f994b4bd3c943164c2fa0a8969fab77511c3f
+// seal: sha256 f2789d1c4601cfa4651b41b69490c17b973775f47855efe9110affabcde28de0
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_b64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 7b8a63aac6742ee82bc02d0682b21b8c30ee64609d604382d2953425c237ed67
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 1678bec564fbfcfd9265ca6a67b91747a9f2fd0458167f6d5e37d3062561ca3b
+// seal: sha256 a3d149c3268eac27c544fdd6f52de2cc6946d9ea9adf2d2832cd6aa7448884a4
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_b64_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 06135a821c8d21d77764acc540021f492f17241ae0d2686aad24522b6af8aa21
-// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 15148f608c80f65ac965cf4b424f59e5b471516a205dcaf695fbc2dcee38fa31
+// seal: sha256 cb5f84dc539e9f9f9e106c38ccf427e227a7e8fd7d3ffdfa48505da057dcda77
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_d256_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 72557637631f3f9f3ad8482176c318fd0650d09ea3d8542f6a1dd70c163bb3d9
-// templates: attention_backward/divided_products.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 8f35c8b66dca3a9625c653542ce2e36409bbcdbfba8604eab59d398f5bd5f8ed
+// seal: sha256 215b3918a80b65976e8639d32698f4a35ff4343fe24ac0cc4821d6287d7a9c0b
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_d256_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 8cb79d5e5048fcfafbda2994f491c8dcc08db381b8b404774bad2b55219bde19
-// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 0455a395cfa1b590c56abd79821e6cb43e00ef09bddace2ab215d7c332584ada
+// seal: sha256 c7c62efcab5113b1d269c6d94e5176ce2c7cecf4f99a145f251b96ed3d1e53e3
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 5a4604bf57ca5561a6276cb3494eb3cdb596e8e82717f2697c76d7eda3368df8
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 53635b81f462c6572ffddcf768bb841e2df1d198bd47d12ad6cf5aec253ba12d
+// seal: sha256 0a4afb97e94b5fdf26f885d95135c009d568d2fc02895ded0dff01bf896f4fbd
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: e1385e0f0ed60d74e141c661fd72557284395aa64491818efadeea7a5bf9d6dc
-// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 023f7fce02e7600a4559bca956195ec4c61674c7bdc9a7cbd598347382676dae
+// seal: sha256 03f2b6655076770033b8ba232cabb5c763493819fd60f9b39fb3e4887f3ca055
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq_dkdv_any_order_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"bf16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7f345e0223992ef3dd4aa8f20317791f3faed7167be3e4beb48e154c6650ed56
-// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_sums/in_any_order.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 a0068bb2acb209e1d762accdcee36fff6037cecf21823ec089e5c647ee7aeca3
+// seal: sha256 736a210a8abacfae3067e74cd99f0fa8869dd76014cb517db109cccac2393db7
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the key blocks that the pattern lists:

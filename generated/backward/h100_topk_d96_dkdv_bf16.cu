@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_d96_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: cf663e8f80cf6ed7085aadd9a22bd08e2fda4a6e4914915ec148aed74590c643
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 32c3d1cbc4be5a0a1f7023c573c0d9efda03c8c2eae693cb9fa877c9debee79c
+// seal: sha256 34426bcdb7020a75d6f91cee62ccca4ad6c2160cf14691242181936722c426ca
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_d96_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 994b41bdacafa018a287194a39cc3973dbc2700bda3e38f570c4098d0b8c3e70
-// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 f6638568fd8bfe20ddd194df72570b78e067989d2582b4d5da62289a4fc58a28
+// seal: sha256 e7ff8806ca0d28b185da8cf22e96e106f3c33fa8b674ff2afe2d11dd73044eb8
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

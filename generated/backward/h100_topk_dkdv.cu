@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 54dffe9135420e36f7f3de1b1ce7778168fc1ac430111fd21188c64d5d561bc4
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c60b5ba68cb864da59eefdab31bef988121dbc8cf9d0a37cddfed52e8736b9cc
+// seal: sha256 39e636ae11d71150d5e5cded0f80bb8e7244de2e054f0f9e6bdcb3d91a5f1d75
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

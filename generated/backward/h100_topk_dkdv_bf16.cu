@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: d46be8f91e73078f81efe00ad1f8f856f4cd7eccf2734bbeeec1f39f79213962
-// templates: attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 c8a504dcef15af581680e40edbf6bb029e511b6518491d27ed43725d1e32f6e1
+// seal: sha256 d6bb3b5c23096d26482bb10b1021b4d86cca5cad960c63b25e05b9bc3cbde2c7
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9614d9881447ed0acfc9fde313137e73e4ce46f6fe3e20957a52df454118aa0d
-// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 412e9d7e66afadd08d8b5798f0d4e5bb7dc3ce87164439c55b2a15e252cce0c0
+// seal: sha256 bfe30960c8671ca0aac9f3aa24dd27f2d1cc518e7c136d65f29ca50d50049108
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d16721a0c5118164f0476e3530b1168ac919feeb64e8e99ab5b7de335f41f6da
-// templates: attention/lists/walked.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 364aec20a7f874db6781f979629594311e2f9c57a137dec2f9715b5a5259e635
+// seal: sha256 d2d82bba3f76cbc08e9eb3f4bd285bd07a808cc1d683d97c358665378ab62fd7
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_topk_dq_dkdv_any_order_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 624ee60f6ceebe76359764af0825a1bd51c0af2cb5ca213bbcbc47de1c8b9d87
-// templates: attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_sums/in_any_order.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/stage_gradient.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 5b1c8186770747c3d7e1c06a0233ac523babd4a1d32b93b5cbb1d1ede1557039
+// seal: sha256 1e6023542b8716327d5dc19a35815c8340e682f3fd7a12828175061c4391cd4e
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the key blocks that the pattern lists:

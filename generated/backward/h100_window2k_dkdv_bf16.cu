@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_window2k_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: a0f6e043a318081068fb5f7a1364522d930698644bcc4502db14ad127e4b594b
-// templates: attention/pair_mask.cuh.j2, attention_backward/dkdv.cu.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 290c30792030ad5987c572ad6714f3a09cf1d09eb538d2db65ff007b92d7dc7a
+// seal: sha256 a8f0898d8a0bed03c90276635c571650d2a74937bd26cc7bf172b445d03e0ac5
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:

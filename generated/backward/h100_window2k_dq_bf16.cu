@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_window2k_dq_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: bf63f95d6f33fa36d7c4c07a526e93b205d797fcb7f181fb9996da90eea86029
-// templates: attention/pair_mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention_backward/dq.cu.j2, attention_backward/dq_mask/pairs.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 4dfbdbad1e5e2aeb03cd1c1d0164fdffac7e6b061e56a09be4040c0d6bf2153a
+// seal: sha256 341123df31c731386560a624fc4ce1b8a1320690e26b08b0c6c050cb934bf238
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:

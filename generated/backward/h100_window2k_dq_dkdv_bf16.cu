@@ -3,8 +3,7 @@
 //     codegen render specs/backward/h100_window2k_dq_dkdv_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 0de2b0c49bc41b42c9dfa0f0b7ee89198d5880bab6205ccd89264fc3e35dc5a0
-// templates: attention/pair_mask.cuh.j2, attention_backward/convert_dq.cuh.j2, attention_backward/dkdv_mask/pairs.cuh.j2, attention_backward/dq_dkdv.cu.j2, attention_backward/dq_order/sliding_window.cuh.j2, attention_backward/dq_order/turn.cuh.j2, attention_backward/dq_sums/in_turns.cuh.j2, attention_backward/key_tile_products.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/produce_queries.cuh.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, attention_backward/stage_gradient.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/semaphore.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 fba34051689891db39e105b5ec042fc418bc1ea9634898b9849b88ab0bacd49d
+// seal: sha256 7450387c64013f978f3ae1dc809aa16c65a0182a22692c340cdb60d8f1c1fefd
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_causal_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: 56dea166c0c021dfe4a6b39b1624727bc199008e44903191de1e94abfaa625a7
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dkdv_mask/pairs.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/causal.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 58d2e843eaf1d631e093c7a250a2fdee096854f755877a56a4a2782fb4fe0e19
+// seal: sha256 133e7e4ff4e943afc5e4738e3f4d4ef966f8cfee80b3a52c3f5436debd9f7cdc
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:

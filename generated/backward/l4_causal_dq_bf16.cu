@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_causal_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 4891662c3d3211db0ab999e83a5a39bf9de26f8b16570968b019208411cfbf84
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/causal.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6d9e58709e157f358e946703c692ec1eb2316f9ab6534a76262a26ecf2ffb9e2
+// seal: sha256 0a8cd44c62e1262209c5996d184dc019a866de5744104e5fe48c780b1a374f30
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:

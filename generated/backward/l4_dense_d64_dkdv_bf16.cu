@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_dense_d64_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 5693268f75aa31c7622df282699c664ebfe70725b745eaa1943042e4a5bbd403
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 dfa5779868fc846c9740c3273c06fb767954fc07fce83350c28abfcb77972bf5
+// seal: sha256 5955dd6e61f89ebfb06cb3268ec8f35500b0d5a8970914e72d48f593fd2dd9dc
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_dense_d64_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: c10c90b8831decc2c3755b1c7ca4efb8eae6a8b435acd00b42b5d137cc5ff245
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 2f56e0b9e4d0f9cd5462ef819c5ec0f790dca48fab84e7931df5ec9ab45c1a48
+// seal: sha256 711d7d4584c9b6ff72d7f5c579fe134a90df374a7a91ef5fd31eae8775e004bf
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:

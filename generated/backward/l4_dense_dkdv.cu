@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_dense_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: f4fe07ab74c77c8772930ce40e041994964aaa075ac61a9d67ca55f5e5077aed
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 4f032f33f8583cdf816442bc80824b099c9447e377fe7eee2ec8839cd863396a
+// seal: sha256 f806e17e23d9dbfa14b84ac749bbdf8013ea3dea108554e224cbfbaaa00102e1
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_dense_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: 1f58042118abf59736e52f89399ed5867f832d4b797add912e4ee1de8b15ac9b
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/dense.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 a2efefb51883fd4e761891bb4bc286d5044c0012a145196ff9959c64a429e38a
+// seal: sha256 10eb6e5a50c4cd5da212ff572af61bde7c98b78bb69cd70656e1332d67b5bba7
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:

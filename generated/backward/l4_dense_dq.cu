@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_dense_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: cbdb42454357eac6a576abafa31b075aad29be10999eb02c03a492776ad020f3
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c4775d6581e5ddfa58f019975f01bac604cd09d64879713e8d62e1010acaba59
+// seal: sha256 2a071afcf29eb5f9a0402a0cafeaac7e6f86a54df0bd2fa60b4d44891ffd95fd
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:

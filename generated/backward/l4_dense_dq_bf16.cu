@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_dense_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 3f6bd1225c0c8656164afd965a82f7e1be8d18a7a9b1113c2508aa20258bd46c
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/dense.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 27900da758402e9bf4837576ac3c2cdb6ac5fbcbd5b65032a9885b3557d19a8c
+// seal: sha256 914db47b77969efd5acea63a7eda75c0afbfe168a70475fd5e617734acc1d17b
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:

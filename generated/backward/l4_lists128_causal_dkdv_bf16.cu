@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_lists128_causal_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: d6bf0ae88c6385512b0f6233e732287eb5aff5e7b787c6a16f7948604d631ca6
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dkdv_mask/pairs.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1906ee05f6fc404b384a9d4dc1eb4ae0ca51472445e4a51b59bc1f92df72412d
+// seal: sha256 b7e157291ba03991481814ed93fd508fe37ff5cb1657f715ec7d31423ee142f4
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_lists128_causal_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 24c4422b747ecb3a1c77a4e243adca5e2694ed69c518188ae07e30ea813375cb
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/block_lists.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 6f7583e4b19ad6e4cdff84f02fdbe594535208ce9b2f0a2807570d94b93cbeb6
+// seal: sha256 dc7b03a89016567faede080a70bf23fa4d61ac86e373427f10a24396bbcedd45
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":16,"n":64}}
 // spec hash: e6534d7d54912df129f2434794c335e6742ad1ff7c5ceb89c9741cf8ab1bd576
-// templates: attention/kv_lengths.cuh.j2, attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/dkdv_mask/bits.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/mma_sync/dkdv_mask/bits.cuh.j2, attention_backward/mma_sync/key_sums/divided.cuh.j2, attention_backward/mma_sync/logits/capped.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 c72e6eef52810279824cab8722f0dd972c04eac3626685a0a56797ede9574b0c
+// seal: sha256 c847817f92fbd43c8a2aa5069acfe1d6a435e6002047a3c23ceb7c291798d9ac
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists, up to each batch's kv_lengths:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":16}}
 // spec hash: a55a019bbe56a8c4c718499b153dbd90d0d48ccb014ee105ad027ecc19b4a886
-// templates: attention/kv_lengths.cuh.j2, attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/block_lists.cuh.j2, attention_backward/logits/capped.cuh.j2, attention_backward/mma_sync/dq_mask/bits.cuh.j2, attention_backward/mma_sync/logits/capped.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/shared.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/ld_global.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 7165bca1b8a45072acbb485e2a8f5ca6a8f1fd653c8a8faca7da3a69e64c81ed
+// seal: sha256 ac3600b8ac225e058199d291ca7ad5929889a3e429d21014a14b79641a1e327f
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists, up to each batch's kv_lengths:

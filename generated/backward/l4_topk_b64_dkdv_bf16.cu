@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_topk_b64_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 4ef037002c0d2c8d378f1c6fab2d0b001da3ee5770e4d2dbb62d206d0ccc5957
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 203cc437afd707dd672fbfac9cb3d2c7c8e03a95fb4a228688d6e85aceab4b6e
+// seal: sha256 39dd93780328b40c64d7d8ecd0030c163bc3197506a979a127dc06bfe373c908
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_topk_b64_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32}}
 // spec hash: 9832239e5b9b539c8e07d7080c97679c6866edb814ef5c1f45abcb70d1c076a0
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken.cuh.j2, attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 b4857a1c1c457c1893b2fd0d4e6919c137f7e197d757d07131cc11e55bc7c6c8
+// seal: sha256 e0f77b95e2821fed66ee3c762c93ee349c6cf892f938179f7c9b08a2f221f574
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_topk_d64_b64_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":64}}
 // spec hash: 1e6232bc515ebee551b4d8f22e2e616b3120796c50b03be4c4275e145bf0fd0e
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention_backward/dkdv_mask/none.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/listed.cuh.j2, attention_backward/transposed_lists.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 ec74d41be0be9696f2160fad24532c7bd32f44452031c1b125de451e00c0e500
+// seal: sha256 f14d6ecc4e7c2489876213d912636794dee074235b812874f8c42235758ada08
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:

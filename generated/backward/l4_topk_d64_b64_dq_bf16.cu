@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_topk_d64_b64_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: a4e6da4de653a86a24b708487609a6a1cee0434e6f00e2dba3aef45c604d49ec
-// templates: attention/lists/take_entries.cuh.j2, attention/lists/taken.cuh.j2, attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/patterns/topk.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 d02bbca4e2df3d341850f266e9b31cada620f31d074d0c0d0e124743c2bfba07
+// seal: sha256 5e0aa405c201d908dcd5c7a41f197fe60252cee21e386dacc0c687cf37f98a60
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_window2k_dkdv_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: b7554845ed77a311d8ac370159154bcea348700c2b372394419e47ed34001994
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dkdv_mask/pairs.cuh.j2, attention_backward/mma_sync/key_sums/both.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dkdv.cu.j2, attention_backward/prologue.cuh.j2, attention_backward/queries/sliding_window.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 0f4a5a9cc2d5c69521cc008c22de39e9ec74db069881bdf2ce831626443b3784
+// seal: sha256 753bf8f390786b6a678f2d4394c1fcf91edbd03b954c61f7b91fe2d3c20e3b32
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/backward/l4_window2k_dq_bf16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: e8d1deab08a813174807124844c81f07aa6c6c7cf3b4a137b925dbef3d0efcd4
-// templates: attention/mma_sync/columns/padded.cuh.j2, attention/mma_sync/loads.cuh.j2, attention/mma_sync/rows/plain.cuh.j2, attention/pair_mask.cuh.j2, attention/patterns/sliding_window.cuh.j2, attention_backward/logits/scaled.cuh.j2, attention_backward/mma_sync/dq_mask/pairs.cuh.j2, attention_backward/mma_sync/products.cuh.j2, attention_backward/mma_sync/q_operand/registers.cuh.j2, attention_backward/mma_sync/store_gradient.cuh.j2, attention_backward/mma_sync_dq.cu.j2, attention_backward/prologue.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bd18c427734b476b7c24ac2a99ab6bb75f5e6ecdec45eff11fe8f6496afe96f3
+// seal: sha256 bdfc3813063ce88440f18f89b6134765097f5199de3c666529957652dad18d11
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:

@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_01_wmma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 10ad3ea9d2a41a80767fcb4b4d3f34e6ea71dde176309d698b3c9608e20018ac
-// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_ld_global.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_no_ring.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 5a0158dbfe18a4662712b89efdea81a3495bc66c24b800f4fb714717965df275
+// seal: sha256 31faa6a0f0d5ffd91f3ffcc59b35a829cd8f7804882ef7c499ba2b050538e8f6
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

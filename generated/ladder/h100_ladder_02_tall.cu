@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_02_tall.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":256,"n":128}}
 // spec hash: 058075b6802e14d257f1faf7b4e91d4598bb4c8f22d359fc061dd3b731b678d1
-// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_ld_global.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_no_ring.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 01f424c0a8882e3f66e48c073f856ae1039ada5bb76d8a34ceb2f8a493610c65
+// seal: sha256 300d5494701f1b419c40b7c67f89b2a81f5e2b3cda143c07e793f32d0e5951f7
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_03_cp_async.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":256,"n":128}}
 // spec hash: 5f28700145265efad74d2646eebe117d05840e5d5d15760b3f669b5285ee3ca4
-// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_cp_async.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_ring_cp_async.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 1d63c90f6076de0a1e5ce5680612955ae9db10ace3ef6099af2cd0de6e40e507
+// seal: sha256 a5c2d04a5ee25e79d04e5fe9ad5bce6afb24b11118f7cec50773647e7900cfad
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_04_k64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 32b20c2831725d30bbf1b2a64279b3e11e579c6823231ccaef5372373f238104
-// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_cp_async.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_ring_cp_async.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 289c9cd13a8445b9fef982161a1091550cee46baa5e43115782b8e94407a385d
+// seal: sha256 63ad499bf6a92c29c2f5d8ef9a234a0b529e7eac105de6b0c75b3fd6a9876710
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_05_k112.yaml
 // spec: {"arch":"sm_90a","block":{"cols":112,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":112,"m":256,"n":128}}
 // spec hash: b1163f01a7d5520afb772660bdc2046eda2f62823de393c86d1344c0a822dda9
-// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_b_rows.cuh.j2, bsr_spmm/wmma_copy_cp_async.cuh.j2, bsr_spmm/wmma_load_a.cuh.j2, bsr_spmm/wmma_ring_cp_async.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 3a7957b670f4dee804084c6ea88be6ff16d99a2ae9c8b2775d2bba5bfdbe8599
+// seal: sha256 5fd92ed6cd2a73ec4bd11528c1bcce2694b80339b6d332fb8a8c91b50dd1cf71
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

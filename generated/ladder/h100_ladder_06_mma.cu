@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_06_mma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 4e70de2844f7a5b144a09d899bf9f094ecf2b7b6e0784e2552ac9f488ab156bb
-// templates: bsr_spmm/mma.cu.j2, bsr_spmm/mma_b_rows.cuh.j2, bsr_spmm/mma_lanes_rows.cuh.j2, bsr_spmm/mma_slices.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/cp_async.cuh.j2, ptx/mma_sync.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 bbd65c573b27ab75b2ce12da8072dc1825acf26f57ad706bb3dab5dafda4211b
+// seal: sha256 b6e14794e839402cbff17c2e399607447b0eacc7fd5f876d805b62af39c9ad95
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

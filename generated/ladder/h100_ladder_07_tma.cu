@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_07_tma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"tma","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 0f9a6ddef3413adf10f63008d35c176358c8e8fe73ca5b306274e1890b9a264e
-// templates: bsr_spmm/wmma.cu.j2, bsr_spmm/wmma_ring_tma.cuh.j2, bsr_spmm/wmma_tma.cuh.j2, common/bsr_steps.cuh.j2, common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2
-// seal: sha256 140b97a326fff4c6ef3e48e84c426ccae01317ebbbfcbd884f5b8bcd9047dc04
+// seal: sha256 d3ccaccfb1cd7c4337f42043de35aab6e9331133fbc8069e049edc06f4078e08
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //

@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_08_wgmma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":2,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 5da2ba8d865622db9849c1d2b37004d8fef16388df530df8b883f6cecdbd19ed
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 cf7f30f27fb01ae27e667a505fe4220e88bd3d0049d4dc4062f31b330d24e3a2
+// seal: sha256 756d6c3f0bf24152b00bd779ffa8f8311bf9c34eea71e4837ee71e37274fca9e
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.

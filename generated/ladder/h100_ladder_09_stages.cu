@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_09_stages.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 528452dbff4199d6932fb94d9e01e93909173153f38d73ecf1a372961c199dbe
-// templates: bsr_spmm/b_tile_groups.cuh.j2, bsr_spmm/b_tile_rows.cuh.j2, bsr_spmm/c_tile.cuh.j2, bsr_spmm/epilogue.cuh.j2, bsr_spmm/mainloop.cuh.j2, bsr_spmm/sm90a.cu.j2, bsr_spmm/static_scheduler.cuh.j2, bsr_spmm/tile.cuh.j2, bsr_spmm/tile_in_bands.cuh.j2, common/bsr.cuh.j2, common/declarations.cuh.j2, common/epilogue.cuh.j2, ptx/mbarrier.cuh.j2, ptx/mma_sync.cuh.j2, ptx/tma.cuh.j2, ptx/warp.cuh.j2, ptx/wgmma.cuh.j2
-// seal: sha256 84f4de468bd1689b9988d2a7a0ba72cbd923e62e9e9970de25aef704ca18bf40
+// seal: sha256 7602b1e8c526fdcfb7e766397eaeb499b9a9e41c5cef4d03897e82c1b3eb2600
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // What is stored is A B, computed in fp32.

@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/h100_tile_copy_tma.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e0a288e4bd9aa5d41e64c92709afd5e2e6d9c7323f24a5515ae48ae8231594e3
-// templates: common/declarations.cuh.j2, ptx/mbarrier.cuh.j2, ptx/tma.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 294df39b447b2fb5b582a6f9effd9432b6198876b0aba3282b87137c19e67b84
+// seal: sha256 f3c78eb0366b91dca7628b747907087de64113768115a92cfe4cc08dd1162241
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.

@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/l4_tile_copy_cp_async.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: fcc51137fc7e0ed6eec7fdad94845a1ed96a3070f0f026a899186cdbd9220207
-// templates: common/declarations.cuh.j2, ptx/cp_async.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 cddfd23af7a6d7ebb7191a52caebb4783a749b3a998da070467694944716a058
+// seal: sha256 ae2a76d5aa6a7f7a88db3d2aa8a787a9573781315ace4b7bf68e8f65b5606eb6
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.

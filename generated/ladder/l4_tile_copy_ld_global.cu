@@ -3,8 +3,7 @@
 //     codegen render specs/ladder/l4_tile_copy_ld_global.yaml
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":1,"tile":{"m":64,"n":128}}
 // spec hash: 7aa45b6496714e72922c852ee7052e3d2433827c7fddc8501f87c734cf83acfd
-// templates: common/declarations.cuh.j2, tile_copy/tile_copy.cu.j2
-// seal: sha256 775ebabc6b123e89e3583520cb268cdf0fce028d8d7d8d3a7906ce1f5feacbb9
+// seal: sha256 97c8cda2224bc6e4e5a12b8e16b8df7b226d4a1929c86043a24cee8325bb7086
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
 // shared memory: each warp stores what another warp, or the copy engine, put there.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.distributed.lasting import made_once
 from runtime.distributed.layout import Layout
+from runtime.kept import made_once
 from runtime.ops.block_sizes import Tensors
 
 _LISTS = {"topk": ((None, 0),), "block_lists": ((0, 1), (2, 3))}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from runtime.distributed.lasting import made_once
 from runtime.distributed.layout import Layout
 from runtime.distributed.lists import blocks_of
 from runtime.errors import ArgumentError
+from runtime.kept import made_once
 from runtime.patterns import BlockLists, Strided, TopK
 
 

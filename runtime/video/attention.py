@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 
 from runtime.checks import check_dense, present_device
 from runtime.errors import ArgumentError
-from runtime.kept import Streams, may_keep, outside_modes
+from runtime.kept import Kept, is_capturing, may_keep
 from runtime.ops.attention import block_sparse_attention
 from runtime.patterns import Pattern
 from runtime.video.tiles import Sizes, VideoTiles, check_tiles
@@ -47,15 +46,23 @@ def tiled_attention(
 
 
 class _Made(NamedTuple):
-    """What a window is on a device."""
+    """The tensors of a window on a device."""
 
     tiles: VideoTiles
     pattern: Pattern
-    streams: Streams
+
+
+def _tensors_of(made: _Made) -> tuple[torch.Tensor | None, ...]:
+    return made.tiles.to_tiles, made.tiles.from_tiles, *made.pattern.index_tensors()
+
+
+def _none() -> Kept[_Made]:
+    """A place for the tensors of a window on each device that it is called on."""
+    return Kept(_DEVICES, _tensors_of)
 
 
 RANK = 4  # of q and k
-_making = threading.Lock()
+_DEVICES = 64  # that a process may use
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class VideoWindow:
     tile: Sizes = (2, 8, 8)
     text: int = 0
     text_first: bool = False
-    _made: dict[torch.device, _Made] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _made: Kept[_Made] = field(default_factory=_none, init=False, repr=False, compare=False)
 
     def __call__(self, module: Any, q: torch.Tensor, k: torch.Tensor, exact: Pattern) -> Any:
         """Return the tiles and the pattern of a call, or ``exact`` where q and k are not of the same length.
@@ -126,40 +133,23 @@ class VideoWindow:
         device = present_device("device", device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        found = self._made.get(device)
+        found = self._made.find(device)
         if torch.compiler.is_compiling() or torch._guards.detect_fake_mode() is not None:
             if found is None:
                 reason = f"has no lists on {device} yet, and fake tensors have no values: call the window once before"
                 raise ArgumentError("grid", reason)
-            return found.tiles, found.pattern
+            return found
         if not may_keep():
             return self._make(device)
-        if found is None:
-            with _making, outside_modes():
-                found = self._made.get(device) or self._kept(device)
-        found.streams.read()
-        return found.tiles, found.pattern
+        if found is None and is_capturing(device):  # lists come from the CPU
+            reason = f"has no lists on {device} yet, and a graph is being captured: call the window once before"
+            raise ArgumentError("grid", reason)
+        return self._made.get(device, lambda: self._make(device))
 
-    def _kept(self, device: torch.device) -> _Made:
-        """Make and keep what ``made`` returns.
-
-        Raises:
-            ArgumentError: within a capture, where lists cannot come from the CPU.
-        """
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                if torch.cuda.is_current_stream_capturing():
-                    reason = f"has no lists on {device} yet, and a graph is being captured: call the window once before"
-                    raise ArgumentError("grid", reason)
-        tiles, pattern = self._make(device)
-        tensors = tiles.to_tiles, tiles.from_tiles, *pattern.index_tensors()
-        self._made[device] = found = _Made(tiles, pattern, Streams(tensors))
-        return found
-
-    def _make(self, device: torch.device) -> tuple[VideoTiles, Pattern]:
+    def _make(self, device: torch.device) -> _Made:
         tiles = VideoTiles(self.grid, self.tile, text=self.text, text_first=self.text_first, device=device)
-        return tiles, tile_window(tiles, self.window)
+        return _Made(tiles, tile_window(tiles, self.window))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the sizes: copies and other processes make their tensors anew."""
-        return {**self.__dict__, "_made": {}}
+        """The sizes: copies and other processes make their tensors anew."""
+        return {**self.__dict__, "_made": _none()}

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import for_each
 
 from codegen.library import TEMPLATES, NamedSpec, shipped_specs
 from codegen.render import render
@@ -14,7 +15,7 @@ ATTENTION = TEMPLATES / "attention"
 FILES = sorted(ATTENTION.rglob("*.j2"))
 MOST_LINES = 250  # of a piece
 # Share of the lines of a kernel's templates that have a tag, every import and macro included, or else an insertion.
-MOST_LOGIC = {"sm90a": 0.45, "mma_sync": 0.37, "patterns": 0.40, "lists": 0.31}
+MOST_LOGIC = {"sm90a": 0.45, "mma_sync": 0.37, "patterns": 0.40}
 LONGER = {"wmma.cu.j2"}  # a whole kernel
 # Constants that are 1 by the size of a problem or a tile, or as the name of a barrier.
 SIZES = {
@@ -37,10 +38,15 @@ SIZES = {
     "kSubTileRows": "the same",
     "kBlockQueries": "the same",
 }
-ROLES = {"q_stage", "share_kv"}  # folders whose pieces do not stand for each other in all kernels
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ATTENTION).as_posix())
-sm_90a = [named for named in shipped_specs() if named.spec.op == "attention" and named.spec.arch == "sm_90a"]
-every_kernel = pytest.mark.parametrize("named", sm_90a, ids=lambda named: named.stem)
+every_file = for_each("path", lambda: FILES, lambda path: path.relative_to(ATTENTION).as_posix())
+
+
+def sm_90a_kernels() -> list[NamedSpec]:
+    """Shipped specs of attention on sm_90a."""
+    return [named for named in shipped_specs() if named.spec.op == "attention" and named.spec.arch == "sm_90a"]
+
+
+every_kernel = for_each("named", sm_90a_kernels, lambda named: named.stem)
 
 
 @every_file
@@ -59,11 +65,10 @@ def test_templates_are_mostly_cuda(folder: str) -> None:
 
 
 def test_pieces_of_a_folder_have_the_same_macros() -> None:
-    kernels = (ATTENTION / "sm90a", ATTENTION / "mma_sync")
-    folders = [path for kernel in kernels for path in kernel.iterdir() if path.is_dir() and path.name not in ROLES]
-    for folder in [*folders, ATTENTION / "logits"]:
+    folders = [path for path in (ATTENTION / "mma_sync").iterdir() if path.is_dir()]
+    for folder in folders:
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.j2"))]
-        macros = [set(re.findall(r"\{% macro (\w+)\(", text)) - {"columns", "apply_to"} for text in texts]
+        macros = [set(re.findall(r"\{% macro (\w+)\(", text)) for text in texts]
         assert all(names == macros[0] for names in macros), folder.name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
+from each import for_each
 
 PROJECT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path for folder in ("codegen", "runtime") for path in (PROJECT / folder).rglob("*.py"))
@@ -32,7 +32,7 @@ def test_ways_are_counted() -> None:
     assert complexity(ast.parse(text).body[0]) == 1 + 1 + 2 + 2 + 1
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PROJECT).as_posix())
+@for_each("path", lambda: MODULES, lambda path: path.relative_to(PROJECT).as_posix())
 def test_no_function_has_too_many_ways_through_it(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = {node.name: complexity(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

@@ -11,11 +11,12 @@ from typing import Any
 
 import drawn_specs
 import pytest
+from each import every_spec
 
 from codegen.descriptor import KernelFacts, facts_of, launch_record
 from codegen.encode_tiled import ELEMENT_BYTES
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.library import NamedSpec, find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
 from codegen.sized_launch import SHAPES, sized_launch, smallest_shape
@@ -28,7 +29,6 @@ from runtime.driver.api import driver  # noqa: E402
 from runtime.driver.workspace import Memory  # noqa: E402
 from runtime.kernels import attention  # noqa: E402
 
-every_kernel = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 SMS, TILES = 132, 1000
 
 
@@ -83,7 +83,7 @@ def grid_of(facts: KernelFacts, tiles: int, sm_count: int) -> int:
     return min(clusters, most) * cluster
 
 
-@every_kernel
+@every_spec
 def test_the_launch_is_that_of_the_runtime(named: NamedSpec) -> None:
     plan = plan_for(named)
     facts = facts_of(plan)
@@ -101,7 +101,7 @@ def test_the_launch_is_that_of_the_runtime(named: NamedSpec) -> None:
     assert KernelFacts.model_validate_json(facts.model_dump_json()) == facts
 
 
-@every_kernel
+@every_spec
 def test_the_parameters_lie_where_the_runtime_writes_them(named: NamedSpec) -> None:
     plan = plan_for(named)
     facts = facts_of(plan)
@@ -125,10 +125,11 @@ def test_the_parameters_lie_where_the_runtime_writes_them(named: NamedSpec) -> N
     assert all(end <= param.offset for end, param in zip(ends, facts.params[1:], strict=False))
 
 
-@every_kernel
+@every_spec
 def test_tensor_maps_are_encoded_as_it_says(named: NamedSpec, encoded: list[tuple[Any, ...]]) -> None:
     plan = plan_for(named)
     facts, cuda = facts_of(plan), driver()
+    encoded.clear()
     names = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "e4m3": "UINT8", "e5m2": "UINT8"}
     for place in prepared(plan, facts).maps:
         place.write(4096)
@@ -175,7 +176,7 @@ def test_sizes_of_tensor_maps_are_those_of_a_call(name: str, monkeypatch: pytest
     assert told == dims
 
 
-@every_kernel
+@every_spec
 def test_workspace_has_the_names_and_sizes_of_launches(named: NamedSpec) -> None:
     plan = plan_for(named)
     facts, draw = facts_of(plan), random.Random(named.stem)

@@ -29,6 +29,7 @@ from runtime.distributed.lists import blocks_of  # noqa: E402
 from runtime.distributed.placements import Placed  # noqa: E402
 from runtime.distributed.strided import strided_lists  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.kept import made_once  # noqa: E402
 from runtime.patterns import Dense, Strided, TopK  # noqa: E402
 
 ODD: tuple[Any, ...] = (None, "x", -1, 1.5, True, 10**30, float("nan"), (), [None], {}, object(), torch.zeros(2))
@@ -135,6 +136,25 @@ def test_what_is_made_once_is_not_of_the_first_mode(mode: str) -> None:
         torch.ones(1, requires_grad=True).mul(tensor.float()).sum().backward()
     assert blocks_of(layout, 0, length, size, cpu) is tensors[-1], "it is kept"
     assert torch.equal(layout.join([layout.positions(r, length)[None] for r in range(2)], 1)[0], torch.arange(length))
+
+
+def test_what_is_made_once_is_of_no_transform_and_bounded() -> None:
+    made: list[int] = []
+
+    @made_once(2)
+    def counted(number: int, device: torch.device) -> torch.Tensor:
+        made.append(number)
+        return torch.arange(number, device=device)
+
+    cpu, inside = torch.device("cpu"), []
+    torch.func.grad(lambda x: (inside.append(counted(1, cpu)), x.sum())[1])(torch.ones(2))
+    first = counted(1, cpu)
+    assert inside[0] is not first and made == [1, 1], "what a transform makes is its own"
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(first)
+    assert counted(1, cpu) is first and counted(2, cpu) is counted(2, cpu) and made == [1, 1, 2]
+    counted(3, cpu)
+    assert counted(2, cpu) is not None and made == [1, 1, 2, 3]
+    assert counted(1, cpu) is not first, "the oldest one is replaced"
 
 
 def test_sinks_of_all_heads_beside_dtensors_of_some() -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import for_each
 
 import runtime
 
@@ -28,13 +29,13 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=path_name)
+@for_each("path", lambda: DOCUMENTS, path_name)
 def test_links_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
     assert not [t for t in targets if not t.startswith("https://") and not (path.parent / t).exists()]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=path_name)
+@for_each("path", lambda: DOCUMENTS, path_name)
 def test_links_lead_to_a_heading(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text(encoding="utf-8")):
         assert anchor in anchors(path.parent / target if target else path), f"{target}#{anchor}"
@@ -54,7 +55,7 @@ def test_every_document_is_reached_from_the_readme() -> None:
     assert not [path_name(path) for path in DOCUMENTS if path not in reached]
 
 
-@pytest.mark.parametrize("path", sorted((PROJECT / "docs").rglob("*.md")), ids=path_name)
+@for_each("path", lambda: sorted((PROJECT / "docs").rglob("*.md")), path_name)
 def test_no_line_is_longer_than_one_can_follow(path: Path) -> None:
     text = WIDE_TABLE.sub(b"", path.read_bytes())
     assert not [line for line in text.splitlines() if len(line) > LONGEST_LINE]

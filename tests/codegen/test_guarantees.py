@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from each import for_each
 from packaging.requirements import Requirement
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,9 @@ def named_of(path: Path) -> list[str]:
     return TEST.findall(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if named_of(path)], ids=lambda path: path.stem)
+@for_each(
+    "path", lambda: [path for path in DOCUMENTS if named_of(path)], lambda path: path.relative_to(PROJECT).as_posix()
+)
 def test_documents_name_tests_that_there_are(path: Path) -> None:
     assert not [named for named in named_of(path) if not is_there(named)]
 
@@ -60,7 +63,7 @@ def test_the_page_of_numerics_names_tests_that_there_are() -> None:
     assert told and set(told) <= names_in(PROJECT / "tests" / "gpu" / "test_numerics.py")
 
 
-@pytest.mark.parametrize("row", PROMISES, ids=lambda row: row[0][:50])
+@for_each("row", lambda: PROMISES, lambda row: row[0])
 def test_a_promise_has_a_proof_and_a_run(row: list[str]) -> None:
     _, proof, run = row
     assert TEST.search(proof) or COMMAND.search(proof), proof

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from batch_values import PROBLEMS_OF_LENGTHS as PROBLEMS
-from batch_values import declarations, lengths_of
+from batch_values import declarations, key_end_functions, lengths_of
 
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PatternBase
@@ -113,7 +113,7 @@ def host_program(plan: Plan) -> str:
     return PROGRAM % {
         "declarations": declarations([pattern], kv_lengths=True),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
-        "key_end": render_template(plan, "attention/kv_lengths.cuh.j2"),
+        "key_end": key_end_functions(plan),
         "pattern": render_template(plan, str(plan.flags.pattern_template)),
         "masked": "blocks.masked(i, block)" if pattern.masks_pairs and not plan.flags.skip_masked else "false",
         "visible": "visible(p, kBatch, first + row, key)"
@@ -182,10 +182,10 @@ def test_the_lengths_come_last(arch: str) -> None:
 
 def test_a_tile_of_a_dense_matrix_may_be_without_steps_where_a_batch_may_be_without_keys() -> None:
     fields = {"arch": "sm_90a", "pattern": {"kind": "dense"}}
-    assert "steps/if_any" in str(plan_of(fields).flags.named()["steps_piece"])
-    assert "steps/always" in str(plan_of({**fields, "kv_lengths": False}).flags.named()["steps_piece"])
+    assert plan_of(fields).flags.named()["may_be_empty"]
+    assert not plan_of({**fields, "kv_lengths": False}).flags.named()["may_be_empty"]
     topk = {"kind": "topk", "k": 4, "block": {"q": 128, "kv": 64}}
-    assert "steps/always" in str(plan_of({**fields, "pattern": topk}).flags.named()["steps_piece"])
+    assert not plan_of({**fields, "pattern": topk}).flags.named()["may_be_empty"]
 
 
 def test_listed_blocks_behind_the_length_are_none_that_a_tensor_has() -> None:

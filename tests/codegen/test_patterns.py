@@ -39,9 +39,8 @@ def test_every_pattern_has_a_module_a_template_and_a_shipped_spec() -> None:
 @pytest.mark.parametrize("kind", PATTERNS)
 def test_template_exists_and_keeps_the_contract(kind: str) -> None:
     text = (TEMPLATES / "attention" / "patterns" / f"{kind}.cuh.j2").read_text()
-    if "list_piece" in text:
-        text += (TEMPLATES.parent / "codegen" / "plans" / "attention_lists.py").read_text()
-        text += "".join(path.read_text() for path in (TEMPLATES / "attention" / "lists").iterdir())
+    if "attention/lists.cuh.j2" in text:
+        text += (TEMPLATES / "attention" / "lists.cuh.j2").read_text()
     assert "struct KvBlockIterator" in text
     assert "KvBlockIterator(const Params& p, int batch, int head, int first_query)" in text
     assert "int at(int i)" in text

@@ -104,16 +104,14 @@ def test_templates_ask_every_flag() -> None:
     for named in (*shipped_specs(), *map(find_spec, unshipped)):
         generated = generate(named)
         kind = type(generated.plan.flags)
-        line = re.search(r"^// templates: (.*)$", generated.source, re.MULTILINE)
-        assert line is not None
-        asked.setdefault(kind, set()).update(*map(words_of_tags, line.group(1).split(", ")))
+        asked.setdefault(kind, set()).update(*map(words_of_tags, generated.templates))
         given[kind] = {*generated.plan.flags.named()}
     given = {kind: names - EXPRESSIONS for kind, names in given.items()}
     assert not {kind.__name__: names - asked[kind] for kind, names in given.items() if names - asked[kind]}
 
 
-EXPRESSIONS = {"aux", "expression_helpers", "mask_lines", "row_parts_piece", "column_parts_piece"}
-EXPRESSIONS |= {"score_expression", "score_key_piece", "score_lines", "slope_expression", "slope_lines"}
+EXPRESSIONS = {"aux", "expression_helpers", "mask_lines", "shares_row_parts", "shares_column_parts"}
+EXPRESSIONS |= {"score_expression", "score_lines", "slope_expression", "slope_lines"}
 EXPRESSIONS |= {"pair_expression", "pair_lines"}
 """Of masks and scores that are expressions: all kernels are asked for them, and not all have some."""
 
@@ -338,8 +336,9 @@ def test_large_tiles_take_registers_from_the_producer(attention: dict[str, Any])
 
 
 def q_operand(plan: Plan) -> str:
-    """Where the products of an sm_90a attention kernel read Q: the name of the piece."""
-    return Path(str(plan.flags.named()["q_operand_piece"])).name.removesuffix(".cuh.j2")
+    """Where the products of an sm_90a attention kernel read Q."""
+    flags = plan.flags.named()
+    return "registers" if flags["q_in_registers"] else "slices" if flags["q_slices"] else "shared"
 
 
 @looped

@@ -22,9 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.errors import SpecError
+from codegen.layout import lay_out
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.render import SEAL, environment, render, render_plan, seal_is_intact
+from codegen.render import SEAL, environment, generate, render, render_plan, seal_is_intact
 
 DEFINITION = re.compile(r"__device__ __forceinline__ (?:[\w:<>*&]+ )+[*&]?(\w+)\(")
 CODE = re.compile(r"//[^\n]*")
@@ -63,12 +64,16 @@ def test_banner(named: NamedSpec) -> None:
     assert banner[2].strip("/ ") == f"codegen render {named.origin}"
     assert json.loads(banner[3].removeprefix("// spec: ")) == json.loads(named.spec.canonical_json())
     assert banner[4] == f"// spec hash: {named.spec.hash}"
-    templates = banner[5].removeprefix("// templates: ").split(", ")
-    assert templates == sorted(templates)
-    assert plan_for(named).template in templates
+    assert banner[5].startswith(SEAL)
+    assert len(banner) == 6
+
+
+def test_templates_of_a_source_are_files() -> None:
+    generated = generate(find_spec("h100_topk32"))
+    templates = generated.templates
+    assert list(templates) == sorted(set(templates))
+    assert generated.plan.template in templates
     assert all((TEMPLATES / template).is_file() for template in templates)
-    assert banner[6].startswith(SEAL)
-    assert len(banner) == 7
 
 
 @every_spec
@@ -280,3 +285,14 @@ def test_the_plan_is_all_that_a_source_depends_on(named: NamedSpec) -> None:
     assert render_plan(plan, named.origin) == render(named)
     other = dataclasses.replace(plan, stem="another_name")
     assert render_plan(other, named.origin) != render(named)
+
+
+def test_a_macro_that_no_condition_defines_prints_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codegen.render.TEMPLATES", tmp_path)
+    (tmp_path / "turns").write_text("{% if several %}{% macro begin(w) %}begin {{ w }}{% endmacro %}{% endif %}")
+    (tmp_path / "right").write_text("{% import 'turns' as turns with context %}[{{ turns.begin(1) }}]")
+    (tmp_path / "wrong").write_text("{% import 'turns' as turns with context %}[{{ turns.start(1) }}]")
+    texts = [lay_out(environment().get_template("right").render(several=several)) for several in (True, False)]
+    assert texts == ["[begin 1]", "[]"]
+    with pytest.raises(jinja2.UndefinedError, match="start"):
+        environment().get_template("wrong").render(several=True)

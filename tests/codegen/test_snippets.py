@@ -8,11 +8,13 @@ import inspect
 import re
 import shlex
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import snippets
+from each import for_each
 
 pytest.importorskip("torch")
 
@@ -25,8 +27,8 @@ from runtime.kernel import KERNELS
 
 PROJECT = snippets.PROJECT
 MOST_OF_QUICKSTART = 30  # lines of code
-every_page = pytest.mark.parametrize("page", snippets.pages(), ids=snippets.page_name)
-every_document = pytest.mark.parametrize("document", snippets.DOCUMENTS, ids=snippets.page_name)
+every_page = for_each("page", snippets.pages, snippets.page_name)
+every_document = for_each("document", lambda: snippets.DOCUMENTS, snippets.page_name)
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,16 @@ def test_fences_in_lists_are_read_and_errors_name_the_line() -> None:
 # Commands
 
 
+@cache
+def program() -> Any:
+    """The command ``codegen``."""
+    return typer.main.get_command(app)
+
+
 def unknown_in(command: str) -> list[str]:
     """What a command of ``codegen`` has that there is not: a command, options."""
     words = shlex.split(command)[1:]
-    found: Any = typer.main.get_command(app)
+    found = program()
     options = {"-h", "--help"}
     while words and hasattr(found, "commands") and not words[0].startswith("-"):
         if words[0] not in found.commands:
@@ -216,9 +224,7 @@ def unknown_in(command: str) -> list[str]:
     return [option for option in given if option not in options] + ([] if takes_more else words)
 
 
-@pytest.mark.parametrize(
-    "document", [path for path in snippets.DOCUMENTS if [*snippets.commands(path)]], ids=snippets.page_name
-)
+@for_each("document", lambda: [path for path in snippets.DOCUMENTS if [*snippets.commands(path)]], snippets.page_name)
 def test_commands_and_their_options_are_there(document: Path) -> None:
     assert not {command: unknown for command in snippets.commands(document) if (unknown := unknown_in(command))}
 

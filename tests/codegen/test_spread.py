@@ -1,9 +1,10 @@
-"""How tests are spread over processes (tests/conftest.py)."""
+"""How tests are spread over processes, and which kernels are recorded (tests/conftest.py)."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -64,3 +65,25 @@ def test_without_a_driver_xdist_counts_the_cores(conftest: ModuleType, monkeypat
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert conftest.pytest_xdist_auto_num_workers() is None
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_kernels_that_passed_are_recorded_beside_one_that_failed(
+    conftest: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record: bool
+) -> None:
+    def report(*stems: str) -> SimpleNamespace:
+        told = [
+            {"stem": stem, "record": {"key": stem}, "of": 9, "unrecorded": True, "how": "compiled"} for stem in stems
+        ]
+        return SimpleNamespace(user_properties=[("other", 1), *(("kernel", each) for each in told)])
+
+    known, lines = tmp_path / "known.json", list[str]()
+    known.write_text('{"a": {"key": "old"}, "z": {"key": "z"}}')
+    monkeypatch.setattr(conftest, "KNOWN", known)
+    stats = {"passed": [report("a", "b"), report()], "failed": [report("c"), report()]}
+    config = SimpleNamespace(not_collected={}, option=SimpleNamespace(kernel_seed=5, record_kernels=record))
+    conftest.pytest_terminal_summary(SimpleNamespace(stats=stats, write_line=lines.append), config)
+    assert lines[0] == "kernels: 3 compiled; the same again: --kernel-seed 5"
+    kept = {"a": {"key": "a"}, "b": {"key": "b"}, "c": {"key": "c"}, "z": {"key": "z"}}
+    assert json.loads(known.read_text()) == (kept if record else {"a": {"key": "old"}, "z": {"key": "z"}})
+    assert lines[1].startswith("known.json: 4 kernels" if record else "3 kernels are compiled at each run until")

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from each import for_each
 
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.render import render
+from codegen.render import generate, render
 
 MOST_TAGS = 0.12
 """Share of the lines of a template that may be tags; three lines are allowed in any."""
@@ -26,8 +27,14 @@ PIECES = [
         for name in ("b_by_rows", "bsr", "bsr_steps", "declarations", "epilogue", "gathered")
     ),
 ]
-BSR = [named for named in shipped_specs() if named.spec.op.startswith("bsr_")]
-every_bsr_spec = pytest.mark.parametrize("named", BSR, ids=[named.stem for named in BSR])
+
+
+def bsr_specs() -> list[NamedSpec]:
+    """Shipped specs of the operators of BSR matrices."""
+    return [named for named in shipped_specs() if named.spec.op.startswith("bsr_")]
+
+
+every_bsr_spec = for_each("named", bsr_specs, lambda named: named.stem)
 
 OTHERS: list[dict[str, object]] = []
 """Specs of options that no shipped or otherwise compiled kernel has."""
@@ -57,7 +64,7 @@ def tags(path: Path) -> tuple[int, int]:
     return sum("{%" in line for line in lines), len(lines)
 
 
-@pytest.mark.parametrize("path", PIECES, ids=[path.relative_to(TEMPLATES).as_posix() for path in PIECES])
+@for_each("path", lambda: PIECES, lambda path: path.relative_to(TEMPLATES).as_posix())
 def test_few_lines_of_a_template_are_tags(path: Path) -> None:
     with_tags, lines = tags(path)
     most, _ = MORE_TAGS.get(path.relative_to(TEMPLATES).as_posix(), (MOST_TAGS, ""))
@@ -73,8 +80,7 @@ def test_exceptions_are_needed(name: str) -> None:
 def test_every_template_is_used() -> None:
     """By shipped kernels, or by those that other tests compile."""
     fields = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
-    sources = [*map(render, BSR), *(render(find_spec(spec)) for spec in [*fields, *OTHERS])]
-    used = {name for source in sources for name in re.findall(r"[\w/.]+\.j2", source.partition("\n\n")[0])}
+    used = {name for named in [*bsr_specs(), *map(find_spec, [*fields, *OTHERS])] for name in generate(named).templates}
     assert not {path.relative_to(TEMPLATES).as_posix() for path in PIECES} - used
 
 
@@ -93,7 +99,7 @@ def test_no_constant_is_there_for_other_kernels_alone(named: NamedSpec) -> None:
 
 
 def test_constants_of_one_exist() -> None:
-    found = [numbers(render(named)) for named in BSR]
+    found = [numbers(render(named)) for named in bsr_specs()]
     assert not {name for name in OF_ONE if not any(known.get(name) == 1 for known in found)}
 
 

@@ -16,11 +16,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from each import check_each, every_spec
 
 import codegen.render
 from codegen.arch import ARCHS
@@ -637,24 +638,22 @@ OTHERS = [
 
 
 # Those that shipped kernels of sm_89 are compiled for as well, where they have not run.
-OTHER_ARCHS = [
-    {**json.loads(find_spec(name).spec.canonical_json()), "arch": arch}
-    for name in (
-        "l4_topk32_d64",
-        "l4_dense_wmma",
-        "l4_bsr_spmm_wmma_b16",
-        "l4_bsr_sddmm_b64",
-        "l4_bsr_spgemm_wmma",
-    )
-    for arch in ("sm_80", "sm_86", "sm_120")
-]
-KERNELS = [*shipped_specs(), *map(find_spec, OTHERS), *map(find_spec, OTHER_ARCHS)]
+OF_OTHER_ARCHS = ("l4_topk32_d64", "l4_dense_wmma", "l4_bsr_spmm_wmma_b16", "l4_bsr_sddmm_b64", "l4_bsr_spgemm_wmma")
 PROJECT = Path(__file__).resolve().parents[2]
 KNOWN = Path(__file__).with_name("known.json")
 UNRECORDED = "compiled (no record of this source by this compiler)"
 SAMPLE = 12  # of those with a record, compiled anew at each run, others each day
+PARTS = 24  # of all kernels, for several processes
 
 Record = dict[str, Any]
+
+
+@cache
+def kernels() -> list[NamedSpec]:
+    """All kernels that are compiled."""
+    plain = [json.loads(find_spec(name).spec.canonical_json()) for name in OF_OTHER_ARCHS]
+    others = [{**fields, "arch": arch} for fields in plain for arch in ("sm_80", "sm_86", "sm_120")]
+    return [*shipped_specs(), *map(find_spec, [*OTHERS, *others])]
 
 
 def sha256(code: bytes) -> str:
@@ -714,16 +713,16 @@ def check(named: NamedSpec, record: Record) -> None:
     assert (counts["UTMASTG"] > 0) == bool(stores_by_map)
 
 
-@pytest.fixture(scope="module")
+@cache
 def known() -> dict[str, Record]:
-    """What earlier compilations showed, by the kernel's name; without a file nothing, and all are compiled."""
+    """Records of earlier compilations by the kernel's name; none without a file, and all kernels are compiled."""
     return json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.is_file() else {}
 
 
 @cache
 def sample(seed: int) -> frozenset[str]:
     """The kernels that are compiled although there is a record of them."""
-    return frozenset(random.Random(seed).sample(sorted(kernel.stem for kernel in KERNELS), SAMPLE))
+    return frozenset(random.Random(seed).sample(sorted(kernel.stem for kernel in kernels()), SAMPLE))
 
 
 def why_anew(named: NamedSpec, known: Record | None, options: Any) -> str:
@@ -735,21 +734,28 @@ def why_anew(named: NamedSpec, known: Record | None, options: Any) -> str:
     return "compiled (sample)" if named.stem in sample(options.kernel_seed) else ""
 
 
-@pytest.mark.parametrize("named", KERNELS, ids=lambda named: named.stem)
-def test_it_compiles_without_spills(
-    named: NamedSpec, known: dict[str, Record], request: pytest.FixtureRequest, record_property: Any
-) -> None:
-    """Compiled now, or known from a compilation of the same source by the same compiler (``--all-kernels``: now)."""
+def compiles_without_spills(named: NamedSpec, options: Any, record_property: Any) -> None:
+    """Check a kernel, and tell pytest_terminal_summary what it showed if it passes."""
     try:
         toolchain.check_arch(ARCHS[named.spec.arch])
     except ToolchainError as error:
         pytest.skip(str(error))
-    found = known.get(named.stem)
-    if why := why_anew(named, found, request.config.option):
-        found = compiled_anew(named, found)
-    check(named, found)
-    told = {"stem": named.stem, "record": found, "of": len(KERNELS), "unrecorded": why == UNRECORDED}
+    record = known().get(named.stem)
+    if why := why_anew(named, record, options):
+        record = compiled_anew(named, record)
+    assert record is not None
+    check(named, record)
+    told = {"stem": named.stem, "record": record, "of": len(kernels()), "unrecorded": why == UNRECORDED}
     record_property("kernel", {**told, "how": why or "known from an earlier compilation"})
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_it_compiles_without_spills(part: int, request: pytest.FixtureRequest, record_property: Any) -> None:
+    """Compiled now, or known from a compilation of the same source by the same compiler (``--all-kernels``: now)."""
+    options = request.config.option
+    check_each(
+        {each.stem: partial(compiles_without_spills, each, options, record_property) for each in kernels()[part::PARTS]}
+    )
 
 
 @pytest.fixture
@@ -772,7 +778,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], No
 
 
 def test_what_is_rendered_in_another_way_is_compiled_anew_and_checked(
-    known: dict[str, Record], changed: Callable[[str, str], None], request: pytest.FixtureRequest
+    changed: Callable[[str, str], None], request: pytest.FixtureRequest
 ) -> None:
     named, options = find_spec("l4_topk32_d64"), copy.copy(request.config.option)
     options.all_kernels, options.kernel_seed = False, 0
@@ -826,15 +832,15 @@ def test_the_sample_is_another_each_day_and_the_same_for_a_seed(request: pytest.
     options.all_kernels, options.kernel_seed = False, 20260101
     drawn = sample(20260101)
     assert len(drawn) == SAMPLE and drawn == sample.__wrapped__(20260101) != sample(20260102)
-    for named in KERNELS[:3] + [named for named in KERNELS if named.stem in drawn]:
+    for named in kernels()[:3] + [named for named in kernels() if named.stem in drawn]:
         why = why_anew(named, {"key": code_key(generate(named))}, options)
         assert why == ("compiled (sample)" if named.stem in drawn else "")
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
-def test_receipts_say_the_same(named: NamedSpec, known: dict[str, Record]) -> None:
+@every_spec
+def test_receipts_say_the_same(named: NamedSpec) -> None:
     """The code itself may differ in the order of its instructions (CONTRIBUTING.md)."""
-    path, record = receipt_path(named.stem, GENERATED / named.subfolder), known.get(named.stem)
+    path, record = receipt_path(named.stem, GENERATED / named.subfolder), known().get(named.stem)
     if not path.is_file():
         pytest.skip("there is no receipt")
     receipt = Receipt.read(path)

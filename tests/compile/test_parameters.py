@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import partial
 
 import pytest
+from each import check_each
 
 pytest.importorskip("torch")
 
@@ -18,31 +19,40 @@ from runtime.driver.launch import ParameterLayout
 
 
 def declarations(named: NamedSpec) -> str:
-    """Return a source up to the end of its Params, less the headers: all that Params depend on."""
+    """A source up to the end of its Params, less the headers: all that Params depend on."""
     source = render(named)
     return re.sub(r"#include.*", "", source[: source.index("};", source.index("struct Params")) + 2])
+
+
+def types_of(text: str) -> str:
+    """Declarations without comments, constants and assertions: kernels with the same ones have the same Params."""
+    code = re.sub(r"(?:static )?constexpr[^;]*;|static_assert[^;]*;", "", re.sub(r"//.*", "", text))
+    return re.sub(r"\s+", " ", code)
 
 
 def layout_of(named: NamedSpec) -> ParameterLayout:
     return ParameterLayout.of(plan_for(named).params)
 
 
-@cache
 def words_of_compiler(arch: str) -> dict[str, list[int]]:
-    """Return for each shipped kernel the offset of each field of its Params, and their size, as NVRTC has them.
+    """Offsets of the fields of Params, then their size, as NVRTC has them, by the types that they are declared with.
 
     One compilation for all: each has its declarations in a namespace, and a kernel that takes Params and stores these.
     """
-    parts = ["struct __half; struct __nv_bfloat16;"]
+    parts, symbols = ["struct __half; struct __nv_bfloat16;"], {}
     for named in (named for named in shipped_specs() if named.spec.arch == arch):
+        text = declarations(named)
+        if types_of(text) in symbols:
+            continue
+        symbols[types_of(text)] = named.stem
         params = f"of_{named.stem}::Params"
         values = [f"(int)((const char*)&p.{field} - (const char*)&p)" for field in layout_of(named).offsets]
         stores = "".join(f"  out[{i}] = {value};\n" for i, value in enumerate([*values, f"(int)sizeof({params})"]))
         kernel = f'extern "C" __global__ void {named.stem}(int* out, {params} p) {{\n{stores}}}\n'
-        parts.append(f"namespace of_{named.stem} {{\n{declarations(named)}\n}}\n{kernel}")
+        parts.append(f"namespace of_{named.stem} {{\n{text}\n}}\n{kernel}")
     code, _ = run_nvrtc("\n".join(parts), "params.cu", "ptx", (f"--gpu-architecture={arch}",))
-    ptx = code.decode()
-    return {stem: stored(body) for stem, body in re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.S)}
+    numbers = {stem: stored(body) for stem, body in re.findall(r"\.entry (\w+)\((.*?)\n}", code.decode(), re.S)}
+    return {types: numbers[stem] for types, stem in symbols.items()}
 
 
 def stored(body: str) -> list[int]:
@@ -54,12 +64,18 @@ def stored(body: str) -> list[int]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
-def test_the_compiler_lays_params_out_in_the_same_way(named: NamedSpec) -> None:
+def check_layout(named: NamedSpec, words: list[int]) -> None:
     layout = layout_of(named)
-    *offsets, size = words_of_compiler(named.spec.arch)[named.stem]
+    *offsets, size = words
     assert dict(zip(layout.offsets, offsets, strict=True)) == dict(layout.offsets)
     assert size == layout.size
+
+
+def test_the_compiler_lays_params_out_in_the_same_way() -> None:
+    specs = shipped_specs()
+    words = {arch: words_of_compiler(arch) for arch in {named.spec.arch for named in specs}}
+    types = {named.stem: types_of(declarations(named)) for named in specs}
+    check_each({each.stem: partial(check_layout, each, words[each.spec.arch][types[each.stem]]) for each in specs})
 
 
 def test_tensor_maps_are_aligned_and_numbers_packed_where_they_belong() -> None:

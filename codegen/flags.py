@@ -573,80 +573,49 @@ class AttentionBackwardPatternFlags(PatternFlags):
 
 @dataclass(frozen=True)
 class AttentionBackwardFlags(AttentionBackwardPatternFlags):
-    """What those of dQ, dK and dV ask.
+    """Template parameters of the kernels of dQ, dK and dV.
 
     Attributes:
-        queries_piece: how dK and dV walk over the queries that see their keys.
         divides_key_blocks: whether several tiles share the list of a key block.
-        several_lists: whether those are of partial and of full blocks, with counts.
+        several_lists: whether lists are of partial and of full blocks, with counts.
     """
 
-    queries_piece: str
     divides_key_blocks: bool
     several_lists: bool
 
 
 @dataclass(frozen=True)
-class AttentionBackwardOptionFlags(Flags):
-    """What they ask of the options.
-
-    Attributes:
-        logits_piece: what becomes of scores before the mask, and of dS behind it.
-        mask_piece: how pairs are hidden.
-    """
-
-    logits_piece: str
-    mask_piece: str
-
-
-@dataclass(frozen=True)
 class AttentionBackwardSm90aFlags(Flags):
-    """What the kernels for sm_90a ask.
+    """Template parameters of the kernels of dQ, dK and dV for sm_90a.
 
     Attributes:
-        walk: what all kernels ask.
-        options: what these ask of the options.
-        consumer_warpgroups: numbers of the warpgroups that compute.
-        consumers_own: what each of them has.
-        other_workers: what computes while one of them waits.
-        each_step: how a loop goes over a tile's steps, in C++, and
-        last_first: the same in words (dK and dV).
+        walk: those of all kernels.
+        consumers: warpgroups that compute.
         divides_products: whether the consumers divide the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
-        may_lack_list: as in the forward; false here.
-        dq_sums_piece: how tiles add their parts of dQ, where one kernel has all gradients.
     """
 
     walk: AttentionBackwardFlags
-    options: AttentionBackwardOptionFlags
-    consumer_warpgroups: str
-    consumers_own: str
-    other_workers: str
-    each_step: str = "int j = 0; j < blocks.count; ++j"
-    last_first: str = ""
+    consumers: int
     divides_products: bool = False
     short_v_ring: bool = False
     dq_queries: int = 0
-    may_lack_list: bool = False
-    dq_sums_piece: str = ""
 
 
 @dataclass(frozen=True)
 class AttentionBackwardMmaSyncFlags(Flags):
-    """What the kernels that multiply by mma.sync ask.
+    """Template parameters of the kernels of dQ, dK and dV by mma.sync.
 
     Attributes:
-        walk: what all kernels ask.
-        options: what they ask of the options.
-        sums_piece: whether a thread block has dK and dV of its keys, or one of them.
-        q_operand_piece: where the products of dQ read Q and dO.
+        walk: those of all kernels.
+        divides_sums: whether one thread block sums up dK of its keys and another one dV (dK and dV).
+        q_in_registers: whether Q and dO are in registers throughout (dQ).
     """
 
     walk: AttentionBackwardFlags
-    options: AttentionBackwardOptionFlags
-    sums_piece: str
-    q_operand_piece: str
+    divides_sums: bool
+    q_in_registers: bool
 
 
 @dataclass(frozen=True)
@@ -676,13 +645,11 @@ class AttentionBackwardAuxFlags(Flags):
 
     Attributes:
         pattern: what all kernels of gradients ask.
-        mask_piece: how pairs are hidden.
         aux_sums: what is summed up.
         has_pairs: whether some of it goes through shared memory.
     """
 
     pattern: AttentionBackwardPatternFlags
-    mask_piece: str
     aux_sums: tuple[AuxSumFlags, ...]
     has_pairs: bool
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from codegen.arch import ARCHS
+from codegen.dtypes import FP8
 from codegen.expressions.nodes import Aux, Node
 from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
@@ -104,6 +105,11 @@ class SpecBase(SpecModel):
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are left out of the canonical JSON where they are off, as by default: kernels that do not use an
     option keep their hash when it is added."""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether inputs are FP8."""
+        return self.dtype in FP8
 
     def canonical_json(self) -> str:
         """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""

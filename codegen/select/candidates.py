@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
@@ -158,14 +158,25 @@ def _ranked(problem: Problem) -> list[Spec]:
     found: list[tuple[float, int, Spec]] = []
     for tuning in variations(problem):
         numbers = (tuning["stages"],) if "stages" in tuning else STAGES
-        accepted = (_accepted({**fields, **tuning, "stages": stages}) for stages in numbers)
-        deepest = next((each for each in accepted if each is not None), None)
+        deepest = _deepest({**fields, **tuning}, numbers)
         if deepest is None:
             continue
         spec, plan = deepest
         guess = estimate(plan, problem)
         found.append((guess.microseconds if guess else 0.0, len(found), spec))
     return [spec for _, _, spec in sorted(found, key=lambda each: each[:2])]
+
+
+def _deepest(fields: Fields, numbers: Iterable[int]) -> tuple[Spec, Plan] | None:
+    """The spec with the first of these numbers of stages that has a plan."""
+    for stages in numbers:
+        try:
+            spec = parse_spec({**fields, "stages": stages})
+            return spec, plan_of(spec, "candidate")
+        except SpecError as error:
+            if error.field.startswith("tile."):  # by a rule of the kernel, whatever the stages
+                return None
+    return None
 
 
 def _accepted(fields: Fields) -> tuple[Spec, Plan] | None:

@@ -29,7 +29,6 @@ from codegen.attention_cases import (
     head_size_cases,
     random_cases,
 )
-from codegen.dtypes import FP8
 from codegen.patterns import IndexTensor
 from codegen.patterns.block_lists import BlockLists
 from codegen.spec import KV_LENGTHS, AttentionSpec
@@ -94,7 +93,7 @@ class Inputs:
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
     """Draw fresh random inputs of a case; those that are to be FP8 in float32."""
     source = generator(case.name, device)
-    dtype = torch.float32 if spec.dtype in FP8 else TORCH_DTYPES[spec.dtype]
+    dtype = torch.float32 if spec.is_fp8 else TORCH_DTYPES[spec.dtype]
 
     def tensor(batch: int, heads: int, length: int) -> torch.Tensor:
         shape = (batch, heads, length, spec.head_dim)

@@ -123,7 +123,7 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
     spec = kernel.spec
     pattern, known = make_pattern(spec, case, device)
     random = generator(case.name + "ab", device)
-    fp8, unit = bsr_fp8.is_fp8(spec), case.k**-0.25
+    fp8, unit = spec.is_fp8, case.k**-0.25
     step = 16 if fp8 else 8  # elements that a row is a multiple of
     width = -(-case.k // step) * step + (64 if case.strided else 0)
     # C's elements have a variance of about 1.

@@ -194,7 +194,7 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
     depth = max(1, int(counts.max())) * block.cols
     if spec.transpose_a:
         depth = max(1, int(torch.bincount(col, minlength=1).max())) * block.rows
-    unit, fp8 = depth**-0.5, bsr_fp8.is_fp8(spec)
+    unit, fp8 = depth**-0.5, spec.is_fp8
     values = (torch.randn(shape, generator=random, device=device) * (bsr_fp8.CODES if fp8 else unit)).to(dtype)
     size = (case.block_rows * block.rows, case.block_columns * block.cols)
     a = torch.sparse_bsr_tensor(
@@ -306,7 +306,7 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
         problem = "two runs differ"
     # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
     torch_error, error = None, max_error(results[0], reference)
-    if bsr_fp8.is_fp8(spec):
+    if spec.is_fp8:
         operands = None if case.repeated else (inputs.codes, b, inputs.scales)
         torch_error, allowed = bsr_fp8.limits(spec, operands, error, reference)
     else:

@@ -50,8 +50,9 @@ def context_parallel_attention(
     (docs/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that of any
     parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on the host.
 
-    What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait.
-    After an error in the middle of a call a rank refuses all calls of that group, as data of two calls would be mixed.
+    What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait. An
+    error of a rank's kernels in a call that ranks agree on is raised on all ranks, and the next call is right. After
+    another error in the middle of a call a rank refuses all calls of that group, as data of two calls would be mixed.
 
     Args:
         q: (batch, heads, q_len, head_dim), this rank's queries; as ``block_sparse_attention`` has them. Or a
@@ -190,7 +191,7 @@ def _call(
     return_lse: bool,
     **options: Any,
 ) -> torch.Tensor | AttentionResult:
-    """Call an operator; an error of this rank is told to those that wait for it.
+    """Call an operator; report an error of this rank to those that wait for it.
 
     Raises:
         ArgumentError, CollectiveError: as the functions above.

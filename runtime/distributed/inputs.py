@@ -28,6 +28,9 @@ from runtime.ops.attention_gradients import chosen_for
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
 
+Kind = tuple[Any, ...]
+"""Calls of one kind are agreed on once."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -48,7 +51,7 @@ class Inputs:
     kv_lengths: torch.Tensor | None
     options: dict[str, Any]
 
-    def kind(self) -> tuple[Any, ...]:
+    def kind(self) -> Kind:
         """Return what tells calls apart that have to be agreed on."""
         every = self.q, self.k, self.v, self.sink, self.kv_lengths
         shapes = tuple(None if t is None else (t.shape, t.dtype) for t in every)
@@ -72,7 +75,7 @@ class Inputs:
 
 def prepare(
     what: str, plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True
-) -> None:
+) -> tuple[Kind, bool]:
     """Agree with the other ranks on a call: the first one of a kind, and each one that is validated.
 
     Args:
@@ -82,6 +85,9 @@ def prepare(
         gradients: whether they are wanted.
         validate: whether to check the values of lists and lengths.
         deterministic: of the call.
+
+    Returns:
+        The kind of the call, and whether ranks have just agreed on it.
 
     Raises:
         ArgumentError: for what a rank has otherwise than others, and for what no rank can compute.
@@ -103,7 +109,8 @@ def prepare(
     except Exception as error:
         report(group, error)
         raise
-    if validate or not is_known:
+    agreed = validate or not is_known
+    if agreed:
         about = f"{what} with validate=True" if is_known else what
         facts = {**plan.facts(), **inputs.facts(), "gradients": gradients, "validate": validate}
         same(agree(group, about, {"function": what, **facts}, plan.timeout))
@@ -112,6 +119,7 @@ def prepare(
             meet(group, inputs.q.device)
         state.remember(kind)
     state.go_on()
+    return kind, agreed
 
 
 def finished(what: str, plan: Plan, inputs: Inputs) -> None:

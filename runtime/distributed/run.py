@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,14 @@ from runtime.errors import ArgumentError
 from runtime.ops.attention_choice import LIST_RANK
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+
+
+class Call(NamedTuple):
+    """One call of a kernel: its step, and the queries, keys and values of that."""
+
+    step: Step
+    queries: torch.Tensor
+    kv: Pair
 
 
 class Run:
@@ -139,14 +147,14 @@ class Run:
             found = found + (least - span.start).clamp(0, span.size)
         return found.contiguous()
 
-    def calls(self, kv: Sequence[Pair], run: slice, *, own: bool) -> Iterator[tuple[Step, torch.Tensor, Pair]]:
-        """Yield the steps over the rank's own keys, or those over buffers, with their queries, keys and values."""
+    def calls(self, kv: Sequence[Pair], run: slice, *, own: bool) -> Iterator[Call]:
+        """Yield the calls over the rank's own keys, or those over buffers."""
         q = self.inputs.q[:, self.heads_of_q(run)]
         for step in self.mine.steps:
             if (step.buffer == OWN) == own:
                 k, v = kv[0 if own else step.buffer]
                 keys = k[:, :, step.keys.start : step.keys.stop], v[:, :, step.keys.start : step.keys.stop]
-                yield step, q[:, :, step.rows.start : step.rows.stop], keys
+                yield Call(step, q[:, :, step.rows.start : step.rows.stop], keys)
 
     def everything(self) -> Iterator[tuple[bool, slice, list[Pair]]]:
         """Yield what there are calls over: the rank's own keys, then the buffers of heads that arrive."""

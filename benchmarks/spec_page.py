@@ -31,7 +31,7 @@ from codegen.errors import SpecError
 from codegen.library import ROOT, shipped_specs
 from codegen.parse import parse_plain
 from codegen.patterns import PATTERNS, PatternBase
-from codegen.plans import plan_of, tiles_of
+from codegen.planning import plan_of, tiles_of
 from codegen.select.defaults import COMBINED
 from codegen.spec import FILLED_IN, MODELS, Spec, SpecBase
 from codegen.tile_rules import Tile

@@ -7,9 +7,8 @@ two of a length to the next, most often one; heads are exact.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,12 +17,12 @@ import torch
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import find_spec
+from codegen.scored_pattern import ScoredPattern
 from codegen.select import Choice, choose
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError, DeviceError
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
-from runtime.ops.scores import split
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
@@ -57,7 +56,7 @@ class Call(NamedTuple):
     """What of a call decides its kernel.
 
     Attributes:
-        spec_json: of the pattern, and of the score.
+        scored: the pattern and the score.
         list_shape: of the first index tensor; () without.
         q_shape: (batch, heads, q_len, head_dim).
         k_shape: (batch, kv_heads, kv_len, head_dim).
@@ -70,7 +69,7 @@ class Call(NamedTuple):
         fp8: what a kernel of FP8 inputs is told beside.
     """
 
-    spec_json: str
+    scored: ScoredPattern
     list_shape: tuple[int, ...]
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
@@ -88,7 +87,7 @@ class ShapeClass:
     """A class of calls that share a kernel.
 
     Attributes:
-        pattern: of the spec, and its score, as JSON.
+        scored: pattern and score of the spec.
         arch: architecture of the device.
         device_name: as torch has it; None if there is no device.
         dtype: of inputs and outputs.
@@ -103,7 +102,7 @@ class ShapeClass:
         fp8: what a kernel of FP8 inputs is told beside.
     """
 
-    pattern: str
+    scored: ScoredPattern
     arch: str
     device_name: str | None
     dtype: str
@@ -131,11 +130,11 @@ class ShapeClass:
             "kv_lengths": self.kv_lengths,
             "pad_heads": self.pad_heads,
         }
-        pattern, options["score"] = split(self.pattern)
+        options["score"] = self.scored.score_fields
         return {
             "op": "attention",
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
-            "pattern": pattern,
+            "pattern": self.scored.pattern_fields,
             **{name: value for name, value in options.items() if value},
             **({} if self.fp8 is None else self.fp8.fields()),
         }
@@ -143,7 +142,8 @@ class ShapeClass:
     def sizes(self) -> dict[str, int]:
         """Return the sizes that are known."""
         names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
-        return {name: value for name, value in asdict(self).items() if name in names and value is not None}
+        sizes = {name: getattr(self, name) for name in names}
+        return {name: size for name, size in sizes.items() if size is not None}
 
 
 @dataclass(frozen=True)
@@ -230,9 +230,9 @@ def resolve(call: Call, arch: str, device_name: str | None) -> Resolution:
 def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Resolution:
     """Choose the kernel of a call with so many heads packed, where its blocks need not be merged."""
     (batch, heads, q_len, head_dim), (_, kv_heads, kv_len, _) = call.q_shape, call.k_shape
-    fit = block_fit(call.spec_json, arch, packed)
+    fit = block_fit(call.scored, arch, packed)
     if fit is not None and fit.merges and packed > 1:
-        packed, fit = 1, block_fit(call.spec_json, arch, 1)
+        packed, fit = 1, block_fit(call.scored, arch, 1)
     list_heads = call.list_shape[1] if len(call.list_shape) > 1 else 1
     width = call.list_shape[3] if len(call.list_shape) > LIST_RANK else 0
     pads = head_dim not in HEAD_DIMS and not any(how.copy == "tma" for how in ARCHS[arch].of("attention"))
@@ -240,7 +240,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         sizes = ", ".join(map(str, HEAD_DIMS))
         raise ArgumentError("q", f"has head size {head_dim}; kernels of FP8 for {arch} have {sizes}")
     shape_class = ShapeClass(
-        pattern=call.spec_json if fit is None else fit.spec_json(call.spec_json),
+        scored=call.scored if fit is None else fit.fitted(call.scored),
         arch=arch,
         device_name=device_name,
         dtype=_NAMES[call.dtype],
@@ -266,7 +266,7 @@ def _packed_heads(call: Call) -> int:
         return 1
     heads, kv_heads, list_heads = call.q_shape[1], call.k_shape[1], call.list_shape[1]
     if list_heads == 1 < kv_heads:
-        few_queries = json.loads(call.spec_json)["block"]["q"] < _FEW_QUERIES
+        few_queries = call.scored.block is not None and call.scored.block.q < _FEW_QUERIES
         return next((pack for pack in _PACKS if heads // kv_heads % pack == 0), 1) if few_queries else 1
     packed = heads // list_heads
     return packed if packed in _PACKS else 1
@@ -281,4 +281,4 @@ def chosen(shape_class: ShapeClass) -> Choice:
     choice = choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name)
     if shape_class.lse:
         return choice
-    return replace(choice, named=find_spec({**json.loads(choice.spec.canonical_json()), "lse": False}))
+    return replace(choice, named=find_spec(choice.spec.model_copy(update={"lse": False})))

@@ -6,15 +6,14 @@ keys. Small ones are merged: a block of 64 keys is listed where one of its block
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from codegen.block_sizes import common_key_sizes, key_sizes, query_sizes
-from codegen.patterns.block_lists import NAMED_MASKS
+from codegen.patterns.block_lists import NAMED_MASKS, BlockLists
+from codegen.scored_pattern import ScoredPattern
 from runtime.errors import ArgumentError
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -45,13 +44,12 @@ class BlockFit:
         """Whether blocks are merged, which makes bits of the mask."""
         return self.merged != self.split
 
-    def spec_json(self, spec_json: str) -> str:
-        """Return the kernel's pattern, as JSON."""
-        pattern: dict[str, Any] = json.loads(spec_json)
-        pattern["block"] = dict(zip(("q", "kv"), self.merged, strict=True))
+    def fitted(self, scored: ScoredPattern) -> ScoredPattern:
+        """The kernel's pattern, and the caller's score."""
+        block = dict(zip(("q", "kv"), self.merged, strict=True))
         if self.merges:
-            pattern |= {"kind": "block_lists", "mask": "bits"}
-        return json.dumps(pattern)
+            return scored.with_pattern(kind="block_lists", mask="bits", block=block)
+        return scored.with_pattern(block=block)
 
     def __str__(self) -> str:
         """Return what happens to the lists, in words."""
@@ -75,16 +73,15 @@ class BlockFit:
         return tensors
 
 
-def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
+def block_fit(scored: ScoredPattern, arch: str, pack_gqa: int) -> BlockFit | None:
     """Return how the lists of a pattern become those of a kernel; None where there is nothing to do.
 
     Raises:
         ArgumentError: where that is not possible, with the sizes that are.
     """
-    pattern = json.loads(spec_json)
-    if not isinstance(pattern.get("block"), dict):
+    if scored.block is None:
         return None
-    block = pattern["block"]["q"], pattern["block"]["kv"]
+    block = scored.block.q, scored.block.kv
     allowed = query_sizes(pack_gqa), key_sizes(arch)
     sizes = [_kernel_size(size, legal) for size, legal in zip(block, allowed, strict=True)]
     if None in sizes or block[1] % _UNIT:
@@ -95,7 +92,8 @@ def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
     split = min(q, block[0]), min(kv, block[1])
     if (q, kv) != split:  # merged blocks have bits, in words
         kv = min(size for size in allowed[1] if size % kv == 0 and size % _WORD == 0)
-    fit = BlockFit(block, split, (q, kv), pattern.get("mask"))
+    mask = scored.pattern.mask if isinstance(scored.pattern, BlockLists) else None
+    fit = BlockFit(block, split, (q, kv), mask)
     if fit.merges and fit.mask not in (None, *NAMED_MASKS):
         reason = f"is {block}, and blocks of partial ones with an expression are not merged; {_allowed(allowed)}"
         raise ArgumentError("block", reason)

@@ -23,7 +23,8 @@ from typer.testing import CliRunner
 from codegen.errors import CodegenError, FileError
 from codegen.library import ROOT, find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.receipts import Receipt, state
+from codegen.prune import without_comments
+from codegen.receipts import Receipt, source_sha256, state
 from codegen.render import generate
 from runtime.cli import app
 from runtime.report import cli, patterns, pipeline, site, tree
@@ -297,7 +298,7 @@ def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:
             if data is not None:
                 (out / name).write_bytes(data)
         before = contents(out)
-        with pytest.raises(FileError, match="no report wrote this folder"):
+        with pytest.raises(FileError, match="which no report wrote as it is"):
             site.write(out, site.with_mark({"index.html": "newer"}))
         assert contents(out) == before and list(tmp_path.iterdir()) == [out], forged
 
@@ -662,7 +663,7 @@ def test_edited_inputs_give_a_page_or_an_error(tmp_path: Path, monkeypatch: pyte
         try:
             read = Receipt.read(path) if which != 1 else None
             if which == 1 and isinstance(told[1], dict):
-                told[1]["source"] = told[1].get("source") and receipt["source"]["sha256"]
+                told[1]["code"] = told[1].get("code") and source_sha256(without_comments(made.source))
             record_of = Record.model_validate(told[1]) if which == 1 else None
             standing = state(named, made.source, tmp_path)
             found = Kernel(named, made.plan, made.source, made.overview, read, path, standing, record_of)

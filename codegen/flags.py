@@ -161,35 +161,6 @@ class PatternFlags(Flags):
 
 
 @dataclass(frozen=True)
-class AttentionMmaSyncPieces(Flags):
-    """Files that a kernel of attention/mma_sync.cu.j2 is made of: one of each folder, which have the same macros.
-
-    Attributes:
-        columns_piece: whether a head's rows have as many columns as the kernel's, and what these are times.
-        kv_pipeline_piece: how K and V of a step are waited for.
-        mask_piece: how pairs are hidden.
-        q_operand_piece: where the products read Q.
-        row_sum_piece: what is in the sum of a row.
-        rows_piece: whose queries the rows are.
-        walk_piece: where the key blocks of a step are from.
-        softmax_piece: the online softmax.
-        pv_gemm_piece: the product P V.
-        promotion_piece: when P V of FP8 becomes a part of O.
-    """
-
-    columns_piece: str
-    kv_pipeline_piece: str
-    mask_piece: str
-    q_operand_piece: str
-    row_sum_piece: str
-    rows_piece: str
-    walk_piece: str
-    softmax_piece: str
-    pv_gemm_piece: str
-    promotion_piece: str
-
-
-@dataclass(frozen=True)
 class AttentionMmaSyncFlags(PatternFlags):
     """Template parameters of attention/mma_sync.cu.j2.
 
@@ -198,14 +169,14 @@ class AttentionMmaSyncFlags(PatternFlags):
         overlaps: whether exponentials of a group of keys overlap P V of the one before.
         q_beyond: whether Q extends beyond the slots of the ring that are filled last.
         rereads_thread: whether the thread's number is read at each use, as registers are few.
-        pieces: files of the kernel's pieces.
+        q_in_registers: whether Q is in registers throughout.
     """
 
     paired: bool
     overlaps: bool
     q_beyond: bool
     rereads_thread: bool
-    pieces: AttentionMmaSyncPieces
+    q_in_registers: bool
 
 
 @dataclass(frozen=True)
@@ -513,29 +484,29 @@ class MmaSyncFp8Flags:
 
 @dataclass(frozen=True)
 class SddmmMmaFlags(Flags):
-    """What bsr_sddmm/mma_fp8.cu.j2 asks.
+    """Template parameters of bsr_sddmm/mma.cu.j2.
 
     Attributes:
-        fp8: products and strips.
-        mainloop: the template of the steps of a unit.
-        row_scales: whether rows of A and of B have scales of their own.
+        fp8: products and strips of FP8 operands; None of others.
+        row_scales: whether rows of A and of B have scales of their own, in FP8.
     """
 
-    fp8: MmaSyncFp8Flags
-    mainloop: str
+    fp8: MmaSyncFp8Flags | None
     row_scales: bool
 
 
 @dataclass(frozen=True)
-class SpmmMmaParts(Flags):
-    """What both bsr_spmm/mma.cu.j2 and mma_fp8.cu.j2 ask.
+class SpmmMmaFlags(Flags):
+    """Template parameters of bsr_spmm/mma.cu.j2.
 
     Attributes:
         b_tile: the template of tiles in shared memory, by how B is stored.
         lanes: the template of where a lane's operands begin in them.
         b_and_c: how B and C are stored, in words.
         mainloop: the template of the main loop.
+        by_columns: whether B is stored by columns.
         some_copy_a: whether an A tile has fewer chunks than there are threads.
+        fp8: products and strips of FP8 operands; None of others.
         block_scales: whether blocks of A and of columns of B have scales of their own, in FP8.
     """
 
@@ -543,22 +514,10 @@ class SpmmMmaParts(Flags):
     lanes: str
     b_and_c: str
     mainloop: str
-    some_copy_a: bool
-    block_scales: bool
-
-
-@dataclass(frozen=True)
-class SpmmMmaFlags(SpmmMmaParts):
-    """What bsr_spmm/mma.cu.j2 asks: ``by_columns``, whether B is stored by columns, too."""
-
     by_columns: bool
-
-
-@dataclass(frozen=True)
-class SpmmMmaFp8Flags(SpmmMmaParts):
-    """What bsr_spmm/mma_fp8.cu.j2 asks: ``fp8``, products and strips, too."""
-
-    fp8: MmaSyncFp8Flags
+    some_copy_a: bool
+    fp8: MmaSyncFp8Flags | None
+    block_scales: bool
 
 
 @dataclass(frozen=True)
@@ -614,86 +573,49 @@ class AttentionBackwardPatternFlags(PatternFlags):
 
 @dataclass(frozen=True)
 class AttentionBackwardFlags(AttentionBackwardPatternFlags):
-    """What those of dQ, dK and dV ask.
+    """Template parameters of the kernels of dQ, dK and dV.
 
     Attributes:
-        queries_piece: how dK and dV walk over the queries that see their keys.
         divides_key_blocks: whether several tiles share the list of a key block.
-        several_lists: whether those are of partial and of full blocks, with counts.
+        several_lists: whether lists are of partial and of full blocks, with counts.
     """
 
-    queries_piece: str
     divides_key_blocks: bool
     several_lists: bool
 
 
 @dataclass(frozen=True)
-class AttentionBackwardOptionFlags(Flags):
-    """What they ask of the options.
-
-    Attributes:
-        logits_piece: what becomes of scores before the mask, and of dS behind it.
-        mask_piece: how pairs are hidden.
-    """
-
-    logits_piece: str
-    mask_piece: str
-
-
-@dataclass(frozen=True)
 class AttentionBackwardSm90aFlags(Flags):
-    """What the kernels for sm_90a ask.
+    """Template parameters of the kernels of dQ, dK and dV for sm_90a.
 
     Attributes:
-        walk: what all kernels ask.
-        options: what these ask of the options.
-        consumer_warpgroups: numbers of the warpgroups that compute.
-        consumers_own: what each of them has.
-        other_workers: what computes while one of them waits.
-        each_step: how a loop goes over a tile's steps, in C++, and
-        last_first: the same in words (dK and dV).
+        walk: those of all kernels.
+        consumers: warpgroups that compute.
         divides_products: whether the consumers divide the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
-        may_lack_list: as in the forward; false here.
-        dq_sums_piece: how tiles add their parts of dQ, where one kernel has all gradients.
     """
 
     walk: AttentionBackwardFlags
-    options: AttentionBackwardOptionFlags
-    consumer_warpgroups: str
-    consumers_own: str
-    other_workers: str
-    each_step: str = "int j = 0; j < blocks.count; ++j"
-    last_first: str = ""
+    consumers: int
     divides_products: bool = False
     short_v_ring: bool = False
     dq_queries: int = 0
-    may_lack_list: bool = False
-    dq_sums_piece: str = ""
 
 
 @dataclass(frozen=True)
 class AttentionBackwardMmaSyncFlags(Flags):
-    """What the kernels that multiply by mma.sync ask.
+    """Template parameters of the kernels of dQ, dK and dV by mma.sync.
 
     Attributes:
-        walk: what all kernels ask.
-        options: what they ask of the options.
-        sums_piece: whether a thread block has dK and dV of its keys, or one of them.
-        q_operand_piece: where the products of dQ read Q and dO.
-        columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        rows_piece: whose queries the rows are, likewise.
-        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
+        walk: those of all kernels.
+        divides_sums: whether one thread block sums up dK of its keys and another one dV (dK and dV).
+        q_in_registers: whether Q and dO are in registers throughout (dQ).
     """
 
     walk: AttentionBackwardFlags
-    options: AttentionBackwardOptionFlags
-    sums_piece: str
-    q_operand_piece: str
-    columns_piece: str
-    rows_piece: str
-    rereads_thread: bool
+    divides_sums: bool
+    q_in_registers: bool
 
 
 @dataclass(frozen=True)
@@ -723,19 +645,11 @@ class AttentionBackwardAuxFlags(Flags):
 
     Attributes:
         pattern: what all kernels of gradients ask.
-        mask_piece: how pairs are hidden.
-        columns_piece: how rows are copied that have fewer columns than the kernel: as in the forward.
-        rows_piece: whose queries the rows are, likewise.
-        rereads_thread: whether the thread's number is read at each use, as registers are few: false here.
         aux_sums: what is summed up.
         has_pairs: whether some of it goes through shared memory.
     """
 
     pattern: AttentionBackwardPatternFlags
-    mask_piece: str
-    columns_piece: str
-    rows_piece: str
-    rereads_thread: bool
     aux_sums: tuple[AuxSumFlags, ...]
     has_pairs: bool
 

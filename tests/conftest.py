@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["recorded"]  # host runs with a record are not repeated
+pytest_plugins = ["recorded", "tiers"]  # host runs with a record, and unchanged groups, are not repeated
 KNOWN = Path(__file__).parent / "compile" / "known.json"
 """What is known of the kernels that tests/compile/test_kernels.py compiled; ``--record-kernels`` writes it."""
 GPU_PROCESSES = 4

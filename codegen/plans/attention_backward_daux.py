@@ -24,6 +24,7 @@ from codegen.plan import (
 )
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
+    OF_BLOCKS,
     PIECES,
     PROLOGUE_THREADS,
     arguments,
@@ -46,9 +47,9 @@ from codegen.plans.attention_mma_sync_operands import BANK_BYTES, CHUNK
 from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 from codegen.wording import shown
 
-FORWARD_PIECES = "attention/mma_sync"
 HEAD_DIMS = (64, 128, 192, 256)
 QUERIES = 64  # of a tile: four warps have threads for all its diagonals
 STEPS = (16, 32, 64)  # keys of a step
@@ -108,6 +109,17 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     )
 
 
+SIZES: tuple[Rule[AttentionBackwardSpec], ...] = (
+    OneOf(
+        "m",
+        lambda spec: (QUERIES,),
+        lambda spec, sizes: f"allowed with gradients daux: {sizes} (four warps of {TILE_ROWS} rows)",
+    ),
+    OneOf("n", lambda spec: STEPS, lambda spec, sizes: f"allowed with gradients daux: {sizes}"),
+)
+TILE = (*SIZES, *OF_BLOCKS)
+
+
 def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
     """Refuse what the kernel is not written for; return what it sums up."""
     check_pattern(spec)
@@ -115,11 +127,10 @@ def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
     require(spec.score is not None, "score", "is missing; gradients daux are of its tensors")
     require(bool(spec.aux_gradients), "aux_gradients", "is empty; gradients daux are of the tensors that it names")
     assert spec.score is not None
-    d, m, n = spec.head_dim, spec.tile.m, spec.tile.n
+    d = spec.head_dim
     sizes = ", ".join(map(str, HEAD_DIMS))
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients daux: {sizes}")
-    require(m == QUERIES, "tile.m", f"is {m}; allowed with gradients daux: {QUERIES} (four warps of {TILE_ROWS} rows)")
-    require(n in STEPS, "tile.n", f"is {n}; allowed with gradients daux: {', '.join(map(str, STEPS))}")
+    check_tile(spec, SIZES)
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one stage fills while another is read)")
     check_blocks(spec)
     reads = reads_of(spec.score, spec.aux_gradients)
@@ -203,13 +214,8 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has
 def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBackwardAuxFlags:
     """Return what the templates ask."""
     sums, pattern = aux_sum_flags(reads), pattern_flags(spec)
-    mask = "expression" if spec.pattern.expression is not None else "pairs"
     return AttentionBackwardAuxFlags(
         pattern=replace(pattern, expressions=with_helpers_of(pattern.expressions, sums)),
-        mask_piece=f"{PIECES}/mma_sync/dq_mask/{'bits' if spec.pattern.masks_by_bits else mask}.cuh.j2",
-        columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-        rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-        rereads_thread=False,
         aux_sums=sums,
         has_pairs=_has_pairs(reads),
     )

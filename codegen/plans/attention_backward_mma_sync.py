@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.arch import ARCHS, WARP
@@ -19,9 +20,9 @@ from codegen.plan import (
     check_budget,
     require,
 )
-from codegen.plans.attention_backward_options import MMA_SYNC_PIECES, option_flags
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
+    OF_BLOCKS,
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
@@ -40,8 +41,8 @@ from codegen.plans.attention_mma_sync_operands import BANK_BYTES, CHUNK
 from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, listed, multiples
 
-FORWARD_PIECES = "attention/mma_sync"
 HEAD_DIMS = (64, 128, 192, 256)
 LARGEST_WHOLE = 128  # elements of a head of which 16 rows of dK and dV, or of dQ, Q and dO, fit a thread's registers
 RESIDENT = (64, 128)  # rows of a tile, 16 a warp
@@ -94,12 +95,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         constants=_constants(spec, threads, row_bytes),
         flags=AttentionBackwardMmaSyncFlags(
             walk=walk_flags(spec),
-            options=option_flags(spec),
-            sums_piece=f"{MMA_SYNC_PIECES}/key_sums/{'both' if whole else 'divided'}.cuh.j2",
-            q_operand_piece=f"{MMA_SYNC_PIECES}/q_operand/{'registers' if whole else 'shared'}.cuh.j2",
-            columns_piece=f"{FORWARD_PIECES}/columns/padded.cuh.j2",
-            rows_piece=f"{FORWARD_PIECES}/rows/plain.cuh.j2",
-            rereads_thread=False,
+            divides_sums=not whole,
+            q_in_registers=whole,
         ),
         grid_summary=f"{'two thread blocks' if blocks > 1 else 'one thread block'} for each tile, "
         f"{ctas_per_sm} at a time on an SM",
@@ -144,6 +141,29 @@ def _accumulators(spec: AttentionBackwardSpec) -> int:
     return sums + operands + 2 * (step // 2) + step // 4
 
 
+def _words(sizes: Sequence[int]) -> str:
+    if isinstance(sizes, range):
+        return f"allowed: {multiples(sizes)}"
+    return f"allowed: {listed(sizes)} (warps of {TILE_ROWS} rows)"
+
+
+def _rows(spec: AttentionBackwardSpec) -> Sequence[int]:
+    """Queries of a tile, or of a step."""
+    return RESIDENT if spec.gradients == "dq" else STEPS
+
+
+def _keys(spec: AttentionBackwardSpec) -> Sequence[int]:
+    """Keys of a step, or of a tile."""
+    return STEPS if spec.gradients == "dq" else RESIDENT
+
+
+SIZES: tuple[Rule[AttentionBackwardSpec], ...] = (
+    OneOf("m", _rows, lambda spec, sizes: _words(_rows(spec))),
+    OneOf("n", _keys, lambda spec, sizes: _words(_keys(spec))),
+)
+TILE = (*SIZES, *OF_BLOCKS)
+
+
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
     check_pattern(spec)
@@ -152,12 +172,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(
         d in HEAD_DIMS, "head_dim", f"is {d}; allowed in a gradient on {spec.arch}: {', '.join(map(str, HEAD_DIMS))}"
     )
-    field, resident, other, step = "tile.m", spec.tile.m, "tile.n", spec.tile.n
-    if spec.gradients == "dkdv":
-        field, resident, other, step = other, step, field, resident
-    require(resident in RESIDENT, field, f"is {resident}; allowed: 64, 128 (warps of {TILE_ROWS} rows)")
-    allowed = f"allowed: {STEPS[0]} to {STEPS[-1]}, multiples of {STEPS.step}"
-    require(step in STEPS, other, f"is {step}; {allowed}")
+    check_tile(spec, SIZES)
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one stage fills while another is read)")
     check_blocks(spec)
 

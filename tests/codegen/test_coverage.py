@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from codegen.block_sizes import KEYS
 from codegen.dtypes import DTYPES, FP8
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS
-from codegen.plans import attention_mma_sync, attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
+from codegen.plans import attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
 from codegen.select.backward import BLOCK_SIZES
 from codegen.select.backward import HEAD_DIMS as BACKWARD_HEAD_DIMS
 from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec, TileCopySpec
@@ -55,7 +56,7 @@ ROWS_AND_COLUMNS, QUERIES_AND_KEYS = ("rows", "cols"), ("q", "kv")
     [
         ("attention", "mma", "pattern", set(PATTERNS)),
         ("attention", "mma", "head_dim", set(HEAD_DIMS)),
-        ("attention", "mma", "block", sides(QUERIES_AND_KEYS, attention_mma_sync.BLOCKS)),
+        ("attention", "mma", "block", sides(QUERIES_AND_KEYS, KEYS["mma"])),
         ("attention_backward", "mma", "gradients", {"dq", "dkdv"}),
         ("attention_backward", "mma", "pattern", {kind for kind, each in PATTERNS.items() if each.queries is not None}),
         ("attention_backward", "mma", "head_dim", set(BACKWARD_HEAD_DIMS["mma"])),

@@ -64,7 +64,7 @@ def test_no_line_is_longer_than_one_can_follow(path: Path) -> None:
 def test_ci_runs_the_command_of_the_readme() -> None:
     (command,) = [line.strip() for line in README.splitlines() if line.endswith("&& pytest")]
     script = (PROJECT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert script[-1] == command
+    assert f"({command})" in script, "in a shell of its own: mypy does not run where it fails"
     assert "set -euo pipefail" in script
 
 

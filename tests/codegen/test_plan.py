@@ -502,7 +502,6 @@ def test_softcap(attention: dict[str, Any]) -> None:
     values = constants_of(plan)
     assert values["kCapArgument"] == pytest.approx(2 / 30)
     assert values["kCap"] == pytest.approx(30 / math.log(2))
-    assert plan.flags.softmax_scale == "kCappedScale"
     literals = {constant.name: (constant.ctype, constant.literal) for constant in plan.constants}
     assert literals["kCappedScale"] == ("float", "1.0f")
     assert literals["kTileM"] == ("int", "128")
@@ -1373,7 +1372,7 @@ def test_swizzled_rows_meet_no_bank_twice(head_dim: int) -> None:
 )
 def test_q_stays_in_registers_if_they_last(head_dim: int, n: int, warp_rows: int, kept: bool) -> None:
     plan = plan_of(ada(head_dim, DENSE, 64, n, warp_rows))
-    assert str(plan.flags.named()["q_operand_piece"]).endswith("registers.cuh.j2") == kept
+    assert plan.flags.named()["q_in_registers"] is kept
     regions = {region.name: region for region in plan.shared}
     # In shared memory it has a place of its own; else it passes through the ring.
     assert (regions["Ring"].offset == regions["Q"].bytes) != kept

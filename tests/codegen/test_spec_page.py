@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from pathlib import Path
 from typing import get_args
@@ -13,6 +15,7 @@ from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.library import shipped_specs
 from codegen.patterns import PATTERNS
+from codegen.planning import tiles_of
 from codegen.spec import MODELS, AttentionSpec, BsrSpmmSpec, HalfName, SpecBase, json_schema
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -22,9 +25,14 @@ PAGE = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
 script = load_script("spec_page")
 
 
-def table_of(name: str) -> list[list[str]]:
-    """The rows of the page's table of that name, with those that go on in the next put together."""
+def text_of(name: str) -> str:
+    """What stands between the page's markers of that name."""
     (text,) = re.findall(f"<!-- {name}:begin -->\n(.*?)\n<!-- {name}:end -->", PAGE, re.DOTALL)
+    return text
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The rows of a table, with those that go on in the next put together."""
     rows: list[list[str]] = []
     for line in text.splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -35,12 +43,87 @@ def table_of(name: str) -> list[list[str]]:
     return rows
 
 
+def table_of(name: str) -> list[list[str]]:
+    return rows_of(text_of(name))
+
+
+def tiles_on_the_page(model: type[SpecBase]) -> dict[str, dict[str, set[tuple[str, ...]]]]:
+    """Tiles of the page by the words for their kernel, and for their shape: a first size with the others."""
+    found: dict[str, dict[str, set[tuple[str, ...]]]] = {}
+    parts = text_of(f"{script.op_of(model)}-tiles").split("\n\n")
+    for kernels, table in zip(parts[::2], parts[1::2], strict=True):
+        for kernel in " ".join(kernels.split()).removesuffix(":").split("; "):
+            shapes = found.setdefault(kernel, {})
+            for words, firsts, *others in rows_of(table):
+                for shape in shapes_in(words):
+                    shapes.setdefault(shape, set()).update((first, *others) for first in firsts.split(", "))
+    return found
+
+
+def shapes_in(words: str) -> list[str]:
+    """The shapes of a cell that has several, each as it would stand alone."""
+    parts = (part.partition(": ") for part in words.split("; "))
+    return [
+        ": ".join(filter(None, (first, second)))
+        for firsts, _, seconds in parts
+        for first in firsts.split(", ")
+        for second in seconds.split(", ")
+    ]
+
+
+@pytest.fixture
+def kernel_seed(pytestconfig: pytest.Config) -> int:
+    """The seed of the day's draws."""
+    return int(pytestconfig.option.kernel_seed)
+
+
 def names(cell: str) -> list[str]:
     return re.findall(r"`(\w+)`", cell)
 
 
+TRIED = {"attention": 1, "attention_backward": 2, "bsr_spmm": 12, "bsr_sddmm": 8, "bsr_spgemm": 8}
+"""Operators whose tiles are too many to try all in each run, and how many shapes are tried for one kernel each."""
+DRAWN = {"combinations", "pattern-options", *(f"{op}-tiles" for op in TRIED)}
+STALE = "docs/specs.md is not what specs are today; run: python benchmarks/spec_page.py"
+
+
+@pytest.mark.nightly
 def test_the_page_is_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in script.writers() if name not in DRAWN])
+def test_a_table_is_what_the_models_say(name: str) -> None:
+    assert text_of(name) == script.writers()[name](), STALE
+
+
+def test_drawn_rows_are_what_the_models_say(kernel_seed: int) -> None:
+    draw = random.Random(kernel_seed)
+    combination = draw.choice(script.tabled_combinations())
+    pattern = draw.choice([*itertools.product(PATTERNS, script.families("attention"))])
+    assert script.combination_row(*combination) in table_of("combinations"), STALE
+    assert script.pattern_options_row(pattern[0], *pattern[1]) in table_of("pattern-options"), STALE
+
+
+@pytest.mark.parametrize("op", TRIED)
+def test_drawn_tiles_are_what_the_models_say(op: str, kernel_seed: int) -> None:
+    (model,) = [model for model in MODELS if script.op_of(model) == op]
+    page = tiles_on_the_page(model)
+    known = {script.in_words(shape) for shape in script.shapes(model)}
+    assert known >= {shape for shapes in page.values() for shape in shapes}, STALE
+    draw = random.Random(kernel_seed)
+    for kernel, base in draw.choices(script.kernels(model), k=TRIED[op]):
+        shape = draw.choice(script.shapes(model))
+        found = {*script.tile_words(model, base, shape)}
+        assert found == page.get(kernel, {}).get(script.in_words(shape), set()), (STALE, kernel, shape)
+
+
+def test_a_cell_of_several_shapes_is_read_as_it_was_written() -> None:
+    shapes = ["dq: 192", "dq: 256", "daux: 192", "daux: 256", "dkdv: 64"]
+    (words,) = script.words_of(shapes)
+    assert words == "dq, daux: 192, 256; dkdv: 64"
+    assert sorted(shapes_in(words)) == sorted(shapes)
+    assert shapes_in("16 x 16, 32 x 16") == ["16 x 16", "32 x 16"]
 
 
 def test_a_page_that_is_not_is_found(
@@ -151,13 +234,12 @@ def test_tiles_of_shipped_specs_are_in_the_tables(named: object) -> None:
     assert str(spec.tile.k) in re.findall(r"\d+", depths)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=script.op_of)
-def test_sizes_that_are_filled_in_are_among_those_that_are_tried(model: type[SpecBase]) -> None:
-    specs = script.bare_specs(script.op_of(model))
-    assert specs
-    for spec in specs:
-        first, *others = script.value_of(spec, script.tile_of(model)).values()
-        assert first in script.FIRST_SIZES and set(others) <= set(script.OTHER_SIZES), spec.canonical_json()
+def test_sizes_that_are_filled_in_are_among_those_that_are_tried() -> None:
+    for model in MODELS:
+        specs = script.bare_specs(script.op_of(model))
+        assert specs, script.op_of(model)
+        for spec in specs:
+            assert script.value_of(spec, script.tile_of(model)) in tiles_of(spec), spec.canonical_json()
 
 
 def test_a_tile_that_no_kernel_has_is_not_legal() -> None:

@@ -17,6 +17,9 @@ MOST_TAGS = 0.12
 """Share of the lines of a template that may be tags; three lines are allowed in any."""
 MORE_TAGS = {
     "common/declarations.cuh.j2": (0.48, "lists of what the plan declares: loops and little else"),
+    "bsr_sddmm/mma.cu.j2": (0.13, "16 bits and FP8 side by side"),
+    "bsr_spmm/mma.cu.j2": (0.20, "16 bits and FP8 side by side"),
+    "bsr_spmm/mma_slices.cuh.j2": (0.14, "scales of blocks or none"),
     "bsr_spmm/sm90a_swap_ab.cu.j2": (0.15, "11 of 21 are imports and includes: what differs is in the pieces"),
 }
 """Templates with more, how many they have at most, and why."""

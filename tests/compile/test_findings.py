@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,29 @@ from runtime.compile.inspection import INSTRUCTIONS, LEFT_OUT, usage
 from runtime.errors import CacheError
 
 NAME = "l4_bsr_spmm_b16"
+run = functools.cache(inspection.disassemble)  # the same text for the same cubin
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that has the kernel, and nothing that an inspection found."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CODEGEN_CACHE_DIR", str(folder))
+        compile_spec(find_spec(NAME))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def copied(compiled: Path, own_cache: Path) -> None:
+    """The kernel is in the cache of each test."""
+    shutil.copytree(compiled, own_cache, dirs_exist_ok=True)
 
 
 @pytest.fixture
 def disassembled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The cubins that the disassembler was run for."""
+    """The cubins whose disassembly was asked for."""
     codes: list[bytes] = []
-    run = inspection.disassemble
     monkeypatch.setattr(inspection, "disassemble", lambda cubin: (codes.append(cubin), run(cubin))[1])
     return codes
 

@@ -3,8 +3,9 @@
     python benchmarks/spec_page.py            # rewrites what is between the markers
     python benchmarks/spec_page.py --check    # exits 1 if that would change the page; tests look at a few rows
 
-A combination is legal if a spec that has it can be planned. Fields are found in the models, and values that a model
-does not list in the shipped specs: a field that gets another name needs no change here.
+A combination is legal if a spec that has it can be planned; of tiles those are tried that the rules of a kernel allow.
+Fields are found in the models, and values that a model does not list in the shipped specs: a field that gets another
+name needs no change here.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from codegen.errors import SpecError
 from codegen.library import ROOT, shipped_specs
 from codegen.parse import parse_plain
 from codegen.patterns import PATTERNS, PatternBase
-from codegen.plans import plan_of
+from codegen.planning import plan_of, tiles_of
 from codegen.select.defaults import COMBINED
 from codegen.spec import FILLED_IN, MODELS, Spec, SpecBase
+from codegen.tile_rules import Tile
 
 Fields = Mapping[str, Any]
 Model = type[SpecBase]
@@ -42,10 +44,7 @@ PAGE = ROOT / "docs" / "specs.md"
 STALE = "its tables are not what specs are today; run: python benchmarks/spec_page.py"
 FIELD_HEADINGS = ("field", "values", "if left out", "what it is")
 FILLED = "filled in"
-# Sizes that are tried: of a block; of a tile the first, and the others.
-BLOCK_SIZES = (16, 32, 64, 112, 128, 256)
-FIRST_SIZES = (*range(16, 129, 16), 192, 256, 384, 960)
-OTHER_SIZES = (*range(16, 257, 16), 512, 1024, 2048)
+BLOCK_SIZES = (16, 32, 64, 112, 128, 256)  # that are tried
 FEWER_STAGES = (2, 1)  # tried where those that are filled in do not fit
 NARROWEST = 40  # characters of a table's last cell
 FEW = 3  # sizes that are listed, not told as a range
@@ -316,7 +315,7 @@ def combined(combination: Combination) -> dict[str, str]:
 
 
 def attempt(fields: Fields) -> Spec | SpecError:
-    """Return a spec that can be planned, or why there is none."""
+    """A spec that can be planned, or why there is none."""
     try:
         spec = parse_plain(dict(fields))
         plan_of(spec, "tried")
@@ -393,6 +392,8 @@ def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[st
         others = [{}] if alone else list(found.values())
         for name in model.options:
             types = {"dtype": FP8[0]} if name in FP8_OPTIONS and base["op"] in FP8_OPS else {}
+            if types and not may_be_fp8(base, tried):
+                continue
             settings = ({name: value, **types, **other} for other in others for value in values_on(model, name))
             if name not in found and (first := first_planned(base, settings, tried)) is not None:
                 found[name] = {name: first[name]}
@@ -402,7 +403,19 @@ def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[st
 def first_planned(base: Fields, settings: Iterable[Fields], tried: Sequence[Fields]) -> Fields | None:
     """Return the first settings with which one of the problems has a kernel."""
     every = ((setting, {**base, **problem, **setting}) for setting in settings for problem in tried)
-    return next((setting for setting, fields in every if planned(fields)), None)
+    return next((setting for setting, fields in every if is_planned(json.dumps(fields, sort_keys=True))), None)
+
+
+@cache
+def is_planned(fields: str) -> bool:
+    """Whether a spec, as JSON, can be planned."""
+    return planned(json.loads(fields)) is not None
+
+
+def may_be_fp8(base: Fields, tried: Iterable[Fields]) -> bool:
+    """Whether a kernel of one of the problems is refused for anything but its type, if that is FP8."""
+    found = (attempt({**base, **problem, "dtype": FP8[0]}) for problem in tried)
+    return any(not isinstance(each, SpecError) or each.field != "dtype" for each in found)
 
 
 def values_on(model: Model, name: str) -> list[Any]:
@@ -456,7 +469,7 @@ def tile_tables(model: Model) -> str:
         found: dict[tuple[str, ...], list[str]] = {}
         for shape in shapes(model):
             firsts: dict[tuple[str, ...], list[str]] = {}
-            for first, *others in tiles_of(model, base, shape):
+            for first, *others in tile_words(model, base, shape):
                 firsts.setdefault(tuple(others), []).append(first)
             for others, values in firsts.items():
                 found.setdefault((", ".join(values), *others), []).append(in_words(shape))
@@ -466,7 +479,7 @@ def tile_tables(model: Model) -> str:
     return tables_by_kernel([*shape_names(model), *sizes], tables)
 
 
-def tiles_of(model: Model, base: Fields, shape: Fields) -> Iterator[tuple[str, ...]]:
+def tile_words(model: Model, base: Fields, shape: Fields) -> Iterator[tuple[str, ...]]:
     """Legal tiles of a kernel for one shape, in words: each first size with the others that it goes with."""
     name = tile_of(model)
     every = (with_its_options(model, {**base, **shape, **beside}) for beside in patterns_beside(model))
@@ -476,7 +489,7 @@ def tiles_of(model: Model, base: Fields, shape: Fields) -> Iterator[tuple[str, .
 
 
 def legal_tiles(variants: Sequence[Fields], name: str, sizes: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Return each legal first size of a tile with the others that it goes with.
+    """Legal first sizes of a tile, each with the others that it goes with.
 
     Args:
         variants: specs without a tile; a tile is legal if one of them may have it.
@@ -484,27 +497,38 @@ def legal_tiles(variants: Sequence[Fields], name: str, sizes: Sequence[str]) -> 
         sizes: its fields.
     """
     first, *others = sizes
-    if not may_have(variants, {}):
+    allowed = [(fields, tiles_of(parse_plain(dict(fields)))) for fields in variants]
+    if not may_have(allowed, name, {}):
         return
-    for value in FIRST_SIZES:
+    for value in sorted({tile[first] for _, tiles in allowed for tile in tiles}):
+        fitting = [tile for _, tiles in allowed for tile in tiles if tile[first] == value]
         alone = [
-            [each for each in OTHER_SIZES if may_have(variants, {name: {first: value, size: each}})] for size in others
+            [
+                each
+                for each in sorted({tile[size] for tile in fitting})
+                if may_have(allowed, name, {first: value, size: each})
+            ]
+            for size in others
         ]
         given = {rest: {first: value, **dict(zip(others, rest, strict=True))} for rest in itertools.product(*alone)}
-        tiles = [rest for rest, tile in given.items() if len(others) == 1 or may_have(variants, {name: tile})]
-        if tiles:
-            yield value, tuple(in_ranges(sorted(set(values))) for values in zip(*tiles, strict=True))
+        legal = [rest for rest, tile in given.items() if len(others) == 1 or may_have(allowed, name, tile)]
+        if legal:
+            yield value, tuple(in_ranges(sorted(set(values))) for values in zip(*legal, strict=True))
 
 
-def may_have(variants: Iterable[Fields], fields: Fields) -> bool:
-    """Return whether one of several specs may have these fields."""
-    return any(has_kernel({**each, **fields}) for each in variants)
+def may_have(allowed: Iterable[tuple[Fields, Sequence[Tile]]], name: str, tile: Tile) -> bool:
+    """Whether one of several specs, each with the tiles that its rules allow, may have some sizes of a tile."""
+    return any(
+        has_kernel({**fields, name: tile} if tile else fields)
+        for fields, tiles in allowed
+        if any(tile.items() <= each.items() for each in tiles)
+    )
 
 
 def is_refused(fields: Fields, names: Container[str]) -> bool:
     """Return whether a spec has no kernel because of a field that is one of these: whatever its tile is."""
     found = attempt(fields)
-    return isinstance(found, SpecError) and found.field in names
+    return isinstance(found, SpecError) and found.field.partition(".")[0] in names
 
 
 def has_kernel(fields: Fields) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from codegen.arch import ARCHS
-from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.expressions.declared import MOST_AUX
 from codegen.expressions.nodes import Item, Node, Variable, children
@@ -47,7 +46,7 @@ def check_fp8(spec: Spec) -> None:
     Raises:
         SpecError: names the field.
     """
-    if spec.dtype not in FP8:
+    if not spec.is_fp8:
         for option in FP8_OPTIONS if spec.op in ("attention", "bsr_spmm", "bsr_sddmm") else ():
             field = type(spec).model_fields.get(option)
             if field is not None and getattr(spec, option) != field.default:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +19,12 @@ from codegen.c_header import c_header
 from codegen.descriptor import KernelFacts, LaunchRecord, facts_of, launch_record
 from codegen.errors import CodegenError, ExportError, MissingFileError, SpecError
 from codegen.files import is_file, read_bytes, read_text
+from codegen.folders import has_hash
 from codegen.library import NamedSpec
 from codegen.names import check_name
 from codegen.parse import parse_spec
 from codegen.patterns.base import SpecModel
-from codegen.plain import json_model
+from codegen.plain import json_model, json_value
 from codegen.receipts import Receipt, Sha256
 from codegen.render import Generated, generate, seal_is_intact, spec_json_of
 from codegen.sized_launch import SizedLaunch, sized_launch
@@ -57,9 +59,8 @@ class KernelRecord(SpecModel):
     seal: str = Field(description="SHA-256 of all others, as compact JSON with sorted keys")
 
     def sealed(self) -> KernelRecord:
-        """Return the record with the seal that it should have."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"seal"}), sort_keys=True, separators=(",", ":"))
-        return self.model_copy(update={"seal": _sha256(text.encode())})
+        """A copy of the record with the seal that fits its fields."""
+        return self.model_copy(update={"seal": _seal_of(self.model_dump(mode="json"))})
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,32 @@ def files_of(
     ).sealed()
     text = record.model_dump_json(indent=2) + "\n"
     return {**{names[what]: each for what, each in data.items()}, RECORD: text.encode()}
+
+
+def _seal_of(fields: Mapping[str, Any]) -> str:
+    """The SHA-256 of a record's fields without its seal."""
+    sealed = {name: value for name, value in fields.items() if name != "seal"}
+    return _sha256(json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode())
+
+
+def exported_names(folder: Path, symbol: str) -> tuple[str, ...]:
+    """The files of a folder that are as an export of a kernel wrote them; none if its record is not.
+
+    The export may be of another version: seal and hashes are all that is read of the record.
+
+    Args:
+        folder: the folder.
+        symbol: the kernel's name.
+    """
+    try:
+        record = json_value(read_text(folder / RECORD))
+        if not isinstance(record, dict) or record.get("seal") != _seal_of(record):
+            return ()
+        hashes = {each.get("file"): str(each.get("sha256")) for each in record.values() if isinstance(each, dict)}
+        names = [name for name in names_of(symbol).values() if name in hashes]
+        return (RECORD, *(name for name in names if has_hash(folder / name, hashes[name], MOST_OF_CUBIN)))
+    except (CodegenError, TypeError, ValueError):  # a "file" that is a list, an integer that Python does not print
+        return ()
 
 
 def read_export(folder: Path) -> Export:

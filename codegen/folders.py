@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -10,20 +11,23 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from codegen.errors import FileError
-from codegen.files import errors_of, is_file, read_bytes
+from codegen.files import MOST_BYTES, errors_of, is_file, read_bytes
+
+Owned = Callable[[Path], Collection[str]]
+"""The names of the files in a folder that are as the command wrote them, by their hashes."""
 
 
-def check_folder(folder: Path, mark: str, owned: Collection[str], what: str = "export") -> None:
+def check_folder(folder: Path, mark: str, owned: Owned, what: str = "export") -> None:
     """Refuse to write a folder in a place that has something else.
 
     Args:
-        folder: what will be written.
-        mark: the file by which one is known that was written before; it may be replaced.
-        owned: the files that such a folder may have.
-        what: what wrote it, as messages call that.
+        folder: the place.
+        mark: the file that says what wrote a folder.
+        owned: the files that may be replaced.
+        what: the command, as messages call it.
 
     Raises:
-        FileError: for a place that is no folder, or a folder that holds anything else.
+        FileError: for a place that is no folder, or a folder that holds anything else, or a file that was changed.
     """
     with errors_of(folder):
         if not (os.path.lexists(folder)):
@@ -31,15 +35,15 @@ def check_folder(folder: Path, mark: str, owned: Collection[str], what: str = "e
         if folder.is_symlink() or not folder.is_dir():
             raise FileError(folder, "is there, and no folder: name another one")
         held = sorted(each.name for each in folder.iterdir())
-    foreign = [name for name in held if name not in owned or not is_file(folder / name)]
+        names = owned(folder) if held else ()
+    foreign = [name for name in held if name not in names or not is_file(folder / name)]
     if held and (foreign or mark not in held):
         holds = (foreign or held)[0]
-        raise FileError(folder, f"holds {holds}: no {what} wrote this folder, and it is left as it is; name another")
+        reason = f"holds {holds}, which no {what} wrote as it is: nothing was replaced; name another folder"
+        raise FileError(folder, reason)
 
 
-def write_folder(
-    folder: Path, files: Mapping[str, bytes], mark: str, what: str = "export", older: Collection[str] = ()
-) -> bool:
+def write_folder(folder: Path, files: Mapping[str, bytes], mark: str, owned: Owned, what: str = "export") -> bool:
     """Make a folder hold these files and nothing else; return whether it had to be written.
 
     The files are written beside it, and take its place when all are there. Where an older one is replaced there is a
@@ -49,13 +53,12 @@ def write_folder(
         folder: what to write.
         files: what it holds.
         mark: as ``check_folder`` has it, and
-        what: likewise.
-        older: files that one written before may have; they are not kept.
+        owned, what: likewise.
 
     Raises:
         FileError: as ``check_folder`` does, or when it cannot be written; it is then as it was.
     """
-    check_folder(folder, mark, {*files, *older}, what)
+    check_folder(folder, mark, owned, what)
     if _holds(folder, files):
         return False
     with errors_of(folder):
@@ -67,11 +70,20 @@ def write_folder(
             for name, data in files.items():
                 with (fresh / name).open("xb") as file:
                     file.write(data)
-            _swap(fresh, folder, old, lambda: check_folder(old, mark, {*files, *older}, what))
+            _swap(fresh, folder, old, lambda: check_folder(old, mark, owned, what))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)  # not after an error: what could not be put back stays there
     return True
+
+
+def has_hash(path: Path, sha256: str, most: int = MOST_BYTES) -> bool:
+    """Whether a path is a file, not a link, of this SHA-256.
+
+    Raises:
+        FileError: for one that cannot be read, or of more than ``most`` bytes.
+    """
+    return is_file(path) and not path.is_symlink() and hashlib.sha256(read_bytes(path, most)).hexdigest() == sha256
 
 
 def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[], None]) -> None:
@@ -95,7 +107,7 @@ def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[], None]) -> No
 
 
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Return whether a folder has all of these files, and no others."""
+    """Whether a folder has all of these files, and no others."""
     if folder.is_dir() and len(list(folder.iterdir())) != len(files):
         return False
     return all(_is_file_of(folder / name, data) for name, data in files.items())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from codegen.arch import ARCHS, KIB, Arch
-from codegen.dtypes import DTYPES, FP8, DType
+from codegen.dtypes import DTYPES, DType
 from codegen.errors import SpecError
 from codegen.flags import Flags
 from codegen.migrations import spelt
@@ -425,7 +425,7 @@ class Plan:
     def output(self) -> str:
         """Return the name of the type that results are rounded to: with FP8 inputs another one, which the spec says."""
         said = str(getattr(self.spec, "output", self.spec.dtype))
-        return said if self.spec.dtype in FP8 else self.spec.dtype
+        return said if self.spec.is_fp8 else self.spec.dtype
 
     @property
     def output_dtype(self) -> DType:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, TypeAdapter, model_validator
 
 from codegen.arch import ARCHS
+from codegen.dtypes import FP8
 from codegen.expressions.nodes import Aux, Node
 from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
@@ -104,6 +105,11 @@ class SpecBase(SpecModel):
     options: ClassVar[tuple[str, ...]] = ()
     """Fields that are left out of the canonical JSON where they are off, as by default: kernels that do not use an
     option keep their hash when it is added."""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether inputs are FP8."""
+        return self.dtype in FP8
 
     def canonical_json(self) -> str:
         """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
@@ -486,28 +492,6 @@ class QuantiseSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = ("mean", "hadamard", "rotary")
 
 
-MODELS = (
-    AttentionSpec,
-    AttentionBackwardSpec,
-    BlockMaskSpec,
-    BsrSpmmSpec,
-    BsrSddmmSpec,
-    BsrSpgemmSpec,
-    QuantiseSpec,
-    SelectTopkSpec,
-    TileCopySpec,
-)
-OPS = (
-    "attention",
-    "attention_backward",
-    "block_mask",
-    "bsr_spmm",
-    "bsr_sddmm",
-    "bsr_spgemm",
-    "quantise",
-    "select_topk",
-    "tile_copy",
-)
 Spec = (
     AttentionSpec
     | AttentionBackwardSpec
@@ -519,6 +503,8 @@ Spec = (
     | SelectTopkSpec
     | TileCopySpec
 )
+MODELS: tuple[type[SpecBase], ...] = get_args(Spec)
+OPS: tuple[str, ...] = tuple(get_args(model.model_fields["op"].annotation)[0] for model in MODELS)
 UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantiseSpec | SelectTopkSpec | TileCopySpec
 """Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])

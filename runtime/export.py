@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from codegen.cli import place_of
 from codegen.errors import SpecError
-from codegen.exports import RECORD, check_exportable, files_of, names_of
+from codegen.exports import RECORD, check_exportable, exported_names, files_of
 from codegen.folders import check_folder, write_folder
 from codegen.library import NamedSpec
 from codegen.receipts import MissingReceipt, Receipt
@@ -74,14 +75,14 @@ def check_places(named_specs: Sequence[NamedSpec], out: Path) -> None:
     """Refuse what cannot be written, before anything is compiled.
 
     Raises:
-        FileError: for a folder that holds something else.
+        FileError: for a folder that holds something else, or an exported file that was changed.
         SpecError: for a kernel's name that cannot be.
     """
     for i, named in enumerate(named_specs):
         check_exportable(named)
         if named.stem in (other.stem for other in named_specs[:i]):
             raise SpecError("", f"two of the specs are called {named.stem}: they would have the same folder")
-        check_folder(out / named.stem, RECORD, (RECORD, *names_of(named.stem).values()))
+        check_folder(out / named.stem, RECORD, partial(exported_names, symbol=named.stem))
 
 
 def launches_of(
@@ -117,7 +118,8 @@ def export(named: NamedSpec, out: Path, sized: SizedLaunch | None = None) -> Exp
     told = receipt_of(compiled)
     folder = out / named.stem
     files = files_of(compiled.generated, compiled.code, compiled.log, told, sized)
-    return Exported(folder, write_folder(folder, files, RECORD), compiled, told)
+    changed = write_folder(folder, files, RECORD, partial(exported_names, symbol=named.stem))
+    return Exported(folder, changed, compiled, told)
 
 
 def receipt_of(compiled: Compiled) -> Receipt:

@@ -8,8 +8,8 @@ group passed. As long as the digest is the same, the files are not collected, un
 
 The digest covers the test files and their conftests, the helpers that they import from ``tests/`` and ``benchmarks/``,
 the files that the group proves, the modules of this project that all these import, and the installed versions of what
-``constraints.txt`` pins. It does not cover what such a module imports in turn, other installed packages, or the machine:
-one group a day runs whatever its digest, and all groups run at night.
+``constraints.txt`` pins. It does not cover what such a module imports in turn, other installed packages, or the
+machine: one group a day runs whatever its digest, and all groups run at night.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from codegen.arch import ARCHS, KIB
 from codegen.flags import AttentionBackwardSm90aFlags
 from codegen.plan import (
@@ -15,6 +17,7 @@ from codegen.plan import (
     tensor_map,
 )
 from codegen.plans.attention_backward_parts import (
+    OF_BLOCKS,
     PIECES,
     PROLOGUE_THREADS,
     STATS_BYTES,
@@ -30,6 +33,7 @@ from codegen.plans.attention_backward_sizes import Sizes, divides_products
 from codegen.plans.attention_params import options_summary
 from codegen.plans.attention_rows import KV_DIMS, Q_DIMS, SWIZZLE, WARPGROUP_ROWS
 from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, listed, multiples
 
 WARPGROUP = 128  # threads
 OPERANDS = (
@@ -82,20 +86,44 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     )
 
 
+def _steps(spec: AttentionBackwardSpec) -> range:
+    """Keys of a step of dQ, queries of one of dK and dV."""
+    steps = STEPS[spec.gradients]
+    is_wide = spec.gradients == "dq" and spec.head_dim > 128
+    return range(NARROWEST_OF_WIDE_HEADS, steps.stop, steps.step) if is_wide else steps
+
+
+def _rows(spec: AttentionBackwardSpec) -> Sequence[int]:
+    """Queries of a tile, or of a step."""
+    return (64, 128) if spec.gradients == "dq" else _steps(spec)
+
+
+def _keys(spec: AttentionBackwardSpec) -> Sequence[int]:
+    """Keys of a step, or of a tile."""
+    if spec.gradients == "dq":
+        return _steps(spec)
+    return (64,) if divides_products(spec) else (64, 128)
+
+
+def _words(spec: AttentionBackwardSpec, sizes: Sequence[int]) -> str:
+    if isinstance(sizes, range):
+        return f"allowed: {multiples(sizes)}"
+    if divides_products(spec):
+        return f"allowed with head_dim {spec.head_dim}: {listed(sizes)} (rows of a warpgroup)"
+    return f"allowed: {listed(sizes)} (warpgroups of 64 rows)"
+
+
+SIZES: tuple[Rule[AttentionBackwardSpec], ...] = (
+    OneOf("m", _rows, lambda spec, sizes: _words(spec, _rows(spec))),
+    OneOf("n", _keys, lambda spec, sizes: _words(spec, _keys(spec))),
+)
+TILE = (*SIZES, *OF_BLOCKS)
+
+
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
-    m, n = spec.tile.m, spec.tile.n
     check_pattern(spec)
-    field, resident, step = ("tile.m", m, n) if spec.gradients == "dq" else ("tile.n", n, m)
-    other = "tile.n" if field == "tile.m" else "tile.m"
-    if divides_products(spec):
-        require(n == 64, "tile.n", f"is {n}; allowed with head_dim {spec.head_dim}: 64 (rows of a warpgroup)")
-    require(resident in (64, 128), field, f"is {resident}; allowed: 64, 128 (warpgroups of 64 rows)")
-    steps = STEPS[spec.gradients]
-    if spec.gradients == "dq" and spec.head_dim > 128:
-        steps = range(NARROWEST_OF_WIDE_HEADS, steps.stop, steps.step)
-    allowed = f"allowed: {steps[0]} to {steps[-1]}, multiples of {steps.step}"
-    require(step in steps, other, f"is {step}; {allowed}")
+    check_tile(spec, SIZES)
     if spec.gradients == "dq" or divides_products(spec):
         # A step is issued before the one before it has ended, and frees its stage.
         require(spec.stages > 1, "stages", f"is {spec.stages}; allowed: 2 or more (two steps are in flight)")

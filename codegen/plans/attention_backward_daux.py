@@ -24,6 +24,7 @@ from codegen.plan import (
 )
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
+    OF_BLOCKS,
     PIECES,
     PROLOGUE_THREADS,
     arguments,
@@ -46,6 +47,7 @@ from codegen.plans.attention_mma_sync_operands import BANK_BYTES, CHUNK
 from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 from codegen.wording import shown
 
 HEAD_DIMS = (64, 128, 192, 256)
@@ -107,6 +109,17 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     )
 
 
+SIZES: tuple[Rule[AttentionBackwardSpec], ...] = (
+    OneOf(
+        "m",
+        lambda spec: (QUERIES,),
+        lambda spec, sizes: f"allowed with gradients daux: {sizes} (four warps of {TILE_ROWS} rows)",
+    ),
+    OneOf("n", lambda spec: STEPS, lambda spec, sizes: f"allowed with gradients daux: {sizes}"),
+)
+TILE = (*SIZES, *OF_BLOCKS)
+
+
 def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
     """Refuse what the kernel is not written for; return what it sums up."""
     check_pattern(spec)
@@ -114,11 +127,10 @@ def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
     require(spec.score is not None, "score", "is missing; gradients daux are of its tensors")
     require(bool(spec.aux_gradients), "aux_gradients", "is empty; gradients daux are of the tensors that it names")
     assert spec.score is not None
-    d, m, n = spec.head_dim, spec.tile.m, spec.tile.n
+    d = spec.head_dim
     sizes = ", ".join(map(str, HEAD_DIMS))
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients daux: {sizes}")
-    require(m == QUERIES, "tile.m", f"is {m}; allowed with gradients daux: {QUERIES} (four warps of {TILE_ROWS} rows)")
-    require(n in STEPS, "tile.n", f"is {n}; allowed with gradients daux: {', '.join(map(str, STEPS))}")
+    check_tile(spec, SIZES)
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one stage fills while another is read)")
     check_blocks(spec)
     reads = reads_of(spec.score, spec.aux_gradients)

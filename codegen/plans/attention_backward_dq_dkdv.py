@@ -24,6 +24,7 @@ from codegen.plan import (
 from codegen.plans.attention_backward import DKDV_MAPS, OPERANDS, WARPGROUP
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
+    OF_BLOCKS,
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
@@ -41,6 +42,7 @@ from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.problem import COUNTER_BYTES, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 
 HEAD_DIMS = (64, 128)
 KEYS = 128  # of a tile: two consumer warpgroups
@@ -101,20 +103,30 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     )
 
 
+def _steps(spec: AttentionBackwardSpec) -> range:
+    """Queries of a step: with heads of 64 a warpgroup has dQ of half of them."""
+    step = 32 if spec.head_dim == 64 else 16
+    return range(step, 129, step)
+
+
+WIDTH: Rule[AttentionBackwardSpec] = OneOf(
+    "n", lambda spec: (KEYS,), lambda spec, sizes: f"allowed with gradients dq_dkdv: {sizes} (two warpgroups)"
+)
+STEP: Rule[AttentionBackwardSpec] = OneOf("m", _steps, lambda spec, sizes: f"allowed: {multiples(_steps(spec))}")
+TILE = (WIDTH, STEP, *OF_BLOCKS)
+
+
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernel is not written for."""
-    m, n = spec.tile.m, spec.tile.n
     check_pattern(spec)
     written = spec.pattern.dq_order is not None or not spec.deterministic
     reason = f"is {spec.pattern.kind}, of which dQ is not added up in a fixed order by key tiles; use dq, dkdv"
     require(written, "pattern.kind", reason)
     d = spec.head_dim
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
-    require(n == KEYS, "tile.n", f"is {n}; allowed with gradients dq_dkdv: {KEYS} (two warpgroups)")
+    check_tile(spec, (WIDTH,))
     check_blocks(spec)
-    step = 32 if spec.head_dim == 64 else 16  # a warpgroup has dQ of half of the queries there
-    allowed = m in range(step, 129, step)
-    require(allowed, "tile.m", f"is {m}; allowed: {step} to 128, multiples of {step}")
+    check_tile(spec, (STEP,))
 
 
 def _dq_queries(spec: AttentionBackwardSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.arch import ARCHS, WARP
@@ -21,6 +22,7 @@ from codegen.plan import (
 )
 from codegen.plans.attention_backward_parts import (
     ELEMENT,
+    OF_BLOCKS,
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
@@ -39,6 +41,7 @@ from codegen.plans.attention_mma_sync_operands import BANK_BYTES, CHUNK
 from codegen.plans.attention_params import options_summary, tensor_params
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, listed, multiples
 
 HEAD_DIMS = (64, 128, 192, 256)
 LARGEST_WHOLE = 128  # elements of a head of which 16 rows of dK and dV, or of dQ, Q and dO, fit a thread's registers
@@ -138,6 +141,29 @@ def _accumulators(spec: AttentionBackwardSpec) -> int:
     return sums + operands + 2 * (step // 2) + step // 4
 
 
+def _words(sizes: Sequence[int]) -> str:
+    if isinstance(sizes, range):
+        return f"allowed: {multiples(sizes)}"
+    return f"allowed: {listed(sizes)} (warps of {TILE_ROWS} rows)"
+
+
+def _rows(spec: AttentionBackwardSpec) -> Sequence[int]:
+    """Queries of a tile, or of a step."""
+    return RESIDENT if spec.gradients == "dq" else STEPS
+
+
+def _keys(spec: AttentionBackwardSpec) -> Sequence[int]:
+    """Keys of a step, or of a tile."""
+    return STEPS if spec.gradients == "dq" else RESIDENT
+
+
+SIZES: tuple[Rule[AttentionBackwardSpec], ...] = (
+    OneOf("m", _rows, lambda spec, sizes: _words(_rows(spec))),
+    OneOf("n", _keys, lambda spec, sizes: _words(_keys(spec))),
+)
+TILE = (*SIZES, *OF_BLOCKS)
+
+
 def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernels are not written for."""
     check_pattern(spec)
@@ -146,12 +172,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(
         d in HEAD_DIMS, "head_dim", f"is {d}; allowed in a gradient on {spec.arch}: {', '.join(map(str, HEAD_DIMS))}"
     )
-    field, resident, other, step = "tile.m", spec.tile.m, "tile.n", spec.tile.n
-    if spec.gradients == "dkdv":
-        field, resident, other, step = other, step, field, resident
-    require(resident in RESIDENT, field, f"is {resident}; allowed: 64, 128 (warps of {TILE_ROWS} rows)")
-    allowed = f"allowed: {STEPS[0]} to {STEPS[-1]}, multiples of {STEPS.step}"
-    require(step in STEPS, other, f"is {step}; {allowed}")
+    check_tile(spec, SIZES)
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one stage fills while another is read)")
     check_blocks(spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 
 from codegen.arch import WARP
@@ -9,9 +10,18 @@ from codegen.flags import AttentionBackwardFlags, AttentionBackwardPatternFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
 from codegen.plans.attention_expressions import Side, expressions_flags
-from codegen.plans.attention_params import index_params, list_constants, logit_constants, tensor_params
+from codegen.plans.attention_params import (
+    block_of,
+    index_params,
+    is_step_of_pattern,
+    list_constants,
+    logit_constants,
+    step_of_pattern,
+    tensor_params,
+)
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import Fits, Rule, check_tile
 
 PIECES = "attention_backward"  # folder of templates
 STATS_BYTES = 8  # of a query: log-sum-exp and delta
@@ -29,22 +39,44 @@ def check_pattern(spec: AttentionBackwardSpec) -> None:
     require(ordered, "deterministic", reason)
 
 
+def _is_part(field: str, side: str) -> Callable[[AttentionBackwardSpec], bool]:
+    """Condition that a field of the tile is a block of the lists, or an equal part of one."""
+
+    def holds(spec: AttentionBackwardSpec) -> bool:
+        block = spec.pattern.fixed_block
+        return block is None or int(getattr(block, side)) % int(getattr(spec.tile, field)) == 0
+
+    return holds
+
+
+def _of_queries(spec: AttentionBackwardSpec) -> str:
+    what, unit = ("tile", "rows") if spec.by_queries else ("step", "queries")
+    return f"a {what} is a query block, or an equal part: {block_of(spec).q} {unit}"
+
+
+def _of_keys(spec: AttentionBackwardSpec) -> str:
+    return f"a {'step' if spec.by_queries else 'tile'} is a key block, or an equal part: {block_of(spec).kv} keys"
+
+
+OF_BLOCKS: tuple[Rule[AttentionBackwardSpec], ...] = (
+    Fits(
+        "n",
+        lambda spec: spec.pattern.fixed_block is not None or is_step_of_pattern(spec),
+        lambda spec: f"it is {step_of_pattern(spec)}",
+    ),
+    Fits("m", _is_part("m", "q"), _of_queries),
+    Fits("n", _is_part("n", "kv"), _of_keys),
+)
+"""Rules of the tiles of all gradients."""
+
+
 def check_blocks(spec: AttentionBackwardSpec) -> None:
     """Refuse blocks that are neither the tile, nor whole steps or tiles of it."""
-    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    if block is None:
-        keys = spec.pattern.block_keys
-        reason = f"is {n}; it is a block of the pattern, {keys} keys, an equal part of one, or two"
-        require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
-        return
-    for name, size in (("q", block.q), ("kv", block.kv)):
-        require(size in (64, 128), f"pattern.block.{name}", f"is {size}; allowed in a gradient: 64, 128")
-    if spec.by_queries:
-        require(block.q % m == 0, "tile.m", f"is {m}; a tile is a query block, or an equal part: {block.q} rows")
-        require(block.kv % n == 0, "tile.n", f"is {n}; a step is a key block, or an equal part: {block.kv} keys")
-    else:
-        require(block.kv % n == 0, "tile.n", f"is {n}; a tile is a key block, or an equal part: {block.kv} keys")
-        require(block.q % m == 0, "tile.m", f"is {m}; a step is a query block, or an equal part: {block.q} queries")
+    block = spec.pattern.fixed_block
+    if block is not None:
+        for name, size in (("q", block.q), ("kv", block.kv)):
+            require(size in (64, 128), f"pattern.block.{name}", f"is {size}; allowed in a gradient: 64, 128")
+    check_tile(spec, OF_BLOCKS)
 
 
 def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:

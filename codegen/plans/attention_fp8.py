@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import Fp8Flags
 from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
 from codegen.plans.attention_rows import SWIZZLE
 from codegen.select.defaults import has_few_registers
+from codegen.tile_rules import Fits, Rule, check_tile, listed
 
 if TYPE_CHECKING:
     from codegen.plans.attention_sm90a_text import Sizes
@@ -31,7 +32,23 @@ UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pa
 
 def is_fp8(spec: AttentionSpec) -> bool:
     """Return whether a spec's inputs are FP8."""
-    return spec.dtype in FP8
+    return spec.is_fp8
+
+
+TILE: tuple[Rule[AttentionSpec], ...] = (
+    Fits(
+        "n",
+        lambda spec: not is_fp8(spec) or spec.tile.n in STEPS,
+        lambda spec: f"allowed with dtype {spec.dtype}: {listed(STEPS)}",
+    ),
+    Fits(
+        "n",
+        lambda spec: not is_fp8(spec) or spec.tile.n == STEPS[0] or not has_few_registers(spec),
+        lambda spec: (
+            f"a score over a table of four axes leaves registers for {STEPS[0]} beside pack_gqa {spec.pack_gqa}"
+        ),
+    ),
+)
 
 
 def check_fp8_tile(spec: AttentionSpec) -> None:
@@ -44,9 +61,7 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
     if spec.head_dim > 128:  # a partial O beside that of a tile spills
         require_left_out(spec, ("stream_k_tail",), f"dtype {spec.dtype} and head_dim {spec.head_dim}")
-    require(n in STEPS, "tile.n", f"is {n}; allowed with dtype {spec.dtype}: {', '.join(map(str, STEPS))}")
-    reason = f"a score over a table of four axes leaves registers for {STEPS[0]} beside pack_gqa {spec.pack_gqa}"
-    require(n == STEPS[0] or not has_few_registers(spec), "tile.n", f"is {n}; {reason}")
+    check_tile(spec, TILE)
     every = spec.accumulate_every
     few = f"is {every}; with more than 1 registers suffice for steps of 128 keys and heads of 128 elements at most"
     require(every < 2 or (n <= MOST_KEYS_PENDING and spec.head_dim <= 128), "accumulate_every", few)

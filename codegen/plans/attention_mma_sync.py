@@ -18,6 +18,7 @@ from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_mma_sync_operands import (
     BANK_BYTES,
     CHUNK,
+    FP8_STEP,
     check_operands,
     line_bytes,
     o_row_bytes,
@@ -29,6 +30,7 @@ from codegen.plans.attention_mma_sync_operands import registers as operand_regis
 from codegen.plans.attention_mma_sync_shared import shared_regions
 from codegen.plans.attention_params import (
     block_constants,
+    block_of,
     index_params,
     logit_constants,
     lse_params,
@@ -39,6 +41,7 @@ from codegen.plans.attention_params import (
     sub_tile_doc,
 )
 from codegen.spec import AttentionSpec
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
 
 WARP = 32  # threads
 TILE_ROWS = 16  # rows of one mma.sync
@@ -201,27 +204,58 @@ def _overhead(spec: AttentionSpec, *, loads: int, block_steps: int) -> int:
     return REGISTER_OVERHEAD + operand_registers(spec) + masks + lists + expression_registers(spec)
 
 
+def _is_part_of_query_block(spec: AttentionSpec) -> bool:
+    block = spec.pattern.fixed_block
+    return block is None or block.q * spec.pack_gqa % spec.tile.m == 0
+
+
+def _is_whole_key_blocks(spec: AttentionSpec) -> bool:
+    block, n = spec.pattern.fixed_block, spec.tile.n
+    return block is None or block.kv % n == 0 or n % block.kv == 0
+
+
+def _query_block(spec: AttentionSpec) -> str:
+    rows = f", {block_of(spec).q * spec.pack_gqa} rows" if spec.pack_gqa > 1 else ""
+    return f"a tile is one query block or an equal part of it: pattern.block.q is {block_of(spec).q}{rows}"
+
+
+SIZES: tuple[Rule[AttentionSpec], ...] = (
+    OneOf("m", lambda spec: ROWS, lambda spec, sizes: f"allowed on {spec.arch}: {sizes}"),
+    Fits(
+        "m",
+        lambda spec: spec.tile.m % spec.pack_gqa == 0,
+        lambda spec: f"the rows of a query stay together: pack_gqa is {spec.pack_gqa}",
+    ),
+    OneOf("n", lambda spec: KEYS, lambda spec, sizes: f"allowed on {spec.arch}: {multiples(KEYS)}"),
+)
+OF_BLOCK: tuple[Rule[AttentionSpec], ...] = (
+    Fits("m", _is_part_of_query_block, _query_block),
+    Fits(
+        "n",
+        _is_whole_key_blocks,
+        lambda spec: (
+            f"a step is one listed block, an equal part of one, or several: pattern.block.kv is {block_of(spec).kv}"
+        ),
+    ),
+)
+TILE = (*SIZES, *OF_BLOCK, FP8_STEP)
+
+
 def _check_tile(spec: AttentionSpec) -> None:
     """Refuse a tile that the kernel is not written for."""
-    name, block, m, n = spec.arch, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    name, block, m = spec.arch, spec.pattern.fixed_block, spec.tile.m
     heads = spec.pack_gqa
     if block is not None:  # before the tile, whose default follows from the block
         sizes = query_sizes(heads)
         packed = f" with pack_gqa {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
-    require(m in ROWS, "tile.m", f"is {m}; allowed on {name}: {_list(ROWS)}")
-    require(m % heads == 0, "tile.m", f"is {m}; the rows of a query stay together: pack_gqa is {heads}")
-    require(n in KEYS, "tile.n", f"is {n}; allowed on {name}: 32 to 128, multiples of 16")
+    check_tile(spec, SIZES)
     high = f"is {spec.warp_rows}; O of so many rows of {spec.head_dim} elements does not fit a thread's registers: 16"
     require(_may_be_high(spec) or spec.warp_rows == TILE_ROWS, "warp_rows", high)
     require(m >= spec.warp_rows, "warp_rows", f"is {spec.warp_rows}; tile.m has only {m} rows")
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
     if block is not None:
-        rows = f", {block.q * heads} rows" if heads > 1 else ""
-        reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}{rows}"
-        require(block.q * heads % m == 0, "tile.m", reason)
-        reason = f"is {n}; a step is one listed block, an equal part of one, or several: pattern.block.kv is {block.kv}"
-        require(block.kv % n == 0 or n % block.kv == 0, "tile.n", reason)
+        check_tile(spec, OF_BLOCK)
 
 
 def _may_be_high(spec: AttentionSpec) -> bool:

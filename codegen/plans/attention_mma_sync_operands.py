@@ -12,6 +12,7 @@ from codegen.plan import Constant, Param, require, require_left_out
 from codegen.plans.attention_fp8 import SUM_COLUMNS, UNWRITTEN, is_fp8, scale_params
 from codegen.plans.attention_params import tensor_params
 from codegen.spec import AttentionSpec
+from codegen.tile_rules import Fits, Rule, check_tile, listed
 
 CHUNK = 16  # bytes of one cp.async, and of one row of an 8 x 8 matrix of ldmatrix
 BANK_BYTES = 128  # of shared memory that one access can reach: 32 banks
@@ -19,6 +20,13 @@ STEPS = (32, 64, 128)  # keys, of which a row of V^T has all: a power of two of 
 STAGES = (4, 6, 8)
 PROMOTED = (0, 1)
 REGISTERS = 12  # beside accumulators: scales of Q and K, the operand of ones
+
+
+FP8_STEP: Rule[AttentionSpec] = Fits(
+    "n",
+    lambda spec: not is_fp8(spec) or spec.tile.n in STEPS,
+    lambda spec: f"allowed with dtype {spec.dtype} on {spec.arch}: {listed(STEPS)}",
+)
 
 
 def check_operands(spec: AttentionSpec) -> None:
@@ -31,10 +39,10 @@ def check_operands(spec: AttentionSpec) -> None:
         return
     with_dtype = f"with dtype {spec.dtype} on {spec.arch}"
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
-    n, stages, every = spec.tile.n, spec.stages, spec.accumulate_every
+    stages, every = spec.stages, spec.accumulate_every
     high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (P V of a step has registers of its own)"
     require(spec.warp_rows == 16, "warp_rows", high)
-    require(n in STEPS, "tile.n", f"is {n}; allowed {with_dtype}: {_list(STEPS)}")
+    check_tile(spec, (FP8_STEP,))
     require(stages in STAGES, "stages", f"is {stages}; allowed {with_dtype}: {_list(STAGES)} (K and V of whole steps)")
     allowed = f"{_list(PROMOTED)} (P V of several steps would want registers of its own)"
     require(every in PROMOTED, "accumulate_every", f"is {every}; allowed {with_dtype}: {allowed}")

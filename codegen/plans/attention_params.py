@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 from codegen.arch import ARCHS
-from codegen.dtypes import FP8
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.plans.attention_expressions import aux_params, expressions_summary
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
 
@@ -31,7 +30,7 @@ def sub_tile_doc(listed: bool) -> str:
 
 def asks_heads(spec: AttentionSpec) -> bool:
     """Return whether a kernel for sm_90a needs the head, or the query, of a row; others always do."""
-    asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.dtype in FP8
+    asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.is_fp8
     return asks or not ARCHS[spec.arch].has_wgmma
 
 
@@ -83,6 +82,24 @@ def index_params(spec: AttentionSpec) -> list[Param]:
     if needs_query_blocks(spec):
         params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
     return [*params, *aux_params(spec)]
+
+
+def is_step_of_pattern(spec: AttentionSpec | AttentionBackwardSpec) -> bool:
+    """Whether a step is a block that the pattern fixes, an equal part of one, or two."""
+    keys = spec.pattern.block_keys
+    return keys is None or keys % spec.tile.n == 0 or spec.tile.n == 2 * keys
+
+
+def step_of_pattern(spec: AttentionSpec | AttentionBackwardSpec) -> str:
+    """That condition in words."""
+    return f"a block of the pattern, {spec.pattern.block_keys} keys, an equal part of one, or two"
+
+
+def block_of(spec: AttentionSpec | AttentionBackwardSpec) -> Block:
+    """Block of the lists of a pattern that has them."""
+    block = spec.pattern.fixed_block
+    assert block is not None
+    return block
 
 
 def needs_query_blocks(spec: AttentionSpec) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 from codegen.plan import Constant, Ring, SharedLayout, require
+from codegen.plans.attention_params import block_of
 from codegen.plans.attention_rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
+from codegen.tile_rules import Fits, Rule, check_tile
 
 QUERY_BLOCKS = (2, 3)  # of a tile
+HEIGHTS = [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]  # rows of a tile
 ORDERS = 2  # tiles whose loads are in order: the current one, and the next one
 LONGEST_LIST = 128  # matching lists takes time with the square of their length
 MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
@@ -17,14 +20,40 @@ NARROW_HEAD, LARGE_STEP = 64, 128  # of wider heads three stages of so many keys
 LONG_TILE = 64  # entries of a list from which it pays to begin a tile with loads of Q slices to registers
 
 
+def _has_room(spec: AttentionSpec) -> bool:
+    """Whether three stages fit, or the tile needs but two."""
+    if not spec.share_kv_loads or spec.tile.m == HEIGHTS[0]:
+        return True
+    return block_of(spec).kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
+
+
+def _two_stages(spec: AttentionSpec) -> str:
+    steps = f"of steps of {block_of(spec).kv} keys with head_dim {spec.head_dim}"
+    return f"{steps} two stages fit, for two query blocks: {HEIGHTS[0]}"
+
+
+TILE: tuple[Rule[AttentionSpec], ...] = (
+    Fits(
+        "m",
+        lambda spec: not spec.share_kv_loads or spec.tile.m in HEIGHTS,
+        lambda spec: f"with share_kv_loads a tile is two or three query blocks: {' or '.join(map(str, HEIGHTS))}",
+    ),
+    Fits(
+        "n",
+        lambda spec: not spec.share_kv_loads or spec.tile.n == block_of(spec).kv,
+        lambda spec: f"with share_kv_loads a step is a listed block: {block_of(spec).kv}",
+    ),
+    Fits("m", _has_room, _two_stages),
+)
+
+
 def check_share_kv_loads(spec: AttentionSpec) -> None:
     """Refuse a spec for which the kernel is not written.
 
     Raises:
         SpecError: names the first field that is in the way.
     """
-    block, m, rows = spec.pattern.fixed_block, spec.tile.m, [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]
-    assert block is not None  # the pattern is topk
+    block, m = block_of(spec), spec.tile.m
     given = f"is {spec.schedule}; with share_kv_loads and tile.m {m} warpgroups have no order: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     # Before the tile, whose default follows from head_dim.
@@ -33,14 +62,7 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
     require(
         block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv_loads: {WARPGROUP_ROWS}"
     )
-    allowed = " or ".join(map(str, rows))
-    require(m in rows, "tile.m", f"is {m}; with share_kv_loads a tile is two or three query blocks: {allowed}")
-    require(
-        spec.tile.n == block.kv, "tile.n", f"is {spec.tile.n}; with share_kv_loads a step is a listed block: {block.kv}"
-    )
-    few = f"is {m}; of steps of {block.kv} keys with head_dim {spec.head_dim} two stages fit, for two query blocks"
-    fits = m == rows[0] or block.kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
-    require(fits, "tile.m", f"{few}: {rows[0]}")
+    check_tile(spec, TILE)
     unknown = f"is left out; lists that share loads have one length: 1 to {LONGEST_LIST}"
     require(spec.pattern.list_length is not None, "pattern.k", unknown)
     length = list_length(spec)

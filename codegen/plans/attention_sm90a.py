@@ -10,17 +10,21 @@ from codegen.plan import Constant, Plan, Registers, Ring, SharedLayout, check_bu
 from codegen.plans import attention_fp8 as fp8
 from codegen.plans import attention_sm90a_text as text
 from codegen.plans.attention_expressions import expression_registers
+from codegen.plans.attention_kv_splits import TILE as KV_SPLITS_TILE
 from codegen.plans.attention_kv_splits import add_partials, check_kv_splits
 from codegen.plans.attention_launch import arguments, workspace_bytes
 from codegen.plans.attention_lockstep import check_lockstep
+from codegen.plans.attention_params import block_of, is_step_of_pattern, step_of_pattern
 from codegen.plans.attention_queries import SLICE_COLUMNS, SLICE_REGISTERS, q_slices
 from codegen.plans.attention_query_order import query_order_prologue
 from codegen.plans.attention_rows import SWIZZLE, WARPGROUP_ROWS
+from codegen.plans.attention_share_kv import TILE as SHARE_KV_TILE
 from codegen.plans.attention_share_kv import add_orders, check_share_kv_loads
 from codegen.plans.attention_sm90a_flags import flags
 from codegen.plans.attention_sm90a_text import WARPGROUP, Arrangement, Sizes
 from codegen.spec import AttentionSpec
 from codegen.stream_k import StreamK
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
 
 # By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
 # producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
@@ -57,6 +61,7 @@ SHARED_ARRANGEMENTS = (  # with share_kv_loads
     Arrangement(False, 1, True),
 )
 FP8_ARRANGEMENTS = (*(at for at in ARRANGEMENTS if not at.o_aliases_q), Arrangement(False, 1, False))
+STEP_KEYS = range(64, 257, 16)
 LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
 
 
@@ -142,11 +147,35 @@ def _arrangements(spec: AttentionSpec) -> tuple[Arrangement, ...]:
     return FP8_ARRANGEMENTS if fp8.is_fp8(spec) else ARRANGEMENTS
 
 
+def _is_whole_query_blocks(spec: AttentionSpec) -> bool:
+    """Whether a tile is whole query blocks, or an equal part of one."""
+    block = spec.pattern.fixed_block
+    rows = spec.tile.m if block is None else block.q * spec.pack_gqa
+    return spec.tile.m % rows == 0 or rows % spec.tile.m == 0
+
+
+def _rows_of_block(spec: AttentionSpec) -> str:
+    rows = block_of(spec).q * spec.pack_gqa
+    return f"a tile is whole query blocks, or an equal part of one: a query block has {rows} rows"
+
+
+HEIGHTS: Rule[AttentionSpec] = OneOf(
+    "m",
+    lambda spec: tuple(WARPGROUP_ROWS * count for count in REGISTER_SPLITS),
+    lambda spec, sizes: f"allowed: {sizes} (warpgroups of 64 rows)",
+)
+STEPS: tuple[Rule[AttentionSpec], ...] = (
+    Fits("m", _is_whole_query_blocks, _rows_of_block),
+    OneOf("n", lambda spec: STEP_KEYS, lambda spec, sizes: f"allowed: {multiples(STEP_KEYS)}"),
+    Fits("n", is_step_of_pattern, lambda spec: f"a step is {step_of_pattern(spec)}"),
+)
+TILE = (HEIGHTS, *STEPS, *KV_SPLITS_TILE, *SHARE_KV_TILE, *fp8.TILE)
+
+
 def _check_tile(spec: AttentionSpec) -> None:
     """Refuse a tile that the kernel is not written for."""
-    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
-    allowed = tuple(WARPGROUP_ROWS * count for count in REGISTER_SPLITS)
-    require(m in allowed, "tile.m", f"is {m}; allowed: {', '.join(map(str, allowed))} (warpgroups of 64 rows)")
+    block, m = spec.pattern.fixed_block, spec.tile.m
+    check_tile(spec, (HEIGHTS,))
     if spec.kv_splits > 1:
         check_kv_splits(spec)
     turns = f"is ping_pong, which orders several warpgroups; with tile.m {m} there is one: cooperative"
@@ -157,13 +186,7 @@ def _check_tile(spec: AttentionSpec) -> None:
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; {those}")
         those_keys = f"is {block.kv}; allowed on {spec.arch}: {', '.join(map(str, key_sizes))}"
         require(block.kv in key_sizes, "pattern.block.kv", those_keys)
-        rows = block.q * spec.pack_gqa
-        reason = f"is {m}; a tile is whole query blocks, or an equal part of one: a query block has {rows} rows"
-        require(m % rows == 0 or rows % m == 0, "tile.m", reason)
-    require(n % 16 == 0 and 64 <= n <= 256, "tile.n", f"is {n}; allowed: 64 to 256, multiples of 16")
-    keys = spec.pattern.block_keys
-    reason = f"is {n}; a step is a block of the pattern, {keys} keys, an equal part of one, or two"
-    require(keys is None or keys % n == 0 or n == 2 * keys, "tile.n", reason)
+    check_tile(spec, STEPS)
     if spec.share_kv_loads:
         check_share_kv_loads(spec)
     if fp8.is_fp8(spec):

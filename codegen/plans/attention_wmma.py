@@ -19,6 +19,7 @@ from codegen.plans.attention_expressions import expressions_flags
 from codegen.plans.attention_launch import arguments
 from codegen.plans.attention_params import (
     block_constants,
+    block_of,
     index_params,
     lse_params,
     options_summary,
@@ -28,6 +29,7 @@ from codegen.plans.attention_params import (
     tensor_params,
 )
 from codegen.spec import AttentionSpec
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 WARP = 32  # threads
 MMA = 16  # rows, columns and depth of one WMMA product; rows of a warp
@@ -47,6 +49,16 @@ HEAD_DIMS = (64, 128)
 ROWS = (16, 32, 64, 128)
 KEYS = (32, 64, 128)
 BLOCKS = (16, 32, 64, 128)
+SIZES: tuple[Rule[AttentionSpec], ...] = (
+    OneOf("m", lambda spec: ROWS, lambda spec, sizes: f"allowed with wmma: {sizes}"),
+    OneOf("n", lambda spec: KEYS, lambda spec, sizes: f"allowed with wmma: {sizes}"),
+)
+OF_BLOCK: Rule[AttentionSpec] = Fits(
+    "m",
+    lambda spec: spec.pattern.fixed_block is None or spec.pattern.fixed_block.q % spec.tile.m == 0,
+    lambda spec: f"a tile is one query block or an equal part of it: pattern.block.q is {block_of(spec).q}",
+)
+TILE = (*SIZES, OF_BLOCK)
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
@@ -173,7 +185,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 def _check(spec: AttentionSpec) -> None:
     """Refuse what the kernel is not written for."""
-    block, m, n, packed = spec.pattern.fixed_block, spec.tile.m, spec.tile.n, spec.pack_gqa
+    block, packed = spec.pattern.fixed_block, spec.pack_gqa
     require(spec.head_dim in HEAD_DIMS, "head_dim", f"is {spec.head_dim}; allowed with wmma: {_list(HEAD_DIMS)}")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}; attention with wmma has no kernel with it")
     has_score = spec.score is not None
@@ -183,13 +195,11 @@ def _check(spec: AttentionSpec) -> None:
     require(not spec.sink, "sink", f"is true; attention with wmma on {spec.arch} has no kernel with it")
     require(packed == 1, "pack_gqa", f"is {packed}; attention with wmma has no kernel with it: 1")
     require(spec.warp_rows == MMA, "warp_rows", f"is {spec.warp_rows}; a warp has the {MMA} rows of one WMMA product")
-    require(m in ROWS, "tile.m", f"is {m}; allowed with wmma: {_list(ROWS)}")
-    require(n in KEYS, "tile.n", f"is {n}; allowed with wmma: {_list(KEYS)}")
+    check_tile(spec, SIZES)
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
     if block is not None:
         require(block.q in BLOCKS, "pattern.block.q", f"is {block.q}; allowed with wmma: {_list(BLOCKS)}")
-        reason = f"is {m}; a tile is one query block or an equal part of it: pattern.block.q is {block.q}"
-        require(block.q % m == 0, "tile.m", reason)
+        check_tile(spec, (OF_BLOCK,))
 
 
 def _list(values: tuple[int, ...]) -> str:

@@ -21,11 +21,14 @@ from codegen.plan import (
 from codegen.plans.attention_expressions import LINE, aux_params, expression_registers, expressions_flags
 from codegen.problem import BlockMaskShape, LaunchArgs
 from codegen.spec import BlockMaskSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 WIDTHS = (128, 256)
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 WORD = 4  # bytes
 SCRATCH_UNIT = 16  # bytes: each part of the scratch memory begins at a multiple
+
+TILE: tuple[Rule[BlockMaskSpec], ...] = (OneOf("n", lambda spec: WIDTHS, lambda spec, sizes: f"allowed: {sizes}"),)
 
 
 def plan(spec: BlockMaskSpec, stem: str) -> Plan:
@@ -35,7 +38,7 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
     require(kind == "block_lists", "pattern.kind", f"is {kind}; allowed: block_lists")
     require(mask is not None, "pattern.mask", "is no expression; block lists are made of one (docs/expressions.md)")
     width = spec.tile.n
-    require(width in WIDTHS, "tile.n", f"is {width}; allowed: {', '.join(map(str, WIDTHS))}")
+    check_tile(spec, TILE)
     require(spec.stages == 1, "stages", f"is {spec.stages}; nothing is buffered: 1")
     assert block is not None and mask is not None
 

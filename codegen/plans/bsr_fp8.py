@@ -6,6 +6,8 @@ K-major, as those of 8 bits always are.
 
 from __future__ import annotations
 
+from typing import Any
+
 from codegen.arch import ARCHS
 from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags
 from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i64, pointer, require, require_left_out
@@ -16,9 +18,11 @@ from codegen.plans.bsr_parts import (
     PRODUCER_REGISTERS,
     THREADS,
     WARPGROUP,
+    one_block_row,
     stage_ring,
 )
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 SIZES = (32, 64, 128)  # rows and columns of a block
 CONVERTED_ROWS = 32
@@ -43,6 +47,13 @@ TENSOR_SCALES = (
 )
 
 
+MMA_SYNC_STEP: Fits[Any] = Fits(
+    "k",
+    lambda spec: not spec.is_fp8 or spec.scales == "tensor" or spec.tile.k >= 2 * MMA_SYNC_DEPTH,
+    lambda spec: f"a step of scales of {spec.scales}s has slices of {MMA_SYNC_DEPTH}: {2 * MMA_SYNC_DEPTH} or more",
+)
+
+
 def check_mma_sync(spec: Fp8Spec) -> None:
     """Refuse what kernels by mma.sync are not written for.
 
@@ -63,10 +74,7 @@ def check_mma_sync(spec: Fp8Spec) -> None:
             f"is {spec.block.rows}; allowed with mma, {spec.dtype} and {spec.arch}: {CONVERTED_ROWS} ({why})",
         )
     check_scales(spec)
-    if spec.scales != "tensor":
-        least = 2 * MMA_SYNC_DEPTH
-        reason = f"a step of scales of {spec.scales}s has slices of {MMA_SYNC_DEPTH}: {least} or more"
-        require(spec.tile.k >= least, "tile.k", f"is {spec.tile.k}; {reason}")
+    check_tile(spec, (MMA_SYNC_STEP,))
 
 
 def mma_sync_overhead(spec: Fp8Spec, overhead: int) -> int:
@@ -154,20 +162,30 @@ def add_mma_sync_scales(spec: Fp8Spec, ring: SharedLayout) -> tuple[Constant, ..
     return ()
 
 
+def _widths(spec: Fp8Spec) -> list[int]:
+    """Columns of a tile whose accumulators a thread has registers for."""
+    widest = CONSUMERS * GROUP_COLUMNS * MOST_ACCUMULATORS // products(spec)
+    return [n for n in (128, 256, 512, 1024) if n <= widest]
+
+
+BLOCK_TILE: tuple[Rule[Fp8Spec], ...] = (
+    one_block_row(),
+    OneOf(
+        "n",
+        _widths,
+        lambda spec, sizes: f"allowed where dtype is {spec.dtype} and block.rows is {spec.block.rows}: {sizes}",
+    ),
+)
+"""Heights and widths of tiles by wgmma."""
+
+
 def check_blocks(spec: Fp8Spec) -> None:
     """Refuse blocks and tiles that the kernels are not written for."""
-    rows, cols, tile = spec.block.rows, spec.block.cols, spec.tile
+    rows, cols = spec.block.rows, spec.block.cols
     sizes = ", ".join(map(str, SIZES))
     for side, size in (("rows", rows), ("cols", cols)):
         require(size in SIZES, f"block.{side}", f"is {size}; allowed where dtype is {spec.dtype}: {sizes}")
-    require(tile.m == rows, "tile.m", f"is {tile.m}; a tile is one block row high: block.rows is {rows}")
-    widest = CONSUMERS * GROUP_COLUMNS * MOST_ACCUMULATORS // products(spec)
-    widths = [n for n in (128, 256, 512, 1024) if n <= widest]
-    require(
-        tile.n in widths,
-        "tile.n",
-        f"is {tile.n}; allowed where dtype is {spec.dtype} and block.rows is {rows}: {', '.join(map(str, widths))}",
-    )
+    check_tile(spec, BLOCK_TILE)
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
     require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where dtype is {spec.dtype}: 1")
     every = interval(spec)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFlags
 from codegen.plan import (
     Constant,
@@ -23,6 +24,7 @@ from codegen.plan import (
 from codegen.plans.balance import queue, queue_barriers
 from codegen.plans.epilogue import barriers, epilogue_flags
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from codegen.tile_rules import OneOf
 
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
@@ -161,7 +163,7 @@ def copies_b(spec: BsrSpmmSpec) -> bool:
 
     Operands of 8 bits are multiplied K-major, as columns are.
     """
-    by_columns = spec.b_layout == "column_major" and spec.dtype not in FP8
+    by_columns = spec.b_layout == "column_major" and not spec.is_fp8
     return by_columns and spec.mma == "wgmma" and spec.block.rows < WARPGROUP_ROWS
 
 
@@ -210,6 +212,24 @@ def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags
         grouped=groups.replace("A, C", "A or C"),
         b_columns=". So are columns of a tile of B" if by_columns else "",
         epilogue=epilogue_flags(spec),
+    )
+
+
+ONE_ROW_OF_A = "a step is one 128-byte swizzled row of A deep"
+ONE_ROW = "a step is one 128-byte swizzled row deep"
+
+
+def one_block_row() -> OneOf[Any]:
+    """Rule of tiles that are one block row high."""
+    why = "a tile is one block row high: block.rows is"
+    return OneOf("m", lambda spec: (spec.block.rows,), lambda spec, sizes: f"{why} {sizes}")
+
+
+def one_block() -> tuple[OneOf[Any], OneOf[Any]]:
+    """Rules of tiles that are one square block."""
+    return (
+        OneOf("m", lambda spec: (spec.block.rows,), lambda spec, sizes: f"a tile is one block: block.rows is {sizes}"),
+        OneOf("n", lambda spec: (spec.block.rows,), lambda spec, sizes: f"a tile is one block: block.cols is {sizes}"),
     )
 
 

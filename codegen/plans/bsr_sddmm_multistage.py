@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import Flags, SddmmMmaFlags
 from codegen.plan import Constant, Plan, check_budget, i32, i64, pointer, require
 from codegen.plans.bsr_fp8 import (
+    MMA_SYNC_STEP,
     SCALE_COLUMNS,
     add_mma_sync_scales,
     check_mma_sync,
@@ -15,10 +15,11 @@ from codegen.plans.bsr_fp8 import (
     mma_sync_scale_params,
     mma_sync_summary,
 )
-from codegen.plans.bsr_parts import INDEX_PARAMS
+from codegen.plans.bsr_parts import INDEX_PARAMS, one_block_row
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.plans.multistage import COPY_BYTES, MMA, Tiles
 from codegen.spec import BsrSddmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 WARPS = 4
 FP8_WARPS = 8  # their parts are narrower: products beside their sums take registers
@@ -35,7 +36,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
 
     warp_rows = min(m, WARP_ROWS)
     sets = 2 if spec.mma == "mma" else 1
-    in_fp8 = spec.dtype in FP8
+    in_fp8 = spec.is_fp8
     warps = FP8_WARPS if in_fp8 else WARPS
     tiles = Tiles(spec, warps, warp_rows, n * (m // warp_rows) // warps, (n, k), sets)
     ring, staging = tiles.shared()
@@ -107,21 +108,13 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
 
 def _check(spec: BsrSddmmSpec) -> None:
     """Refuse what the kernels are not written for."""
-    m, n, k, size = spec.tile.m, spec.tile.n, spec.tile.k, spec.block.rows
-    arch, mma = ARCHS[spec.arch].name, spec.mma
+    size, arch = spec.block.rows, spec.arch
     allowed = ", ".join(map(str, SIZES))
-    if spec.dtype in FP8:
+    if spec.is_fp8:
         check_mma_sync(spec)
     require(size in SIZES, "block.rows", f"is {size}; allowed on {arch}: {allowed}")
     require(spec.block.cols == size, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {size}")
-    require(m == size, "tile.m", f"is {m}; a tile is one block row high: block.rows is {size}")
-    widths = (128,) if m == 2 * WARP_ROWS else (128, 256)
-    allowed = ", ".join(map(str, widths))
-    require(n in widths, "tile.n", f"is {n}; allowed with {mma} and blocks of {size}: {allowed}")
-    # All threads copy whole rows together, and no more than a tile has.
-    depths = (64,) if m == MMA else _fp8_depths(spec) if spec.dtype in FP8 else (32, 64)
-    allowed = ", ".join(map(str, depths))
-    require(k in depths, "tile.k", f"is {k}; allowed with {mma} and blocks of {size}: {allowed}")
+    check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
 
 
@@ -129,3 +122,22 @@ def _fp8_depths(spec: BsrSddmmSpec) -> tuple[int, ...]:
     """Return the depths of a step: of two slices and more, and of rows that all threads copy within a tile of A."""
     rows_of_pass = {k: 32 * FP8_WARPS // (k // COPY_BYTES) for k in mma_sync_depths(spec)[1:]}
     return tuple(k for k, rows in rows_of_pass.items() if rows <= spec.tile.m)
+
+
+def _depths(spec: BsrSddmmSpec) -> tuple[int, ...]:
+    """Depths of a step: all threads copy whole rows together, and no more than a tile has."""
+    if spec.tile.m == MMA:
+        return (64,)
+    return _fp8_depths(spec) if spec.is_fp8 else (32, 64)
+
+
+def _allowed(spec: BsrSddmmSpec, sizes: str) -> str:
+    return f"allowed with {spec.mma} and blocks of {spec.block.rows}: {sizes}"
+
+
+TILE: tuple[Rule[BsrSddmmSpec], ...] = (
+    one_block_row(),
+    OneOf("n", lambda spec: (128,) if spec.tile.m == 2 * WARP_ROWS else (128, 256), _allowed),
+    OneOf("k", _depths, _allowed),
+    MMA_SYNC_STEP,
+)

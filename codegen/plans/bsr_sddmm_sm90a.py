@@ -10,19 +10,28 @@ from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     CONSUMERS,
     INDEX_PARAMS,
+    ONE_ROW,
     SDDMM_MAPS,
     SWIZZLE,
     THREADS,
     WARPGROUP_ROWS,
     Part,
     group_columns,
+    one_block_row,
     stage_ring,
     warpgroup_constants,
 )
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 STAGING_GROUPS = 2  # column groups of C: one is filled while the other is stored
+
+TILE: tuple[Rule[BsrSddmmSpec], ...] = (
+    one_block_row(),
+    OneOf("n", lambda spec: (128, 256), lambda spec, sizes: f"allowed: {sizes}"),
+    OneOf("k", lambda spec: (group_columns(spec),), lambda spec, sizes: f"{ONE_ROW}: {sizes}"),
+)
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
@@ -35,9 +44,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         require(
             size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name} with wgmma: 64, 128"
         )
-    require(m == rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {rows}")
-    require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
-    require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row deep: {columns}")
+    check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     part = Part.of(spec)

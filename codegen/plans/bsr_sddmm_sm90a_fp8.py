@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from codegen.arch import WARP
 from codegen.flags import SddmmFp8Flags
-from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, require, tensor_map
+from codegen.plan import Constant, Plan, TensorMap, check_budget, i32, tensor_map
 from codegen.plans.bsr_fp8 import (
+    BLOCK_TILE,
     TENSOR_SCALES,
     c_map,
     check_blocks,
@@ -17,14 +19,25 @@ from codegen.plans.bsr_fp8 import (
     shared_layout,
     staging_pieces,
 )
-from codegen.plans.bsr_parts import CONSUMERS, INDEX_PARAMS, SDDMM_MAPS, SWIZZLE, THREADS
+from codegen.plans.bsr_parts import CONSUMERS, INDEX_PARAMS, ONE_ROW, SDDMM_MAPS, SWIZZLE, THREADS
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 ROW_SCALES = (
     tensor_map("a_scale_map", "scales of A, of 128 columns of a row each", ("M", "K / 128")),
     tensor_map("b_scale_map", "scales of B, likewise", ("N", "K / 128")),
 )
+
+FURTHER: tuple[Rule[BsrSddmmSpec], ...] = (
+    OneOf("k", lambda spec: (SWIZZLE,), lambda spec, sizes: f"{ONE_ROW}: {sizes}"),
+    Fits(
+        "n",
+        lambda spec: spec.tile.n // spec.block.cols <= WARP,
+        lambda spec: f"a tile has at most {WARP} blocks, each found by a lane: block.cols is {spec.block.cols}",
+    ),
+)
+TILE = (*BLOCK_TILE, *FURTHER)
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
@@ -32,10 +45,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     cols = spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     check_blocks(spec)
-    require(k == SWIZZLE, "tile.k", f"is {k}; a step is one 128-byte swizzled row deep: {SWIZZLE}")
-    require(
-        n // cols <= 32, "tile.n", f"is {n}; a tile has at most 32 blocks, each found by a lane: block.cols is {cols}"
-    )
+    check_tile(spec, FURTHER)
     by_row = spec.scales == "row"
     check_scales(spec)
     pieces = staging_pieces(spec)

@@ -19,11 +19,13 @@ from codegen.plans.bsr_parts import (
     WARPGROUP,
     Part,
     group_columns,
+    one_block_row,
     small_block_registers,
     stage_ring,
 )
 from codegen.plans.bsr_sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
 WIDTHS = (128, 256, 512)  # columns of a tile: no more than 32 blocks, of which each lane of a warp finds one
@@ -111,15 +113,21 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     )
 
 
+def _allowed(spec: BsrSddmmSpec, sizes: str) -> str:
+    return f"allowed with wgmma where block.rows is {spec.block.rows}: {sizes}"
+
+
+TILE: tuple[Rule[BsrSddmmSpec], ...] = (
+    one_block_row(),
+    OneOf("n", lambda spec: WIDTHS, _allowed),
+    OneOf("k", lambda spec: (group_columns(spec),), _allowed),  # one 128-byte swizzled row
+)
+
+
 def _check(spec: BsrSddmmSpec) -> None:
     """Refuse what the kernel is not written for."""
-    rows, cols, tile = spec.block.rows, spec.block.cols, spec.tile
-    where = f"with wgmma where block.rows is {rows}"
-    require(cols in SIZES, "block.cols", f"is {cols}; allowed {where}: 16, 32")
-    require(tile.m == rows, "tile.m", f"is {tile.m}; a tile is one block row high: block.rows is {rows}")
-    require(tile.n in WIDTHS, "tile.n", f"is {tile.n}; allowed {where}: {', '.join(map(str, WIDTHS))}")
-    depth = group_columns(spec)  # one 128-byte swizzled row
-    require(tile.k == depth, "tile.k", f"is {tile.k}; allowed {where}: {depth}")
+    require(spec.block.cols in SIZES, "block.cols", f"is {spec.block.cols}; {_allowed(spec, '16, 32')}")
+    check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
 

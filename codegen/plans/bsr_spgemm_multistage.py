@@ -8,10 +8,11 @@ from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.flags import Flags
 from codegen.plan import Constant, Plan, SharedRegion, check_budget, i64, pointer, require
-from codegen.plans.bsr_parts import INTERSECTION_PARAMS, RUN_PARAMS
+from codegen.plans.bsr_parts import INTERSECTION_PARAMS, RUN_PARAMS, one_block
 from codegen.plans.bsr_spgemm_launch import OfRuns
 from codegen.plans.multistage import Tiles
 from codegen.spec import BsrSpgemmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 # Block size: warps of a thread block, and the rows and columns of C of each. A small tile is one warp's, which then
 # waits for nobody.
@@ -88,17 +89,23 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     )
 
 
+TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
+    *one_block(),
+    OneOf(
+        "k",
+        lambda spec: [depth for depth in (16, 32, 64) if spec.block.rows % depth == 0],
+        lambda spec, sizes: f"allowed with {spec.mma} and blocks of {spec.block.rows}: {sizes}",
+    ),
+)
+
+
 def _check(spec: BsrSpgemmSpec) -> None:
     """Refuse what the kernels are not written for."""
-    m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block.rows
+    block = spec.block.rows
     allowed = ", ".join(map(str, PARTS))
     require(block in PARTS, "block.rows", f"is {block}; allowed on {ARCHS[spec.arch].name}: {allowed}")
     require(spec.block.cols == block, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {block}")
-    require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
-    require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")
-    depths = [depth for depth in (16, 32, 64) if block % depth == 0]
-    allowed = ", ".join(map(str, depths))
-    require(k in depths, "tile.k", f"is {k}; allowed with {spec.mma} and blocks of {block}: {allowed}")
+    check_tile(spec, TILE)
     require(spec.output == "dense", "output", f"is {spec.output}; with {spec.mma} on {spec.arch} C is dense")
     reason = f"is dynamic; with {spec.mma} on {spec.arch} the tile scheduler is static: leave it out"
     require(not spec.is_dynamic, "scheduler", reason)

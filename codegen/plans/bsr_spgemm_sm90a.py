@@ -29,20 +29,32 @@ from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     C_MAP,
     INTERSECTION_PARAMS,
+    ONE_ROW_OF_A,
     RUN_PARAMS,
     SWIZZLE,
     WARPGROUP,
     WARPGROUP_ROWS,
     column_groups,
+    one_block,
     stage_ring,
 )
 from codegen.plans.bsr_spgemm_launch import LATE_TILES, TICKETS_BYTES, OfRuns, of_pattern, of_tickets
 from codegen.spec import BsrSpgemmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
 OVERHEAD = 32  # registers beside the accumulators
 LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
 SCHEDULER = "tickets taken, thread blocks ended, tiles put off, judged, then late tiles: all 0 between launches"
+
+TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
+    *one_block(),
+    OneOf(
+        "k",
+        lambda spec: (SWIZZLE // DTYPES[spec.dtype].bytes,),
+        lambda spec, sizes: f"{ONE_ROW_OF_A}: {sizes}",
+    ),
+)
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
@@ -53,9 +65,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     columns = SWIZZLE // dtype.bytes
     require(block in (64, 128), "block.rows", f"is {block}; allowed on {arch.name} with wgmma: 64, 128")
     require(spec.block.cols == block, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {block}")
-    require(m == block, "tile.m", f"is {m}; a tile is one block: block.rows is {block}")
-    require(n == block, "tile.n", f"is {n}; a tile is one block: block.cols is {block}")
-    require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    check_tile(spec, TILE)
     allowed = spec.output == "dense" or not spec.is_dynamic
     require(allowed, "scheduler", f"is dynamic, but not written for output bsr on {arch.name}; allowed: static")
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")

@@ -13,6 +13,7 @@ from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, 
 from codegen.plan import require_left_out as left_out
 from codegen.problem import BlockSize, LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, listed
 
 WARPS = (8, 4, 2, 1)  # of a thread block, as a launch chooses
 STRIP_ROWS = 16  # rows of which a lane has two: two products side by side
@@ -111,15 +112,20 @@ def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
     return LaunchArgs(numbers, tiles, block=block)
 
 
+def _allowed(spec: BsrSpmmSpec, sizes: str) -> str:
+    return f"allowed with mma and ld_global: {sizes or f'none, with blocks of {spec.block.rows} x {spec.block.cols}'}"
+
+
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf("m", lambda spec: [rows for rows in ROWS if spec.block.rows % rows == 0], _allowed),
+    OneOf("k", lambda spec: [depth for depth in DEPTHS if spec.block.cols % depth == 0], _allowed),
+    OneOf("n", lambda spec: WIDTHS, _allowed),
+)
+
+
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     left_out(spec, spec.options, f"{spec.arch} with mma and ld_global")
-    block, tile = spec.block, spec.tile
-    for name, value, allowed in (
-        ("tile.m", tile.m, [rows for rows in ROWS if block.rows % rows == 0]),
-        ("tile.k", tile.k, [depth for depth in DEPTHS if block.cols % depth == 0]),
-        ("tile.n", tile.n, WIDTHS),
-        ("stages", spec.stages, STAGES),
-    ):
-        words = ", ".join(map(str, allowed)) or f"none, with blocks of {block.rows} x {block.cols}"
-        require(value in allowed, name, f"is {value}; allowed with mma and ld_global: {words}")
+    check_tile(spec, TILE)
+    stages = f"is {spec.stages}; allowed with mma and ld_global: {listed(STAGES)}"
+    require(spec.stages in STAGES, "stages", stages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.flags import SpmmMmaFlags
 from codegen.plan import (
     Constant,
@@ -20,6 +20,7 @@ from codegen.plan import (
 )
 from codegen.plans.bsr_fp8 import (
     MMA_SYNC_DEPTH,
+    MMA_SYNC_STEP,
     OUTPUT_BYTES,
     add_mma_sync_scales,
     check_mma_sync,
@@ -29,10 +30,11 @@ from codegen.plans.bsr_fp8 import (
     mma_sync_scale_params,
     mma_sync_summary,
 )
-from codegen.plans.bsr_parts import b_and_c
+from codegen.plans.bsr_parts import b_and_c, one_block_row
 from codegen.plans.bsr_spmm_launch import L2_BYTES, arguments
 from codegen.plans.bsr_spmm_wmma import warp_level_params
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
 LINE_BYTES = 128  # of all banks of shared memory
@@ -55,7 +57,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
-    by_columns, in_fp8 = spec.b_layout == "column_major", spec.dtype in FP8
+    by_columns, in_fp8 = spec.b_layout == "column_major", spec.is_fp8
     _check(spec)
     depth, columns = (MMA_SYNC_DEPTH, FP8_WARP_COLUMNS) if in_fp8 else (MMA_DEPTH, WARP_COLUMNS)
     output_bytes = OUTPUT_BYTES[spec.output] if in_fp8 else dtype.bytes
@@ -155,7 +157,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Return the parameters that such kernels have, by the types of their elements."""
-    if spec.dtype not in FP8:
+    if not spec.is_fp8:
         return warp_level_params("unsigned short", spec.b_layout == "column_major")
     written = pointer("c", mma_sync_flags(spec).element, "C (M, N)", writes=True)
     params = warp_level_params("unsigned char", by_columns=True)
@@ -187,11 +189,29 @@ def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
     )
 
 
+def _depths(spec: BsrSpmmSpec) -> tuple[int, ...]:
+    """Depths of a step, which divide a block."""
+    known = mma_sync_depths(spec) if spec.is_fp8 else (16, 32, 64)
+    return tuple(depth for depth in known if spec.block.cols % depth == 0)
+
+
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    one_block_row(),
+    OneOf(
+        "n",
+        lambda spec: (128, 256, 512) if spec.block.rows <= LOW_ROWS else (128, 256),
+        lambda spec, sizes: f"allowed with mma and block.rows {spec.block.rows}: {sizes}",
+    ),
+    OneOf("k", _depths, lambda spec, sizes: f"allowed with mma and block.cols {spec.block.cols}: {sizes}"),
+    MMA_SYNC_STEP,
+)
+
+
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
-    m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
+    block = spec.block
     sides = ", ".join(map(str, BLOCK_SIDES))
-    if spec.dtype in FP8:
+    if spec.is_fp8:
         check_mma_sync(spec)
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
@@ -199,12 +219,5 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(block.rows in BLOCK_SIDES, "block.rows", f"is {block.rows}; allowed with mma: {sides}")
     require(block.cols in BLOCK_SIDES, "block.cols", f"is {block.cols}; allowed with mma: {sides}")
-    require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")
-    widths = (128, 256, 512) if block.rows <= LOW_ROWS else (128, 256)
-    allowed = ", ".join(map(str, widths))
-    require(n in widths, "tile.n", f"is {n}; allowed with mma and block.rows {block.rows}: {allowed}")
-    known = mma_sync_depths(spec) if spec.dtype in FP8 else (16, 32, 64)
-    depths = [depth for depth in known if block.cols % depth == 0]
-    allowed = ", ".join(map(str, depths))
-    require(k in depths, "tile.k", f"is {k}; allowed with mma and block.cols {block.cols}: {allowed}")
+    check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")

@@ -34,10 +34,28 @@ from codegen.plans.epilogue import (
 )
 from codegen.problem import SCHEDULER_BYTES
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 # Columns of a tile: registers hold the accumulators of 64 rows and 256 columns of a warpgroup. Of a tile 64 rows high
 # each warpgroup has half the columns.
 WIDTHS = {64: (128, 256, 512), 128: (128, 256)}
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf(
+        "m",
+        lambda spec: (spec.block.rows,),
+        lambda spec, sizes: f"a tile is one block row high, or two of 64: block.rows is {sizes}",
+    ),
+    OneOf(
+        "n",
+        lambda spec: WIDTHS.get(spec.block.rows, ()),
+        lambda spec, sizes: f"allowed where block.rows is {spec.block.rows}: {sizes}",
+    ),
+    OneOf(
+        "k",
+        lambda spec: (group_columns(spec) // 2, group_columns(spec)),
+        lambda spec, sizes: f"a step is one swizzled row of A deep, 64 or 128 bytes: {sizes}",
+    ),
+)
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -48,16 +66,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     rows, cols = spec.block.rows, spec.block.cols
     require(rows in (64, 128), "block.rows", f"is {rows}; allowed on {spec.arch} with wgmma: 16, 32, 64, 128")
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed with wgmma where block.rows is {rows}: 64, 128")
-    high = f"a tile is one block row high, or two of 64: block.rows is {rows}"
-    require(m == rows, "tile.m", f"is {m}; {high}")
-    widths = WIDTHS[rows]
-    require(n in widths, "tile.n", f"is {n}; allowed where block.rows is {rows}: {', '.join(map(str, widths))}")
-    depths = (columns // 2, columns)
-    require(
-        k in depths,
-        "tile.k",
-        f"is {k}; a step is one swizzled row of A deep, 64 or 128 bytes: {depths[0]}, {depths[1]}",
-    )
+    check_tile(spec, TILE)
     by_columns = spec.b_layout == "column_major"
     allowed = not by_columns or (n <= MOST_BOX and k == columns)
     require(allowed, "b_layout", f"is {spec.b_layout}; where tile.n is {n} and tile.k {k}: row_major")

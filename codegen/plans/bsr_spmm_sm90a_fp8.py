@@ -6,6 +6,7 @@ from codegen.flags import SpmmFp8Flags
 from codegen.plan import Constant, Param, Plan, TensorMap, check_budget, pointer, require, require_left_out, tensor_map
 from codegen.plans.balance import order_params, order_summary, producers, schedule_flags, tile_place
 from codegen.plans.bsr_fp8 import (
+    BLOCK_TILE,
     COPY_COLUMNS,
     TENSOR_SCALES,
     c_map,
@@ -22,6 +23,7 @@ from codegen.plans.bsr_fp8 import (
 from codegen.plans.bsr_parts import A_MAP, C_MAP, CONSUMERS, INDEX_PARAMS, THREADS
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 NOT_WRITTEN = ("epilogue", "accumulate", "scheduler", "transpose_a")
 BLOCK_SCALES = (
@@ -98,6 +100,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     )
 
 
+DEPTH: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf("k", lambda spec: (spec.block.cols,), lambda spec, sizes: f"a step is one block of A: block.cols is {sizes}"),
+)
+TILE = (*BLOCK_TILE, *DEPTH)
+
+
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     require(
@@ -108,8 +116,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     )
     require_left_out(spec, NOT_WRITTEN, f"dtype {spec.dtype}")
     check_blocks(spec)
-    cols = spec.block.cols
-    require(spec.tile.k == cols, "tile.k", f"is {spec.tile.k}; a step is one block of A: block.cols is {cols}")
+    check_tile(spec, DEPTH)
     check_scales(spec)
 
 

@@ -14,6 +14,8 @@ from codegen.plans.bsr_parts import SWIZZLE, WARPGROUP
 from codegen.plans.gathered import COLUMNS, CONSUMERS, GROUP_COLUMNS, ROWS
 from codegen.spec import BsrSpmmSpec
 
+TILE = gathered.TILE
+
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""

@@ -19,6 +19,8 @@ MMA_COLUMNS, MMA_DEPTH = 8, 16  # of C, and of A, of one mma.sync
 WARPS = CONSUMERS * WARPGROUP // 32  # that compute
 WORD_BYTES = 4  # of A, which is read so; of a packet, for each warp and round: what its slots do, in halves
 
+TILE = gathered.TILE
+
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""

@@ -12,6 +12,7 @@ from codegen.plans.bsr_parts import (
     C_GROUP_BYTES,
     COLUMNS_PARAM,
     CONSUMERS,
+    ONE_ROW_OF_A,
     SWIZZLE,
     THREADS,
     WARPGROUP_ROWS,
@@ -27,8 +28,14 @@ from codegen.plans.bsr_parts import (
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import epilogue_params, epilogue_summary
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 ROWS = CONSUMERS * WARPGROUP_ROWS  # of a tile
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf("m", lambda spec: (ROWS,), lambda spec, sizes: f"two block rows of 64 are {sizes} rows"),
+    OneOf("n", lambda spec: (128, 256), lambda spec, sizes: f"allowed: {sizes}"),
+    OneOf("k", lambda spec: (group_columns(spec),), lambda spec, sizes: f"{ONE_ROW_OF_A}: {sizes}"),
+)
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -38,8 +45,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     columns = group_columns(spec)
     cols = spec.block.cols
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed with wgmma where block.rows is 64: 64, 128")
-    require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
-    require(k == columns, "tile.k", f"is {k}; a step is one 128-byte swizzled row of A deep: {columns}")
+    check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
     require_left_out(spec, ("accumulate", "scheduler"), f"tile.m {ROWS} of block rows of 64")
 

@@ -20,6 +20,7 @@ from codegen.plans.bsr_parts import (
     Part,
     b_and_c,
     copies_b,
+    one_block_row,
     small_block_registers,
     spmm_b_maps,
     spmm_params,
@@ -37,6 +38,7 @@ from codegen.plans.epilogue import (
 from codegen.plans.row_chunks import chunk_constants, chunk_order, chunk_params, chunk_summary, row_cutting
 from codegen.problem import SCHEDULER_BYTES
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
 SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
@@ -48,6 +50,16 @@ B_ROWS_PARAMS = (
 )
 TILES_PARAM = i32("tiles", "of C: block_rows times those of a block row")
 
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    one_block_row(),
+    OneOf("n", lambda spec: WIDTHS, lambda spec, sizes: f"allowed where block.rows is {spec.block.rows}: {sizes}"),
+    OneOf(
+        "k",
+        lambda spec: [count * spec.block.cols for count in STEP_BLOCKS],
+        lambda spec, sizes: f"a step is 1, 2 or 4 blocks of A, block.cols is {spec.block.cols}: {sizes}",
+    ),
+)
+
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
@@ -55,12 +67,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     require(cols in SIZES, "block.cols", f"is {cols}; allowed with wgmma where block.rows is {rows}: 16, 32")
-    require(m == rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {rows}")
-    widths = ", ".join(str(width) for width in WIDTHS)
-    require(n in WIDTHS, "tile.n", f"is {n}; allowed where block.rows is {rows}: {widths}")
-    depths = [count * cols for count in STEP_BLOCKS]
-    allowed = ", ".join(str(depth) for depth in depths)
-    require(k in depths, "tile.k", f"is {k}; a step is 1, 2 or 4 blocks of A, block.cols is {cols}: {allowed}")
+    check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
 
     groups, step_blocks, row_bytes = Part.of(spec).groups, k // cols, cols * dtype.bytes

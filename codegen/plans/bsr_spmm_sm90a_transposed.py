@@ -29,6 +29,21 @@ from codegen.plans.bsr_parts import (
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.plans.epilogue import epilogue_params, epilogue_summary
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
+
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf(
+        "m",
+        lambda spec: (spec.block.cols,),
+        lambda spec, sizes: f"with transpose_a a tile is one block column of A high: block.cols is {sizes}",
+    ),
+    OneOf("n", lambda spec: (128, 256), lambda spec, sizes: f"allowed: {sizes}"),
+    OneOf(
+        "k",
+        lambda spec: (group_columns(spec),),
+        lambda spec, sizes: f"a step is as deep as a column group of A is wide: {sizes}",
+    ),
+)
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -39,9 +54,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     rows, cols = spec.block.rows, spec.block.cols
     require(rows in (64, 128), "block.rows", f"is {rows}; allowed with transpose_a: 64, 128")
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed with transpose_a: 64, 128")
-    require(m == cols, "tile.m", f"is {m}; with transpose_a a tile is one block column of A high: block.cols is {cols}")
-    require(n in (128, 256), "tile.n", f"is {n}; allowed: 128, 256")
-    require(k == columns, "tile.k", f"is {k}; a step is as deep as a column group of A is wide: {columns}")
+    check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
     require_left_out(spec, ("accumulate", "scheduler"), "transpose_a")
 

@@ -21,9 +21,10 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.bsr_parts import A_MAP, b_and_c
+from codegen.plans.bsr_parts import A_MAP, b_and_c, one_block_row
 from codegen.plans.bsr_spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 WARPS = 8  # two on each scheduler: one computes while the other waits for shared memory
 LOW_WARPS = 4  # of tiles of 16 and 32 rows, where more thread blocks share an SM
@@ -188,9 +189,32 @@ def _tma_params(element: str, by_columns: bool) -> tuple[Param, ...]:
     )
 
 
+def _depths(spec: BsrSpmmSpec) -> tuple[int, ...]:
+    """Depths of a step with which every thread makes the same number of copies of B."""
+    elements = 32 * _warps(spec.tile.m) * COPY_BYTES // DTYPES[spec.dtype].bytes
+    return tuple(k for k in (16, 32, 64, 112) if spec.block.cols % k == spec.tile.n * k % elements == 0)
+
+
+def _shape(spec: BsrSpmmSpec) -> str:
+    return f"block.cols {spec.block.cols} and a tile of {spec.tile.m} x {spec.tile.n}"
+
+
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    one_block_row(),
+    OneOf("n", lambda spec: (64, 128), lambda spec, sizes: f"allowed: {sizes}"),
+    # Of 64 columns, tiles of 64 rows and more need steps of 32 or 64, which divide neither 16 nor 112.
+    Fits(
+        "n",
+        lambda spec: bool(_depths(spec)),
+        lambda spec: f"allowed with block.rows {spec.tile.m} and block.cols {spec.block.cols}: 128",
+    ),
+    OneOf("k", _depths, lambda spec, sizes: f"allowed with {_shape(spec)}: {sizes}"),
+)
+
+
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
-    m, n, k, block = spec.tile.m, spec.tile.n, spec.tile.k, spec.block
+    block = spec.block
     require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
     require(not spec.is_dynamic, "scheduler", f"is not written for {spec.arch} with {spec.mma}; leave it out")
@@ -199,16 +223,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(block.rows in heights, "block.rows", f"is {block.rows}; allowed with wmma: {', '.join(map(str, heights))}")
     columns = (16, 32, 64, 112, 128)
     require(block.cols in columns, "block.cols", f"is {block.cols}; allowed with wmma: {', '.join(map(str, columns))}")
-    require(m == block.rows, "tile.m", f"is {m}; a tile is one block row high: block.rows is {block.rows}")
-    require(n in (64, 128), "tile.n", f"is {n}; allowed: 64, 128")
-    # Every thread makes the same number of copies of B.
-    elements = 32 * _warps(m) * COPY_BYTES // DTYPES[spec.dtype].bytes
-    depths = [k for k in (16, 32, 64, 112) if block.cols % k == n * k % elements == 0]
-    # Of 64 columns, tiles of 64 rows and more need steps of 32 or 64, which divide neither 16 nor 112.
-    reason = f"is {n}; allowed with block.rows {m} and block.cols {block.cols}: 128"
-    require(bool(depths), "tile.n", reason)
-    allowed = ", ".join(map(str, depths))
-    require(k in depths, "tile.k", f"is {k}; allowed with block.cols {block.cols} and a tile of {m} x {n}: {allowed}")
+    check_tile(spec, TILE)
     if spec.copy_ != "ld_global":
         require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
     else:

@@ -29,6 +29,7 @@ from codegen.plans.bsr_spmm_launch import arguments
 from codegen.preparation import RECORD_WORDS, ROUND_COLUMNS, GatheredLayout, round_columns
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for
 BLOCK_COLUMNS = (16, 32)
@@ -82,6 +83,17 @@ def column_bytes(spec: BsrSpmmSpec) -> int:
     return spec.block.cols * COLUMNS * DTYPES[spec.dtype].bytes
 
 
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf("m", lambda spec: (ROWS,), lambda spec, sizes: f"allowed with mma and tma: {sizes}, rows gathered"),
+    OneOf("n", lambda spec: (COLUMNS,), lambda spec, sizes: f"allowed where tile.m is {ROWS}: {sizes}"),
+    OneOf(
+        "k",
+        lambda spec: (spec.block.cols,),
+        lambda spec, sizes: f"a step is one block of A deep, block.cols is {spec.block.cols}: {sizes}",
+    ),
+)
+
+
 def check_fields(spec: BsrSpmmSpec) -> None:
     """Refuse fields that gathered block rows are not written for."""
     rows, cols, written = spec.block.rows, spec.block.cols, BLOCK_ROWS[spec.mma]
@@ -91,13 +103,9 @@ def check_fields(spec: BsrSpmmSpec) -> None:
         require(allowed, "tile.m", f"is {spec.tile.m}; allowed where block.rows is {rows}: {rows}, or {gathered}")
     require(rows == written, "block.rows", f"is {rows}; allowed with mma and tma: {written}")
     require(cols in BLOCK_COLUMNS, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
-    require(spec.tile.m == ROWS, "tile.m", f"is {spec.tile.m}; allowed with mma and tma: {ROWS}, rows gathered")
     require(not spec.transpose_a, "transpose_a", f"is true, but not written for tile.m {ROWS}")
-    where = f"allowed where tile.m is {ROWS}"
-    require(spec.tile.n == COLUMNS, "tile.n", f"is {spec.tile.n}; {where}: {COLUMNS}")
-    k = spec.tile.k
-    require(k == cols, "tile.k", f"is {k}; a step is one block of A deep, block.cols is {cols}: {cols}")
-    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; {where}: 1")
+    check_tile(spec, TILE)
+    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where tile.m is {ROWS}: 1")
     require_left_out(spec, ("accumulate", "scheduler"), f"tile.m {ROWS}")
     require(spec.epilogue is None, "epilogue", f"is given, but not written for tile.m {ROWS}")
     order = spec.b_layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.arch import ARCHS, KIB
-from codegen.dtypes import DTYPES, FP8
+from codegen.dtypes import DTYPES
 from codegen.plan import Constant, Registers, Ring, SharedLayout, SharedRegion
 from codegen.plans.bsr_fp8 import MMA_SYNC_DEPTH, OUTPUT_BYTES, mma_sync_overhead
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec
@@ -56,7 +56,7 @@ class Tiles:
     @property
     def output_bytes(self) -> int:
         """Return the bytes of an element of C."""
-        if isinstance(self.spec, BsrSddmmSpec) and self.spec.dtype in FP8:
+        if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
             return OUTPUT_BYTES[self.spec.output]
         return DTYPES[self.spec.dtype].bytes
 
@@ -106,7 +106,7 @@ class Tiles:
         """Return the thread blocks that share an SM, and the registers of a thread then."""
         arch = ARCHS[self.spec.arch]
         overhead = OVERHEAD_REGISTERS
-        if isinstance(self.spec, BsrSddmmSpec) and self.spec.dtype in FP8:
+        if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
             overhead = mma_sync_overhead(self.spec, FP8_OVERHEAD_REGISTERS)
         fragments = (self.warp_rows + self.warp_columns) // MMA * FRAGMENT_REGISTERS[self.spec.mma]
         held = self.warp_rows * self.warp_columns // 32 + self.sets * fragments
@@ -145,7 +145,7 @@ class Tiles:
 
     def summary(self) -> tuple[tuple[str, str], ...]:
         """Return how the tiles are worked on, for ``explain``."""
-        depth = MMA_SYNC_DEPTH if self.spec.dtype in FP8 else MMA
+        depth = MMA_SYNC_DEPTH if self.spec.is_fp8 else MMA
         how = "WMMA 16 x 16 x 16" if self.spec.mma == "wmma" else f"mma.sync 16 x 8 x {depth}"
         part = f"{self.warps} warps of {self.warp_rows} x {self.warp_columns}"
         return (

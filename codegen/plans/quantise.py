@@ -22,6 +22,7 @@ from codegen.plan import (
 )
 from codegen.problem import LaunchArgs, QuantiseShape
 from codegen.spec import QuantiseSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 CHUNK = 8  # elements of 16 bytes
 WARP = 32  # threads
@@ -89,6 +90,15 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
     )
 
 
+TILE: tuple[Rule[QuantiseSpec], ...] = (
+    OneOf(
+        "m",
+        lambda spec: (V_KEYS,) if spec.scales == "channel" else BLOCK_ROWS,
+        lambda spec, sizes: f"{f'V^T has keys by {V_KEYS}' if spec.scales == 'channel' else 'allowed'}: {sizes}",
+    ),
+)
+
+
 def _check_rows(spec: QuantiseSpec) -> None:
     """Refuse what kernels whose scales are of rows are not written for.
 
@@ -96,7 +106,7 @@ def _check_rows(spec: QuantiseSpec) -> None:
         SpecError: names the field.
     """
     rows, head_dim = spec.tile.m, spec.head_dim
-    require(rows in BLOCK_ROWS, "tile.m", f"is {rows}; allowed: {', '.join(map(str, BLOCK_ROWS))}")
+    check_tile(spec, TILE)
     require(
         not spec.hadamard or head_dim in ROTATED_HEADS,
         "hadamard",
@@ -147,7 +157,7 @@ def _row_params(spec: QuantiseSpec) -> tuple[Param, ...]:
 
 def _channels(spec: QuantiseSpec, stem: str) -> Plan:
     """Work out a kernel whose scales are of columns, and which transposes."""
-    require(spec.tile.m == V_KEYS, "tile.m", f"is {spec.tile.m}; V^T has keys by {V_KEYS}: {V_KEYS}")
+    check_tile(spec, TILE)
     require(
         spec.mean == "none", "mean", f"is {spec.mean}; columns with scales of their own (V) have none: leave it out"
     )

@@ -19,6 +19,7 @@ from codegen.plan import (
 )
 from codegen.problem import BlockSize, LaunchArgs, SelectShape
 from codegen.spec import SelectTopkSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 WARPS = (8, 4, 2, 1)  # of a thread block: as many as the ranks of their rows have room for
 WARP_ROWS = 4  # query blocks of a warp
@@ -29,13 +30,17 @@ MEAN_THREADS = 256
 OVERHEAD_REGISTERS = 48  # addresses, ranks and loop state: an allowance
 FLOAT = 4  # bytes, of a rank too
 
+TILE: tuple[Rule[SelectTopkSpec], ...] = (
+    OneOf("m", lambda spec: (WARPS[0] * WARP_ROWS,), lambda spec, sizes: f"allowed: {sizes}"),
+    OneOf("n", lambda spec: WIDTHS, lambda spec, sizes: f"allowed: {sizes}"),
+)
+
 
 def plan(spec: SelectTopkSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     rows, width = WARPS[0] * WARP_ROWS, spec.tile.n
-    require(spec.tile.m == rows, "tile.m", f"is {spec.tile.m}; allowed: {rows}")
-    require(width in WIDTHS, "tile.n", f"is {width}; allowed: {', '.join(map(str, WIDTHS))}")
+    check_tile(spec, TILE)
     require(spec.stages == 1, "stages", f"is {spec.stages}; means are read once, into one buffer: 1")
 
     shared = SharedLayout()

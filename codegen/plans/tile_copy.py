@@ -21,12 +21,17 @@ from codegen.plan import (
 )
 from codegen.problem import CopyShape, LaunchArgs
 from codegen.spec import TileCopySpec
+from codegen.tile_rules import OneOf, Rule, check_tile
 
 THREADS = 256
 COPY_BYTES = 16  # of one load or store of a thread
 COPIES_AT_ONCE = 8  # chunks of a thread in registers: an allowance
 OVERHEAD_REGISTERS = 24  # addresses and loop state: an allowance
-SIZES = {"tile.m": (32, 64, 128), "tile.n": (64, 128, 256)}  # a TMA box has at most 256 elements along a dimension
+TILE: tuple[Rule[TileCopySpec], ...] = (
+    OneOf("m", lambda spec: (32, 64, 128), lambda spec, sizes: f"allowed: {sizes}"),
+    # A TMA box has at most 256 elements along a dimension.
+    OneOf("n", lambda spec: (64, 128, 256), lambda spec, sizes: f"allowed: {sizes}"),
+)
 
 
 def plan(spec: TileCopySpec, stem: str) -> Plan:
@@ -34,8 +39,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n = spec.tile.m, spec.tile.n
     tma, ring = spec.copy_ == "tma", spec.copy_ != "ld_global"
-    for field, value in (("tile.m", m), ("tile.n", n)):
-        require(value in SIZES[field], field, f"is {value}; allowed: {', '.join(map(str, SIZES[field]))}")
+    check_tile(spec, TILE)
     if ring:
         require(spec.stages >= 2, "stages", "is 1; a tile is loaded while another is stored: 2 or more")
     else:

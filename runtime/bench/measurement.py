@@ -23,7 +23,7 @@ from codegen.expressions.nodes import Aux
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
 from codegen.receipts import MeasurementRecord
-from codegen.spec import AttentionSpec, BlockShape
+from codegen.spec import AttentionSpec, BlockShape, Spec
 from runtime.bench import bsr_fp8
 from runtime.bench.timing import Call, single_calls
 from runtime.expressions.draw import draw_aux
@@ -39,6 +39,7 @@ from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
+from runtime.operators import operator_of, part
 from runtime.prepare.mask_bits import pack_mask_bits
 from runtime.prepare.quantised import quantise
 
@@ -60,13 +61,19 @@ class Workload:
     """Tensors of the kernel's arguments, for peers of other libraries: q, k, v and lists; a and b."""
 
 
+def workload_of(spec: Spec) -> Callable[..., Workload]:
+    """The reference workload of kernels of a spec: a function of the kernel and, by name, sizes."""
+    found: Callable[..., Workload] = part(operator_of(spec).workload)
+    return found
+
+
 def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
     """Time a kernel on its reference workload, beside its peers."""
     # FlexAttention is compiled for each kernel anew. After eight times torch would run it unfused, which takes memory
     # for every pair.
     torch._dynamo.reset()
     with torch.no_grad():
-        load = WORKLOADS[kernel.spec.op](kernel)
+        load = workload_of(kernel.spec)(kernel)
         own = kernel.compiled.named.stem
         times = single_calls({own: load.call, **load.peers})
     return tuple(
@@ -549,17 +556,3 @@ def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int =
             "cuBLAS, dense": 2.0 * size * size * size,
         },
     )
-
-
-WORKLOADS: dict[str, Callable[[Any], Workload]] = {
-    "attention": attention_workload,
-    "attention_backward": backward_workload,
-    "block_mask": block_mask_workload,
-    "bsr_spmm": bsr_workload,
-    "bsr_sddmm": sddmm_workload,
-    "bsr_spgemm": spgemm_workload,
-    "quantise": quantise_workload,
-    "select_topk": select_workload,
-    "tile_copy": copy_workload,
-}
-"""The reference workload of a kernel, by operator."""

@@ -1,9 +1,9 @@
-"""What ranks say to each other before they move data: by the store of their group, so that a late rank has a name."""
+"""Agreements of ranks before they move data, by the store of their group: an error names the rank that is late."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from codegen.errors import CodegenError
 from codegen.wording import one_line, shown
 from runtime.errors import ArgumentError, CollectiveError
 
@@ -25,34 +24,37 @@ MOST_AGREED = 256
 """Kinds of calls that a group remembers; the oldest is agreed on anew."""
 _FAILED, _VERDICT, _STOPPED = "failed", "verdict", "stopped"
 _PAUSE = 1e-3  # seconds
-_LOOK = 0.5  # seconds, after which a rank that waits looks whether others have given up
-_LONGEST_REASON = 400  # characters of an error that others are told
+_LOOK = 0.5  # seconds between looks of a waiting rank for ranks that have given up
+_LONGEST_REASON = 400  # characters of an error in a report to other ranks
 _KEYS = "sparse_kernel_codegen"
+_BACKWARD = f"{_KEYS}/backward."
 _LONGEST = 1e6  # seconds that may be waited for
 
 
 @dataclass
 class State:
-    """What this process knows of a group.
+    """The state of a group in this process.
 
     Ranks agree in rounds. A round is named by the calls that all ranks have gone on with, agreed on or of a known kind,
     and by those that came to nothing since: refused by this rank, or failed on all. So an error of one rank that is
-    caught is one call to all that agree, and none to those that did not have to. Of each round there is one verdict,
-    which is written once and holds for all: who comes late is told that it was.
+    caught is one call to all that agree, and none to those that did not have to. Each round has one verdict, which is
+    written once and holds for all ranks: a late rank reads that it is late.
 
     Attributes:
         store: of the group.
         calls: calls that all ranks go on with.
+        backward_passes: passes of gradients, in rounds of their own: a rank may refuse calls between a call and its.
         attempts: rounds since the last one of them.
         agreed: kinds of calls that were agreed on, the oldest first: the same on all ranks.
         memory: symmetric memory, by what it is for.
         written: keys of this rank that others may still read.
         moving: the call whose data are on their way; "" for none.
-        stopped: why this rank takes no part any more; "" while it does.
+        stopped: the reason why this rank takes no part any more; "" while it does.
     """
 
     store: Any
     calls: int = 0
+    backward_passes: int = 0
     attempts: int = 0
     agreed: dict[tuple[Any, ...], None] = field(default_factory=dict)
     memory: dict[tuple[Any, ...], Any] = field(default_factory=dict)
@@ -62,8 +64,13 @@ class State:
 
     @property
     def round(self) -> str:
-        """How the keys of the next round begin."""
+        """The first part of the keys of the next round."""
         return f"{_KEYS}/{self.calls}.{self.attempts}"
+
+    def next_backward(self) -> str:
+        """Count a pass of gradients, and get the first part of the keys of its round."""
+        self.backward_passes += 1
+        return f"{_BACKWARD}{self.backward_passes}"
 
     def remember(self, kind: tuple[Any, ...]) -> None:
         """Keep a kind of calls that all ranks have agreed on just now."""
@@ -81,7 +88,7 @@ _states: WeakKeyDictionary[dist.ProcessGroup, State] = WeakKeyDictionary()
 
 
 def group_of(name: str) -> dist.ProcessGroup:
-    """Return the group of a name.
+    """Get the group of a name.
 
     Raises:
         ArgumentError: if there is none.
@@ -95,7 +102,7 @@ def group_of(name: str) -> dist.ProcessGroup:
 
 
 def state_of(group: dist.ProcessGroup) -> State:
-    """Return what is known of a group; it goes with the group.
+    """Get the state of a group, which is dropped with the group.
 
     Raises:
         ArgumentError: for a group that was destroyed.
@@ -112,7 +119,7 @@ def state_of(group: dist.ProcessGroup) -> State:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Check how long ranks wait for each other.
+    """Check the seconds that ranks wait for each other.
 
     Raises:
         ArgumentError: unless it is a number of seconds.
@@ -122,47 +129,54 @@ def check_timeout(timeout: Any) -> None:
 
 
 def report(group: dist.ProcessGroup, error: Exception) -> None:
-    """Tell the other ranks, which may be about to agree with this one, that it has refused a call."""
+    """Report to the other ranks, which may be about to agree with this one, that it has refused a call."""
     state = state_of(group)
     if not state.stopped:
         with suppress(RuntimeError):  # of the store: the error of this rank is the one to raise
-            _write(state, f"{state.round}/{group.rank()}", {_FAILED: _told(error)})
+            _write(state, f"{state.round}/{group.rank()}", {_FAILED: _text_of(error)})
         state.attempts += 1
 
 
-def agree(group: dist.ProcessGroup, what: str, facts: Mapping[str, Any], timeout: float = TIMEOUT) -> list[Any]:
-    """Tell all ranks something, and return what each of them told.
+def agree(
+    group: dist.ProcessGroup, what: str, facts: Mapping[str, Any], timeout: float = TIMEOUT, *, key: str = ""
+) -> list[Any]:
+    """Exchange facts with all ranks.
 
     Args:
         group: the ranks.
-        what: what it is about, in a word, for messages.
-        facts: plain data; what must be the same is compared by ``same``.
+        what: the call, in a word, for messages.
+        facts: plain data; ``same`` compares those that must not differ.
         timeout: seconds until a rank is late.
+        key: of a round that is not the next one of calls.
+
+    Returns:
+        The facts of each rank.
 
     Raises:
-        CollectiveError: naming the ranks that are late or have failed, on every rank that asks.
+        CollectiveError: naming the ranks that are late or have failed, on every rank that agrees.
     """
     check_not_stopped(group, what)
     state, own = state_of(group), group.rank()
-    key, collective = state.round, f"agreement on {what}"
+    in_turn, key, collective = not key, key or state.round, f"agreement on {what}"
     try:
         _write(state, f"{key}/{own}", facts)
         state.written.append(f"{key}/{_VERDICT}")
         verdict = _decided(state, key, _failure(state, key, group.size(), timeout))
-        told = [] if verdict else [json.loads(state.store.get(f"{key}/{rank}")) for rank in range(group.size())]
+        facts_of_all = [] if verdict else [json.loads(state.store.get(f"{key}/{rank}")) for rank in range(group.size())]
         if not verdict:
             _forget(state, key)
     except BaseException as error:
         _withdraw(group, key, what, error)
+        state.attempts += in_turn
         if isinstance(error, RuntimeError | ValueError):  # of the store
             others = tuple(rank for rank in range(group.size()) if rank != own)
-            raise CollectiveError(collective, others, f"the store of the group failed ({_told(error)})") from None
+            raise CollectiveError(collective, others, f"the store of the group failed ({_text_of(error)})") from None
         raise
-    state.attempts += 1
+    state.attempts += in_turn
     if verdict:
         ranks, reason = verdict
         raise CollectiveError(collective, tuple(ranks), reason)
-    return told
+    return facts_of_all
 
 
 def _write(state: State, key: str, word: Mapping[str, Any]) -> None:
@@ -171,9 +185,10 @@ def _write(state: State, key: str, word: Mapping[str, Any]) -> None:
 
 
 def _failure(state: State, key: str, ranks: int, timeout: float) -> tuple[list[int], str] | None:
-    """Wait for the words of all ranks, and return which of them have none to agree on, and why.
+    """Wait for the words of all ranks.
 
-    None: all have, or there is a verdict already.
+    Returns:
+        Ranks that have failed or are late, and the reason; None if all words are there, or a verdict is.
     """
     store, deadline = state.store, monotonic() + timeout
     missing = list(range(ranks))
@@ -197,7 +212,7 @@ def _failure(state: State, key: str, ranks: int, timeout: float) -> tuple[list[i
 
 
 def _decided(state: State, key: str, failure: Any) -> Any:
-    """Return the verdict of a round, the same on all ranks: that of the first one to have any."""
+    """Get the verdict of a round, the same on all ranks: that of the first rank to write one."""
     return json.loads(state.store.compare_set(f"{key}/{_VERDICT}", "", json.dumps(failure)))
 
 
@@ -205,23 +220,24 @@ def _withdraw(group: dist.ProcessGroup, key: str, what: str, error: BaseExceptio
     """End a round that this rank cannot finish; where others have gone on already, it stops."""
     state = state_of(group)
     try:
-        verdict = _decided(state, key, ([group.rank()], _told(error)))
+        verdict = _decided(state, key, ([group.rank()], _text_of(error)))
     except (RuntimeError, ValueError):
         verdict = None
-    state.attempts += 1
     if verdict is None:
         stop(group, what, error)
 
 
 def _forget(state: State, key: str) -> None:
-    """Delete this rank's keys of rounds before one that all ranks have come to."""
-    for old in (each for each in state.written if not each.startswith(f"{key}/")):
-        state.store.delete_key(old)
-    state.written = [each for each in state.written if each.startswith(f"{key}/")]
+    """Delete this rank's keys of the rounds before one that all ranks have come to: of calls, or of gradients."""
+    of_calls = not key.startswith(_BACKWARD)
+    old = [each for each in state.written if not each.startswith(f"{key}/") and of_calls != each.startswith(_BACKWARD)]
+    for each in old:
+        state.store.delete_key(each)
+    state.written = [each for each in state.written if each not in old]
 
 
-def _told(error: BaseException) -> str:
-    """Return an error in a line."""
+def _text_of(error: BaseException) -> str:
+    """The text of an error, on one line."""
     return one_line(str(error), _LONGEST_REASON) or type(error).__name__
 
 
@@ -240,17 +256,26 @@ def underway(group: dist.ProcessGroup, what: str) -> Iterator[None]:
         state.moving = ""
 
 
-def fail_together(group: dist.ProcessGroup, what: str, error: CodegenError | None, timeout: float) -> None:
+def fail_together(
+    group: dist.ProcessGroup, what: str, error: Exception | None, timeout: float, *, key: str = ""
+) -> None:
     """Agree, within a call, that no rank has an error; where one has, all leave the call, and may make another one.
 
+    Args:
+        group: the ranks.
+        what: the call, for messages.
+        error: of this rank, if it has one.
+        timeout: seconds until a rank is late.
+        key: as in ``agree``.
+
     Raises:
-        CodegenError: that of this rank.
+        Exception: the error of this rank.
         CollectiveError: for a rank that has one, is late or has stopped.
     """
     state = state_of(group)
-    word = {} if error is None else {_FAILED: _told(error)}
+    word = {} if error is None else {_FAILED: _text_of(error)}
     try:
-        agree(group, what, word, timeout)
+        agree(group, what, word, timeout, key=key)
     except BaseException as other:
         if not state.stopped:
             state.moving = ""  # what has been sent in this call has arrived, and nobody sends more
@@ -259,41 +284,95 @@ def fail_together(group: dist.ProcessGroup, what: str, error: CodegenError | Non
         raise error from None
 
 
-def stop(group: dist.ProcessGroup, what: str, error: BaseException) -> None:
-    """Take no part any more in what a group does, and say so to those that wait for this rank."""
+@contextmanager
+def known_if_done(group: dist.ProcessGroup, kind: tuple[Any, ...]) -> Iterator[None]:
+    """Remember a kind of calls once a call of it is done; an error makes ranks agree on the next one anew."""
     state = state_of(group)
-    state.stopped = f"stopped within {what} ({_told(error)})"
+    try:
+        yield
+    except BaseException:
+        state.agreed.pop(kind, None)
+        raise
+    if kind not in state.agreed:
+        state.remember(kind)
+
+
+class Attempt:
+    """The computations of one rank within a call, whose data go from rank to rank whatever these do.
+
+    Where ranks fail together, an error is kept until all data have arrived, further computations are left out, and all
+    ranks leave the call. Otherwise an error is raised at once, which stops this rank (``underway``).
+
+    Args:
+        group: the ranks.
+        what: the call, for messages.
+        timeout: seconds that a rank may be late.
+        together: whether ranks fail together; the same on all ranks.
+        key: as in ``agree``.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, what: str, timeout: float, *, together: bool, key: str = "") -> None:
+        self.group, self.what, self.timeout, self.together, self.key = group, what, timeout, together, key
+        self._error: Exception | None = None
+
+    def run(self, compute: Callable[[], None]) -> None:
+        """Make a computation, unless one before had an error."""
+        if self._error is not None:
+            return
+        try:
+            compute()
+        except Exception as error:
+            if not self.together:
+                raise
+            self._error = error
+
+    def settle(self) -> None:
+        """Leave the call on all ranks where a computation of one had an error.
+
+        Raises:
+            Exception: the error of this rank.
+            CollectiveError: for a rank that had one, is late or has stopped.
+        """
+        error, self._error = self._error, None
+        if self.together:
+            fail_together(self.group, self.what, error, self.timeout, key=self.key)
+
+
+def stop(group: dist.ProcessGroup, what: str, error: BaseException) -> None:
+    """Leave a group, and report that to the ranks that wait for this one."""
+    state = state_of(group)
+    state.stopped = f"stopped within {what} ({_text_of(error)})"
     with suppress(RuntimeError, ValueError):
         state.store.set(f"{_KEYS}/{_STOPPED}/{group.rank()}", state.stopped)
 
 
 def check_not_stopped(group: dist.ProcessGroup, what: str) -> None:
-    """Refuse calls over ranks some of whom may be in the middle of another call.
+    """Refuse a call of a group that this rank has left.
 
     Raises:
-        CollectiveError: naming this rank, and what it has not finished.
+        CollectiveError: naming this rank, and the call that it has not finished.
     """
     if reason := state_of(group).stopped:
         raise CollectiveError(what, (group.rank(),), f"has {reason}: make another group")
 
 
-def same(told: list[dict[str, Any]]) -> None:
-    """Refuse what ranks are not agreed on.
+def same(facts_of_all: list[dict[str, Any]]) -> None:
+    """Refuse facts that differ between ranks.
 
     Raises:
         ArgumentError: naming the first fact that differs and two ranks with it; the same on all ranks.
     """
-    for name, first in told[0].items():
-        for rank, facts in enumerate(told):
+    for name, first in facts_of_all[0].items():
+        for rank, facts in enumerate(facts_of_all):
             if facts.get(name) != first:
                 raise ArgumentError(name, f"is {first} on rank 0 and {facts.get(name)} on rank {rank}: pass the same")
 
 
 def finish(what: str, device: torch.device, others: tuple[int, ...], timeout: float) -> None:
-    """Wait for what the GPU has to do, and no longer than that.
+    """Wait for the work of the current stream, at most ``timeout`` seconds.
 
     Raises:
-        CollectiveError: where it is not done by then.
+        CollectiveError: if it is not done by then.
     """
     if device.type != "cuda":
         return
@@ -313,7 +392,7 @@ def meet(group: dist.ProcessGroup, device: torch.device) -> None:
 
 @contextmanager
 def as_collective(group: dist.ProcessGroup, what: str) -> Iterator[None]:
-    """Word what torch says of a collective that is late or has failed.
+    """Turn torch's error of a collective that is late or has failed into one that names ranks.
 
     Raises:
         CollectiveError: naming the other ranks.
@@ -322,4 +401,4 @@ def as_collective(group: dist.ProcessGroup, what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         others = tuple(rank for rank in range(group.size()) if rank != group.rank())
-        raise CollectiveError(what, others, f"one of them is late or failed ({_told(error)})") from None
+        raise CollectiveError(what, others, f"one of them is late or failed ({_text_of(error)})") from None

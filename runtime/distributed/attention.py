@@ -13,14 +13,14 @@ from runtime.distributed.agreement import TIMEOUT, check_timeout, report
 from runtime.distributed.arguments import as_pattern, check_heads, check_pattern, default_layout, group_from
 from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.placements import SEQUENCE, placed
-from runtime.distributed.plan import Caps, is_packed, plan_text
+from runtime.distributed.plan import Caps, packs_blocks, plan_text
 from runtime.distributed.sends import SendPlan
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention import block_sparse_attention, pattern_of
 from runtime.ops.attention_checks import check_operands, check_options, refuse_transformed
 from runtime.ops.modes import autocast
-from runtime.patterns import BlockLists, Pattern, TopK
+from runtime.patterns import BlockLists, Pattern, TopK, operator_text
 
 
 def context_parallel_attention(
@@ -50,8 +50,9 @@ def context_parallel_attention(
     (docs/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that of any
     parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on the host.
 
-    What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait.
-    After an error in the middle of a call a rank refuses all calls of that group, as data of two calls would be mixed.
+    What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait. An
+    error of a rank's kernels in a call that ranks agree on is raised on all ranks, and the next call is right. After
+    another error in the middle of a call a rank refuses all calls of that group, as data of two calls would be mixed.
 
     Args:
         q: (batch, heads, q_len, head_dim), this rank's queries; as ``block_sparse_attention`` has them. Or a
@@ -190,7 +191,7 @@ def _call(
     return_lse: bool,
     **options: Any,
 ) -> torch.Tensor | AttentionResult:
-    """Call an operator; an error of this rank is told to those that wait for it.
+    """Call an operator; report an error of this rank to those that wait for it.
 
     Raises:
         ArgumentError, CollectiveError: as the functions above.
@@ -215,7 +216,7 @@ def _call(
             check_options(q, options["softcap"], options["scale"], sink, kv_lengths)
             (check_pattern if name == operators.CONTEXT else check_heads)(pattern, layout, q, k)
         how = _caps(send, pattern), heads_at_once, bool(symmetric), timeout
-        plan = plan_text(group.group_name, layout.chunks, pattern.spec_json, *how)
+        plan = plan_text(group.group_name, layout.chunks, operator_text(pattern), *how)
     except Exception as error:
         report(group, error)
         raise
@@ -235,7 +236,7 @@ def _check_order(send: SendPlan | None, pattern: Pattern, layout: Layout) -> Non
         raise ArgumentError(
             "kv_lengths", "are given with send, whose buffers have keys in another order: leave out one"
         )
-    if is_packed(pattern.spec_json, layout):
+    if isinstance(pattern, TopK | BlockLists) and packs_blocks(layout):
         raise ArgumentError("kv_lengths", "are given with lists in a layout of many chunks: take zigzag or contiguous")
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
+from runtime.distributed.agreement import Attempt
 from runtime.distributed.exchange import Pair, add_up
 from runtime.distributed.inputs import Inputs
 from runtime.distributed.layout import Span
 from runtime.distributed.plan import Plan
-from runtime.distributed.run import Run
+from runtime.distributed.run import Call, Run
 from runtime.distributed.steps import Steps
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_gradients import attend_backward
@@ -25,37 +27,54 @@ from runtime.ops.merge import merge_attention
 from runtime.ops.operators import like
 
 
-def forward(plan: Plan, inputs: Inputs, *, validate: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result and the log-sum-exp of a rank's queries.
+def forward(
+    plan: Plan, inputs: Inputs, *, validate: bool = False, together: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the result and the log-sum-exp of a rank's queries.
+
+    Args:
+        plan: of the call.
+        inputs: its arguments.
+        validate: whether the caps of a plan are checked on the host.
+        together: whether an error of one rank's kernels is one of all ranks.
 
     Raises:
         ArgumentError: for what no kernel computes.
         CollectiveError: for a rank that is late or has failed.
     """
     run = Run(plan, inputs, validate=validate)
+    attempt = Attempt(run.group, "context_parallel_attention", plan.timeout, together=together)
     q, sink = inputs.q, inputs.sink
     out, lse = like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-    for rows in unseen(run.mine, q.shape[2]):
-        out[:, :, rows.start : rows.stop] = 0
-        lse[:, :, rows.start : rows.stop] = -torch.inf if sink is None else sink[:, None]
+    for span in unseen(run.mine, q.shape[2]):
+        out[:, :, slice(*span)] = 0
+        lse[:, :, slice(*span)] = -torch.inf if sink is None else sink[:, None]
     for own, heads, kv in run.everything():
         of_q = run.heads_of_q(heads)
-        for step, queries, (k, v) in run.calls(kv, heads, own=own):
-            spec_json, tensors = run.lists(step, heads)
-            of_rows = slice(step.rows.start, step.rows.stop)
-            there, lse_there = out[:, of_q, of_rows], lse[:, of_q, of_rows]
-            options = {**inputs.options, "kv_lengths": run.lengths(step), "lse": True}
-            if step.merges:
-                found = attend(queries, k, v, tensors, spec_json, **options)
-                assert found.lse is not None
-                found = merge_attention(there, lse_there, found.out, found.lse)
-                there.copy_(found.out)
-            else:
-                of_sink = None if sink is None else sink[of_q]
-                found = attend(queries, k, v, tensors, spec_json, sink=of_sink, out=there, **options)
-            assert found.lse is not None
-            lse_there.copy_(found.lse)
+        of_sink = None if sink is None else sink[of_q]
+        for call in run.calls(kv, heads, own=own):
+            rows = slice(*call.step.rows)
+            there = out[:, of_q, rows], lse[:, of_q, rows]
+            attempt.run(partial(_attend, run, call, heads, there, of_sink))
+    attempt.settle()
     return out, lse
+
+
+def _attend(run: Run, call: Call, heads: slice, there: Pair, sink: torch.Tensor | None) -> None:
+    """Write the result and the log-sum-exp of a step, or merge them with those that are there."""
+    step, queries, kv = call
+    scored, tensors = run.lists(step, heads)
+    options = {**run.inputs.options, "kv_lengths": run.lengths(step), "lse": True}
+    out, lse = there
+    if step.merges:
+        found = attend(queries, *kv, tensors, scored, **options)
+        assert found.lse is not None
+        found = merge_attention(out, lse, found.out, found.lse)
+        out.copy_(found.out)
+    else:
+        found = attend(queries, *kv, tensors, scored, sink=sink, out=out, **options)
+    assert found.lse is not None
+    lse.copy_(found.lse)
 
 
 def unseen(steps: Steps, q_len: int) -> Iterator[Span]:
@@ -75,49 +94,77 @@ def backward(
     dlse: torch.Tensor | None,
     deterministic: bool,
     dsink: bool,
+    first: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the gradients of a rank's q, k, v and sinks; that of the sinks is of its own queries.
+    """Compute the gradients of a rank's q, k, v and sinks; that of the sinks is of its own queries.
+
+    A round that is named ``first`` is the first one of its kind: an error of one rank's kernels is one of all ranks.
 
     Raises:
         ArgumentError, SpecError: for what has no gradient.
         CollectiveError: for a rank that is late or has failed.
     """
     run = Run(plan, inputs, gives_back=True)
-    out, lse = saved
+    about = "the gradients of context_parallel_attention"
+    together = bool(first) and run.exchange.is_needed  # else no rank waits for another one
+    attempt = Attempt(run.group, about, plan.timeout, together=together, key=first)
+    rows_of = _Rows(*saved, dout, dlse)
     dq, dk, dv = (like(tensor) for tensor in (inputs.q, inputs.k, inputs.v))
-    for rows in unseen(run.mine, dq.shape[2]):
-        dq[:, :, rows.start : rows.stop] = 0
+    for span in unseen(run.mine, dq.shape[2]):
+        dq[:, :, slice(*span)] = 0
     of_own: list[tuple[int, Pair]] = []
     try:
         for own, heads, kv in run.everything():
             of_q = run.heads_of_q(heads)
             made: dict[int, list[tuple[int, Pair]]] = {number: [] for number in range(len(run.mine.buffers))}
-            for step, queries, (k, v) in run.calls(kv, heads, own=own):
-                spec_json, tensors = run.lists(step, heads)
-                of_rows = slice(step.rows.start, step.rows.stop)
-                passed: dict[str, Any] = {
-                    "out": out[:, of_q, of_rows],
-                    "dout": dout[:, of_q, of_rows],
-                    "lse": lse[:, of_q, of_rows].contiguous(),
-                    "dlse": None if dlse is None else dlse[:, of_q, of_rows].contiguous(),
-                    "kv_lengths": run.lengths(step),
-                    "deterministic": deterministic,
-                }
-                found = attend_backward(queries, k, v, tensors, spec_json, **passed, **inputs.options)
-                assert found.dq is not None and found.dk is not None and found.dv is not None
-                there = dq[:, of_q, of_rows]
-                there.copy_(there.float() + found.dq if step.merges else found.dq)
-                (of_own if own else made[step.buffer]).append((step.keys.start, (found.dk, found.dv)))
+            for call in run.calls(kv, heads, own=own):
+                rows = slice(*call.step.rows)
+                passed = {**rows_of(of_q, rows), "deterministic": deterministic}
+                into = dq[:, of_q, rows], of_own if own else made[call.step.buffer]
+                attempt.run(partial(_attend_backward, run, call, heads, into, passed))
             if not own:
                 grads = [_whole(pairs, kv[number]) for number, pairs in made.items()]
                 mine = [(start, (k[:, heads], v[:, heads])) for start, (k, v) in of_own]
                 run.exchange.give_back(heads, grads, mine, (dk[:, heads], dv[:, heads]))
     finally:  # also where the call ends with an error: its memory may be used again
         run.exchange.finish()
+    attempt.settle()
     if not run.exchange.is_needed:
         for which, total in enumerate((dk, dv)):
             add_up(total, [(start, pair[which]) for start, pair in of_own])
-    return dq, dk, dv, of_sinks(inputs.sink, out, lse, dout, dlse) if dsink else None
+    return dq, dk, dv, of_sinks(inputs.sink, *saved, dout, dlse) if dsink else None
+
+
+class _Rows(NamedTuple):
+    """Rows of what the forward pass has left, and of the gradients that come in."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+
+    def __call__(self, heads: slice, rows: slice) -> dict[str, Any]:
+        """Get those of some heads of q, as a kernel takes them."""
+        return {
+            "out": self.out[:, heads, rows],
+            "dout": self.dout[:, heads, rows],
+            "lse": self.lse[:, heads, rows].contiguous(),
+            "dlse": None if self.dlse is None else self.dlse[:, heads, rows].contiguous(),
+        }
+
+
+def _attend_backward(
+    run: Run, call: Call, heads: slice, into: tuple[torch.Tensor, list[tuple[int, Pair]]], passed: dict[str, Any]
+) -> None:
+    """Add a step's gradients to ``into``: of its queries, and of its keys and values with their first row."""
+    step, queries, kv = call
+    dq, made = into
+    scored, tensors = run.lists(step, heads)
+    given = {**passed, "kv_lengths": run.lengths(step), **run.inputs.options}
+    found = attend_backward(queries, *kv, tensors, scored, **given)
+    assert found.dq is not None and found.dk is not None and found.dv is not None
+    dq.copy_(dq.float() + found.dq if step.merges else found.dq)
+    made.append((step.keys.start, (found.dk, found.dv)))
 
 
 def _whole(made: Sequence[tuple[int, Pair]], buffer: Pair) -> Pair:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from runtime.distributed.agreement import group_of
+from runtime.distributed.agreement import Attempt, group_of
 from runtime.distributed.context import of_sinks
 from runtime.distributed.exchange import AHEAD
 from runtime.distributed.inputs import Inputs
@@ -64,7 +64,7 @@ class HeadRun:
 
     def lists(self, run: slice) -> Tensors:
         """Return the index tensors of some heads of k."""
-        indices, aux = apart(self.plan.spec_json, self.inputs.tensors)
+        indices, aux = apart(self.plan.scored, self.inputs.tensors)
         return (*(of_heads(tensor, run, self.kv_heads) for tensor in indices), *aux.values())
 
     def sink(self) -> torch.Tensor | None:
@@ -77,8 +77,16 @@ class HeadRun:
         return slice(self.rank * each, (self.rank + 1) * each)
 
 
-def forward(plan: Plan, inputs: Inputs, *, gradients: bool) -> tuple[torch.Tensor, torch.Tensor, Saved]:
-    """Return the result and the log-sum-exp of a rank's queries, and what the gradients want, if they are wanted.
+def forward(
+    plan: Plan, inputs: Inputs, *, gradients: bool, together: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, Saved]:
+    """Compute the result and the log-sum-exp of a rank's queries, and the tensors that a backward pass reads.
+
+    Args:
+        plan: of the call.
+        inputs: its arguments.
+        gradients: whether there will be a backward pass.
+        together: whether an error of one rank's kernels is one of all ranks.
 
     Raises:
         ArgumentError: for what no kernel computes.
@@ -90,28 +98,31 @@ def forward(plan: Plan, inputs: Inputs, *, gradients: bool) -> tuple[torch.Tenso
     lse = out.new_empty(out.shape[:3], dtype=torch.float32)
     whole_out, whole_lse, sink = run.whole(out, result=True), run.whole(lse, result=True), run.sink()
     given = Parted(inputs.q, q, run.group), Parted(inputs.k, k, 1), Parted(inputs.v, v, 1)
+    attempt = Attempt(run.shuffle.group, "head_parallel_attention", plan.timeout, together=together)
+
+    def compute(heads: slice, of_q: slice) -> None:
+        found = attend(
+            q[:, of_q],
+            k[:, heads],
+            v[:, heads],
+            run.lists(heads),
+            plan.scored,
+            **inputs.options,
+            lse=True,
+            kv_lengths=inputs.kv_lengths,
+            sink=None if sink is None else sink[of_q],
+            out=whole_out[:, of_q],
+        )
+        assert found.lse is not None
+        whole_lse[:, of_q] = found.lse
+
     try:
         for heads, of_q in run.arrivals(given):
-            options = {
-                **inputs.options,
-                "lse": True,
-                "kv_lengths": inputs.kv_lengths,
-                "sink": None if sink is None else sink[of_q],
-            }
-            found = attend(
-                q[:, of_q],
-                k[:, heads],
-                v[:, heads],
-                run.lists(heads),
-                plan.spec_json,
-                out=whole_out[:, of_q],
-                **options,
-            )
-            assert found.lse is not None
-            whole_lse[:, of_q] = found.lse
+            attempt.run(partial(compute, heads, of_q))
             run.shuffle.give_back(heads, (Parted(out, whole_out, run.group), Parted(lse, whole_lse, run.group)))
     finally:  # also where the call ends with an error: its memory may be used again
         run.shuffle.finish()
+    attempt.settle()
     if plan.symmetric:  # later calls write to that memory
         keep = torch.clone if gradients else torch.empty_like
         whole_out, whole_lse = keep(whole_out), keep(whole_lse)
@@ -127,8 +138,11 @@ def backward(
     dlse: torch.Tensor | None,
     deterministic: bool,
     dsink: bool,
+    first: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the gradients of a rank's q, k, v and sinks; that of the sinks is of its own heads, 0 for others.
+    """Compute the gradients of a rank's q, k, v and sinks; that of the sinks is of its own heads, 0 for others.
+
+    A round that is named ``first`` is the first one of its kind: an error of one rank's kernels is one of all ranks.
 
     Raises:
         ArgumentError, SpecError: for what has no gradient.
@@ -144,26 +158,35 @@ def backward(
     if dlse is not None:
         whole_dlse = torch.empty_like(lse)
         given.append(Parted(dlse, whole_dlse, run.group))
+    about = "the gradients of head_parallel_attention"
+    attempt = Attempt(run.shuffle.group, about, plan.timeout, together=bool(first), key=first)
+
+    def compute(heads: slice, queries: slice) -> None:
+        found = attend_backward(
+            q[:, queries],
+            k[:, heads],
+            v[:, heads],
+            run.lists(heads),
+            plan.scored,
+            out=out[:, queries],
+            dout=whole_dout[:, queries],
+            lse=lse[:, queries].contiguous(),
+            dlse=None if whole_dlse is None else whole_dlse[:, queries].contiguous(),
+            kv_lengths=inputs.kv_lengths,
+            deterministic=deterministic,
+            **inputs.options,
+        )
+        for target, which, part in ((of_q, queries, found.dq), (of_k, heads, found.dk), (of_v, heads, found.dv)):
+            assert part is not None
+            target[:, which] = part
+
     try:
         for heads, queries in run.arrivals(given):
-            passed: dict[str, Any] = {
-                "out": out[:, queries],
-                "dout": whole_dout[:, queries],
-                "lse": lse[:, queries].contiguous(),
-                "dlse": None if whole_dlse is None else whole_dlse[:, queries].contiguous(),
-                "kv_lengths": inputs.kv_lengths,
-                "deterministic": deterministic,
-            }
-            lists = run.lists(heads)
-            found = attend_backward(
-                q[:, queries], k[:, heads], v[:, heads], lists, plan.spec_json, **passed, **inputs.options
-            )
-            for target, which, part in ((of_q, queries, found.dq), (of_k, heads, found.dk), (of_v, heads, found.dv)):
-                assert part is not None
-                target[:, which] = part
+            attempt.run(partial(compute, heads, queries))
             run.shuffle.give_back(heads, (Parted(dq, of_q, run.group), Parted(dk, of_k, 1), Parted(dv, of_v, 1)))
     finally:  # also where the call ends with an error: its memory may be used again
         run.shuffle.finish()
+    attempt.settle()
     if not dsink:
         return dq, dk, dv, None
     assert inputs.sink is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,9 @@ from runtime.ops.attention_gradients import chosen_for
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
 
+Kind = tuple[Any, ...]
+"""Calls of one kind are agreed on once."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -49,7 +51,7 @@ class Inputs:
     kv_lengths: torch.Tensor | None
     options: dict[str, Any]
 
-    def kind(self) -> tuple[Any, ...]:
+    def kind(self) -> Kind:
         """Return what tells calls apart that have to be agreed on."""
         every = self.q, self.k, self.v, self.sink, self.kv_lengths
         shapes = tuple(None if t is None else (t.shape, t.dtype) for t in every)
@@ -73,7 +75,7 @@ class Inputs:
 
 def prepare(
     what: str, plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True
-) -> None:
+) -> tuple[Kind, bool]:
     """Agree with the other ranks on a call: the first one of a kind, and each one that is validated.
 
     Args:
@@ -83,6 +85,9 @@ def prepare(
         gradients: whether they are wanted.
         validate: whether to check the values of lists and lengths.
         deterministic: of the call.
+
+    Returns:
+        The kind of the call, and whether ranks have just agreed on it.
 
     Raises:
         ArgumentError: for what a rank has otherwise than others, and for what no rank can compute.
@@ -98,13 +103,14 @@ def prepare(
             check_not_kept(inputs.k, group)
         if gradients and (validate or not is_known):
             options: dict[str, Any] = {"softcap": inputs.options["softcap"], "deterministic": deterministic}
-            chosen_for(inputs.q, plan.spec_json, kv_lengths=inputs.kv_lengths is not None, **options)
+            chosen_for(inputs.q, plan.scored, kv_lengths=inputs.kv_lengths is not None, **options)
         if validate:
             _check_values(what, plan, inputs)
     except Exception as error:
         report(group, error)
         raise
-    if validate or not is_known:
+    agreed = validate or not is_known
+    if agreed:
         about = f"{what} with validate=True" if is_known else what
         facts = {**plan.facts(), **inputs.facts(), "gradients": gradients, "validate": validate}
         same(agree(group, about, {"function": what, **facts}, plan.timeout))
@@ -113,6 +119,7 @@ def prepare(
             meet(group, inputs.q.device)
         state.remember(kind)
     state.go_on()
+    return kind, agreed
 
 
 def finished(what: str, plan: Plan, inputs: Inputs) -> None:
@@ -128,7 +135,7 @@ def finished(what: str, plan: Plan, inputs: Inputs) -> None:
 
 def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
     """Check the values of lists, lengths and sinks against the whole sequence (synchronises)."""
-    if not isinstance(json.loads(plan.spec_json).get("block"), dict):
+    if plan.scored.block is None:
         lengths, most = inputs.kv_lengths, inputs.k.shape[2] * plan.layout.ranks + 1
         if lengths is not None:
             check_index_values([KV_LENGTHS], {KV_LENGTHS.name: lengths}, {KV_LENGTHS.name: most})
@@ -136,5 +143,5 @@ def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
         return
     q_len, kv_len = inputs.q.shape[2], inputs.k.shape[2] * plan.layout.ranks
     q_len = q_len if what == "context_parallel_attention" else q_len * plan.layout.ranks
-    lists, _ = apart(plan.spec_json, inputs.tensors)
-    check_values(plan.spec_json, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)
+    lists, _ = apart(plan.scored, inputs.tensors)
+    check_values(plan.scored, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.distributed import context, heads
-from runtime.distributed.agreement import check_not_stopped, group_of, underway
+from runtime.distributed.agreement import check_not_stopped, group_of, known_if_done, state_of, underway
 from runtime.distributed.inputs import Inputs, finished, prepare
 from runtime.distributed.plan import plan_of
 from runtime.errors import ArgumentError
@@ -39,9 +39,9 @@ def _context(
 ) -> Two:
     """Compute context_parallel_attention."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
-    prepare(CONTEXT, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
-    with underway(group_of(plan.group), CONTEXT):
-        found = context.forward(plan, inputs, validate=validate)
+    kind, agreed = prepare(CONTEXT, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
+    with underway(group_of(plan.group), CONTEXT), known_if_done(group_of(plan.group), kind):
+        found = context.forward(plan, inputs, validate=validate, together=agreed)
         if validate:
             finished(CONTEXT, plan, inputs)
     return found
@@ -52,9 +52,9 @@ def _heads(
 ) -> tuple[torch.Tensor, ...]:
     """Compute head_parallel_attention, and what its gradients want."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
-    prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
-    with underway(group_of(plan.group), HEADS):
-        out, lse, saved = heads.forward(plan, inputs, gradients=gradients)
+    kind, agreed = prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
+    with underway(group_of(plan.group), HEADS), known_if_done(group_of(plan.group), kind):
+        out, lse, saved = heads.forward(plan, inputs, gradients=gradients, together=agreed)
         if validate:
             finished(HEADS, plan, inputs)
     return out, lse, *saved
@@ -64,13 +64,17 @@ def _backward_of(name: str, compute: Callable[..., Any]) -> Callable[..., Four]:
     """Return the operator of gradients; those of sinks that are not asked for have no elements."""
 
     def run(*arguments: Any, dsink: bool = False, deterministic: bool = True, **options: Any) -> Four:
-        dout, dlse, saved, *inputs = arguments
-        passed = {"dlse": dlse, "deterministic": deterministic, "dsink": dsink}
-        plan = plan_of(inputs[-1])
+        dout, dlse, saved, *given = arguments
+        plan, inputs = plan_of(given[-1]), _inputs(given, options)
         group, what = group_of(plan.group), f"the gradients of {name}"
         check_not_stopped(group, what)
-        with underway(group, what):
-            dq, dk, dv, of_sink = compute(plan, _inputs(inputs, options), tuple(saved), dout, **passed)
+        kind = (what, plan, inputs.kind())
+        passed: dict[str, Any] = {"dlse": dlse, "deterministic": deterministic, "dsink": dsink}
+        state = state_of(group)
+        key = state.next_backward()
+        passed["first"] = "" if kind in state.agreed else key
+        with underway(group, what), known_if_done(group, kind):
+            dq, dk, dv, of_sink = compute(plan, inputs, tuple(saved), dout, **passed)
         return dq, dk, dv, nothing(dq) if of_sink is None else of_sink
 
     return run

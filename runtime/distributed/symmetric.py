@@ -1,8 +1,7 @@
-"""Keys and values in memory that all GPUs of a host address, as torch has it: peers read them by copy engines.
+"""Keys and values in torch's symmetric memory, which all GPUs of a host address: peers read them by copy engines.
 
-Copy engines take no SM, so a kernel that fills the chip goes on at its own speed while data moves. NCCL's kernels take
-some, and what waits for those takes longer. There is room for all keys and values of the sequence. No kernel of ours is
-about, and no multicast.
+Copy engines take no SM, so a kernel that fills the GPU keeps its speed while data moves; NCCL's kernels take some SMs.
+The memory has room for all keys and values of the sequence. No kernel of this package moves data, and no multicast.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ SIGNAL_TIMEOUT = 600_000  # ms, as NCCL has by default: a rank may be compiling 
 WRITTEN, READ, FREE, PUSHED = range(4)
 """Channels of barriers."""
 KEYS, GRADIENTS = "keys", "gradients"
-"""What the memory is for: (2, batch, kv_heads, kv_len, head_dim), of which a rank writes its own part for all to read;
-and (ranks, 2, batch, kv_heads, rows of a rank, head_dim), of which rank r writes the r-th part on the others. Where
+"""Names of memory. KEYS: (2, batch, kv_heads, kv_len, head_dim), where a rank writes its own part for all to read.
+GRADIENTS: (ranks, 2, batch, kv_heads, rows of a rank, head_dim), where rank r writes the r-th part on the others. Where
 others need less than the whole sequence: outbox.py."""
 
 
@@ -62,18 +61,18 @@ class Symmetric:
         self.handle.barrier(channel=channel, timeout_ms=SIGNAL_TIMEOUT)
 
     def at(self, rank: int) -> torch.Tensor:
-        """Return what is on a rank. torch makes a tensor of it in some 50 us: it is kept."""
+        """Get the memory of a rank as a tensor, which is kept: torch takes some 50 us to make one."""
         if rank not in self._at:
             self._at[rank] = self._remote(rank, tuple(self.here.shape), self.here.dtype)
         return self._at[rank]
 
 
 def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like: torch.Tensor) -> Symmetric:
-    """Return the memory that a group has for something; all ranks ask at the same time, once.
+    """Get a group's memory of a name, which all ranks make together at the first call.
 
     Args:
         group: the ranks.
-        what: KEYS, GRADIENTS or another word.
+        what: KEYS, GRADIENTS or another name.
         shape: of it.
         like: a tensor of its type and device.
 

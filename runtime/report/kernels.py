@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codegen.cli import place_of
 from codegen.errors import CodegenError
@@ -16,6 +16,7 @@ from codegen.files import is_file, read_text
 from codegen.library import ROOT, NamedSpec
 from codegen.plain import first_reason, json_value
 from codegen.plan import Plan
+from codegen.prune import without_comments
 from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256, source_sha256, state
 from codegen.render import generate
 from codegen.wording import one_line
@@ -29,7 +30,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    source: Sha256
+    code: Sha256 = Field(description="of the source without comments, which the machine code depends on")
     compiler_package: str
     cubin: Sha256
     registers: Count
@@ -126,7 +127,7 @@ def kernel_of(named: NamedSpec, known: Mapping[str, Any]) -> Kernel:
     except ReceiptError:
         receipt = None
     record = _record(named.stem, known)
-    if record is not None and record.source != source_sha256(made.source):
+    if record is not None and record.code != source_sha256(without_comments(made.source)):
         record = None
     standing = state(named, made.source, folder)
     return Kernel(named, made.plan, made.source, made.overview, receipt, path, standing, record)

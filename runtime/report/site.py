@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codegen.errors import CodegenError
 from codegen.explain import explained
-from codegen.files import is_file, read_bytes, read_text
-from codegen.folders import check_folder, write_folder
+from codegen.files import is_file, read_text
+from codegen.folders import check_folder, has_hash, write_folder
 from codegen.library import spec_text
 from codegen.listing import row_of
 from codegen.outline import functions
@@ -229,15 +229,14 @@ class _Mark(BaseModel):
     files: dict[Annotated[str, Field(pattern=r"^(index\.html|changes\.html|report\.css|kernel-\w+\.html)$")], Sha256]
 
 
-def check_place(out: Path) -> tuple[str, ...]:
-    """Refuse a place that holds anything but a report as it was written; return the files that it has.
+def check_place(out: Path) -> Collection[str]:
+    """Refuse a place that holds anything but a report as it was written; return the names of its files.
 
     Raises:
         FileError: for such a place.
     """
-    names = _names_of_mark(out / MARK)
-    check_folder(out, MARK, names, "report")
-    return names
+    check_folder(out, MARK, _names_of_mark, "report")
+    return _names_of_mark(out)
 
 
 def write(out: Path, files: dict[str, bytes]) -> bool:
@@ -246,19 +245,16 @@ def write(out: Path, files: dict[str, bytes]) -> bool:
     Raises:
         FileError: as ``check_place`` does, or when it cannot be written.
     """
-    return write_folder(out, files, MARK, "report", check_place(out))
+    return write_folder(out, files, MARK, _names_of_mark, "report")
 
 
-def _names_of_mark(path: Path) -> tuple[str, ...]:
-    """Return the mark and the files that it names, of those that are as a report wrote them; none if it is no mark."""
+def _names_of_mark(folder: Path) -> tuple[str, ...]:
+    """The mark of a folder and the files that it names, if they are as a report wrote them; none without a mark."""
+    path = folder / MARK
     if not is_file(path):
         return ()
     try:
-        told = _Mark.model_validate(json_value(read_text(path)))
-        return (MARK, *(name for name, sha256 in told.files.items() if _has_hash(path.with_name(name), sha256)))
+        mark = _Mark.model_validate(json_value(read_text(path)))
+        return (MARK, *(name for name, sha256 in mark.files.items() if has_hash(folder / name, sha256)))
     except (CodegenError, ValidationError):
         return ()
-
-
-def _has_hash(path: Path, sha256: str) -> bool:
-    return is_file(path) and not path.is_symlink() and hashlib.sha256(read_bytes(path)).hexdigest() == sha256

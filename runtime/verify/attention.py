@@ -29,7 +29,6 @@ from codegen.attention_cases import (
     head_size_cases,
     random_cases,
 )
-from codegen.dtypes import FP8
 from codegen.patterns import IndexTensor
 from codegen.patterns.block_lists import BlockLists
 from codegen.spec import KV_LENGTHS, AttentionSpec
@@ -38,7 +37,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
 from runtime.verify.aux_tensors import scored, seen_by_expression
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 from runtime.verify.mask_bits import draw_bits, visible_pairs
 
 __all__ = [  # the cases and what runs one, as in the modules of other operators
@@ -94,7 +93,7 @@ class Inputs:
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
     """Draw fresh random inputs of a case; those that are to be FP8 in float32."""
     source = generator(case.name, device)
-    dtype = torch.float32 if spec.dtype in FP8 else TORCH_DTYPES[spec.dtype]
+    dtype = torch.float32 if spec.is_fp8 else TORCH_DTYPES[spec.dtype]
 
     def tensor(batch: int, heads: int, length: int) -> torch.Tensor:
         shape = (batch, heads, length, spec.head_dim)
@@ -416,3 +415,11 @@ def check_lse(lse: torch.Tensor, reference: torch.Tensor, allowed: float = 1e-4)
     if error.numel() and not float(error.max()) < allowed:
         return [f"LSE is off by {float(error.max()):.2g}"]
     return []
+
+
+VERIFICATION = Verification(
+    oracle="float64 softmax over the same pairs, on the GPU",
+    cases=lambda plan, spec: cases_of(spec),
+    run_case=run_case,
+    random_cases=lambda spec: [fitted(case, spec) for case in random_cases()],
+)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from codegen.dtypes import FP8
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_scales import SCALE_DEPTH, STEP, by_block, by_row
@@ -19,11 +18,6 @@ CODES = 16.0  # standard deviation of codes: in e4m3 then 1 in 20 is below 1, no
 # C, and the tensor core, which keeps about 14 bits of what it adds up: there errors of all elements go one way.
 ABSOLUTE = {"fp16": 1.6e-2, "bf16": 3.2e-2, "fp32": 1.6e-2}
 ROUNDOFF_OF_OUTPUT = {**ROUNDOFF, "fp32": 2.0**-24}
-
-
-def is_fp8(spec: Fp8Spec) -> bool:
-    """Return whether the operands of a kernel are FP8."""
-    return spec.dtype in FP8
 
 
 def draw_scales(spec: Fp8Spec, name: str, lines: int, b: torch.Tensor, unit: float) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from codegen.spec import BsrSddmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.verify import bsr_fp8
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
     spec = kernel.spec
     pattern, known = make_pattern(spec, case, device)
     random = generator(case.name + "ab", device)
-    fp8, unit = bsr_fp8.is_fp8(spec), case.k**-0.25
+    fp8, unit = spec.is_fp8, case.k**-0.25
     step = 16 if fp8 else 8  # elements that a row is a multiple of
     width = -(-case.k // step) * step + (64 if case.strided else 0)
     # C's elements have a variance of about 1.
@@ -176,3 +176,10 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
         tolerance=allowed,
         problem=problem,
     )
+
+
+VERIFICATION = Verification(
+    oracle="blocks of the float64 dense product, on the GPU",
+    cases=lambda plan, spec: CASES,
+    run_case=run_case,
+)

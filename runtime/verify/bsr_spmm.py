@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from codegen.cases import grouped_column_tiles
+from codegen.operators.bsr_spmm import grouped_column_tiles
 from codegen.plan import Plan
 from codegen.spec import BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
@@ -15,7 +15,7 @@ from runtime.kernels.bsr_batch import column_step
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.prepare.prepared import PreparedBsr
 from runtime.verify import bsr_fp8
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def cases_of(plan: Plan) -> tuple[Case, ...]:
         return CASES + GATHER_CASES
     if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
         return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
-    group = grouped_column_tiles(plan)
+    group = grouped_column_tiles(plan, spec)
     if group > 1:  # column tiles in groups: two, and a narrower one
         columns = 2 * group * spec.tile.n + 8
         return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
@@ -194,7 +194,7 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
     depth = max(1, int(counts.max())) * block.cols
     if spec.transpose_a:
         depth = max(1, int(torch.bincount(col, minlength=1).max())) * block.rows
-    unit, fp8 = depth**-0.5, bsr_fp8.is_fp8(spec)
+    unit, fp8 = depth**-0.5, spec.is_fp8
     values = (torch.randn(shape, generator=random, device=device) * (bsr_fp8.CODES if fp8 else unit)).to(dtype)
     size = (case.block_rows * block.rows, case.block_columns * block.cols)
     a = torch.sparse_bsr_tensor(
@@ -306,7 +306,7 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
         problem = "two runs differ"
     # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
     torch_error, error = None, max_error(results[0], reference)
-    if bsr_fp8.is_fp8(spec):
+    if spec.is_fp8:
         operands = None if case.repeated else (inputs.codes, b, inputs.scales)
         torch_error, allowed = bsr_fp8.limits(spec, operands, error, reference)
     else:
@@ -321,3 +321,10 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
         tolerance=allowed,
         problem=problem,
     )
+
+
+VERIFICATION = Verification(
+    oracle="float64 product with the dense matrix, on the GPU",
+    cases=lambda plan, spec: cases_of(plan),
+    run_case=run_case,
+)

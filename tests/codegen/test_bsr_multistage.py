@@ -160,7 +160,7 @@ def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: 
         monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     plan, seen = plan_for(named), {}
 
-    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
+    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any, **more: Any) -> None:
         ParameterLayout.of(plan.params).pack(numbers)  # raises where a number is on one side only
         seen.update(numbers, grid=tiles)
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,16 @@ from codegen.descriptor import (
     WorkspaceRecord,
 )
 from codegen.errors import CodegenError, ExportError, FileError, SpecError
-from codegen.exports import RECORD, FileRecord, KernelRecord, check_exportable, files_of, names_of, read_export
+from codegen.exports import (
+    RECORD,
+    FileRecord,
+    KernelRecord,
+    check_exportable,
+    exported_names,
+    files_of,
+    names_of,
+    read_export,
+)
 from codegen.folders import check_folder, write_folder
 from codegen.library import NamedSpec, find_spec
 from codegen.receipts import Receipt
@@ -31,6 +41,7 @@ from codegen.render import generate
 from codegen.sized_launch import sized_launch
 
 CUBIN, LOG = b"\x7fELF, machine code", "ptxas info    : Used 168 registers"
+OWNED = partial(exported_names, symbol="h100_topk32")
 SIZES = {"batch": 1, "heads": 4, "kv_heads": 4, "q_len": 256, "kv_len": 256, "list_batches": 1, "list_heads": 4}
 Make = Callable[..., Receipt]
 
@@ -58,7 +69,7 @@ def files(named: NamedSpec, receipt: Callable[[NamedSpec, str], Receipt]) -> dic
 
 @pytest.fixture
 def folder(files: dict[str, bytes], tmp_path: Path) -> Path:
-    assert write_folder(tmp_path / "h100_topk32", files, RECORD)
+    assert write_folder(tmp_path / "h100_topk32", files, RECORD, OWNED)
     return tmp_path / "h100_topk32"
 
 
@@ -81,7 +92,7 @@ def test_what_was_exported_is_read(folder: Path, named: NamedSpec) -> None:
 
 def test_the_same_facts_are_the_same_bytes(folder: Path, files: dict[str, bytes]) -> None:
     before = {each.name: each.stat().st_mtime_ns for each in folder.iterdir()}
-    assert not write_folder(folder, files, RECORD)
+    assert not write_folder(folder, files, RECORD, OWNED)
     assert {each.name: each.stat().st_mtime_ns for each in folder.iterdir()} == before
     text = files[RECORD].decode()
     assert str(folder.parent) not in text and json.loads(text)["made_by"].startswith("codegen ")
@@ -90,7 +101,7 @@ def test_the_same_facts_are_the_same_bytes(folder: Path, files: dict[str, bytes]
 def test_a_spec_without_a_file_is_exported_too(receipt: Any, tmp_path: Path) -> None:
     named = find_spec({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "causal"}})
     generated = generate(named)
-    write_folder(tmp_path / "a", files_of(generated, CUBIN, "", receipt(named, generated.source)), RECORD)
+    write_folder(tmp_path / "a", files_of(generated, CUBIN, "", receipt(named, generated.source)), RECORD, OWNED)
     assert read_export(tmp_path / "a").generated.source == generated.source
 
 
@@ -171,9 +182,31 @@ def test_a_folder_of_exports_names_them(folder: Path, tmp_path: Path) -> None:
 
 def test_an_older_export_is_replaced_whole(folder: Path, files: dict[str, bytes]) -> None:
     other = {**files, names_of("h100_topk32")["cubin"]: b"other code"}
-    assert write_folder(folder, other, RECORD)
+    assert write_folder(folder, other, RECORD, OWNED)
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == other
     assert [each.name for each in folder.parent.iterdir()] == ["h100_topk32"]
+
+
+@pytest.mark.parametrize("what", ["source", "cubin", "header", "receipt", "record"])
+def test_an_export_with_a_changed_file_is_left_alone(folder: Path, files: dict[str, bytes], what: str) -> None:
+    name = RECORD if what == "record" else names_of("h100_topk32")[what]
+    changed = files[name].replace(b"a", b"b", 1)
+    (folder / name).write_bytes(changed)
+    with pytest.raises(FileError, match=r"holds [\w.]+, which no export wrote as it is: nothing was replaced"):
+        write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD, OWNED)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == {**files, name: changed}
+
+
+def test_an_export_of_another_version_is_replaced_by_its_hashes(folder: Path, files: dict[str, bytes]) -> None:
+    record = json.loads((folder / RECORD).read_text()) | {"schema_version": 7, "more": [1]}
+    del record["seal"]
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    (folder / RECORD).write_text(json.dumps({**record, "seal": "0" * 64}))
+    with pytest.raises(FileError, match="which no export wrote as it is"):
+        write_folder(folder, files, RECORD, OWNED)
+    (folder / RECORD).write_text(json.dumps({**record, "seal": hashlib.sha256(text.encode()).hexdigest()}))
+    assert write_folder(folder, files, RECORD, OWNED)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == files
 
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "h100_topk32.cubin.old", "sub/file"])
@@ -181,16 +214,16 @@ def test_a_folder_with_other_things_is_left_alone(folder: Path, files: dict[str,
     (folder / foreign).parent.mkdir(exist_ok=True)
     (folder / foreign).write_text("mine")
     before = sorted(folder.rglob("*"))
-    with pytest.raises(FileError, match=f"holds {foreign.partition('/')[0]}: no export wrote this folder"):
-        write_folder(folder, files, RECORD)
+    with pytest.raises(FileError, match=f"holds {foreign.partition('/')[0]}, which no export wrote"):
+        write_folder(folder, files, RECORD, OWNED)
     assert sorted(folder.rglob("*")) == before
 
 
 def test_files_of_ours_without_a_record_are_not_ours(tmp_path: Path, files: dict[str, bytes]) -> None:
     (tmp_path / "h100_topk32").mkdir()
     (tmp_path / "h100_topk32" / "h100_topk32.cu").write_text("a source of somebody")
-    with pytest.raises(FileError, match=r"holds h100_topk32.cu: no export"):
-        check_folder(tmp_path / "h100_topk32", RECORD, files)
+    with pytest.raises(FileError, match=r"holds h100_topk32.cu, which no export"):
+        check_folder(tmp_path / "h100_topk32", RECORD, OWNED)
 
 
 def test_places_that_are_no_folders_are_left_alone(folder: Path, tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -198,12 +231,12 @@ def test_places_that_are_no_folders_are_left_alone(folder: Path, tmp_path: Path,
     (tmp_path / "link").symlink_to(folder)
     for name in ("file", "link"):
         with pytest.raises(FileError, match=f"{name}: is there, and no folder"):
-            write_folder(tmp_path / name, files, RECORD)
+            write_folder(tmp_path / name, files, RECORD, OWNED)
     with pytest.raises(FileError, match="file"):
-        write_folder(tmp_path / "file" / "below", files, RECORD)
-    assert write_folder(tmp_path / "new" / "below", files, RECORD)
+        write_folder(tmp_path / "file" / "below", files, RECORD, OWNED)
+    assert write_folder(tmp_path / "new" / "below", files, RECORD, OWNED)
     (tmp_path / "empty").mkdir()
-    assert write_folder(tmp_path / "empty", files, RECORD)
+    assert write_folder(tmp_path / "empty", files, RECORD, OWNED)
 
 
 @pytest.mark.parametrize("fails", ["open", "rename"])
@@ -219,7 +252,7 @@ def test_a_write_that_fails_changes_nothing(
 
     monkeypatch.setattr(Path, fails, failing)
     with pytest.raises(FileError, match="No space left on device"):
-        write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD)
+        write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD, OWNED)
     monkeypatch.undo()
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == files
     assert [each.name for each in folder.parent.iterdir()] == ["h100_topk32"]
@@ -234,8 +267,8 @@ def test_what_is_put_into_a_folder_while_it_is_written_anew_is_kept(
 
     real = folders._swap
     monkeypatch.setattr(folders, "_swap", swap)
-    with pytest.raises(FileError, match="h100_topk32: holds mine: no export wrote this folder"):
-        write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD)
+    with pytest.raises(FileError, match="h100_topk32: holds mine, which no export wrote"):
+        write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD, OWNED)
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == {**files, "mine": b"mine"}
     assert [each.name for each in folder.parent.iterdir()] == ["h100_topk32"]
 

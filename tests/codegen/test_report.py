@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -23,9 +24,11 @@ from typer.testing import CliRunner
 from codegen.errors import CodegenError, FileError
 from codegen.library import ROOT, find_spec, shipped_specs
 from codegen.plans import plan_for
-from codegen.receipts import Receipt, state
+from codegen.prune import without_comments
+from codegen.receipts import Receipt, source_sha256, state
 from codegen.render import generate
 from runtime.cli import app
+from runtime.git import ELSEWHERE
 from runtime.report import cli, patterns, pipeline, site, tree
 from runtime.report.chain import links
 from runtime.report.changes import changes
@@ -263,6 +266,20 @@ def test_the_tree_of_a_report(repository: Path) -> None:
     assert tree.tree_of([out / "index.html"], repository / "generated").changed == changed
 
 
+def test_variables_of_git_name_no_other_tree(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    git(tmp_path, "init", "-q", str(other))
+    (other / "theirs.py").write_text("")
+    (repository / "ours.py").write_text("")
+    right = tree.tree_of((), repository), changes(("HEAD~1", "HEAD"), repository)
+    assert right[0].changed == ("ours.py",)
+    named = {"DIR": other / ".git", "WORK_TREE": other, "INDEX_FILE": other / "index", "COMMON_DIR": other / ".git"}
+    for name, place in {**named, "OBJECT_DIRECTORY": other / "objects"}.items():
+        monkeypatch.setenv(f"GIT_{name}", str(place))
+        assert (tree.tree_of((), repository), changes(("HEAD~1", "HEAD"), repository)) == right, name
+    assert set(os.environ) & ELSEWHERE == {f"GIT_{name}" for name in (*named, "OBJECT_DIRECTORY")}
+
+
 def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:
     """A mark alone owns nothing: each file has the hash that it names, or all of the folder is left as it is."""
     out = tmp_path / "out"
@@ -297,7 +314,7 @@ def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:
             if data is not None:
                 (out / name).write_bytes(data)
         before = contents(out)
-        with pytest.raises(FileError, match="no report wrote this folder"):
+        with pytest.raises(FileError, match="which no report wrote as it is"):
             site.write(out, site.with_mark({"index.html": "newer"}))
         assert contents(out) == before and list(tmp_path.iterdir()) == [out], forged
 
@@ -662,7 +679,7 @@ def test_edited_inputs_give_a_page_or_an_error(tmp_path: Path, monkeypatch: pyte
         try:
             read = Receipt.read(path) if which != 1 else None
             if which == 1 and isinstance(told[1], dict):
-                told[1]["source"] = told[1].get("source") and receipt["source"]["sha256"]
+                told[1]["code"] = told[1].get("code") and source_sha256(without_comments(made.source))
             record_of = Record.model_validate(told[1]) if which == 1 else None
             standing = state(named, made.source, tmp_path)
             found = Kernel(named, made.plan, made.source, made.overview, read, path, standing, record_of)

@@ -28,7 +28,7 @@ from runtime.distributed import (
     shared_keys,
 )
 from runtime.distributed.agreement import state_of
-from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
+from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK, scored_of
 
 LENGTH, BLOCK = 256, 32
 BACKEND = "gloo"
@@ -98,7 +98,7 @@ def weights_of(q: Any) -> Any:
 def definition(tensors: list[Any], pattern: Any, *, kv_lengths: Any = None, sink: Any = None, **options: Any) -> Any:
     """Return what is right for the whole sequence, by name: result, log-sum-exp and gradients of the loss."""
     q, k, v = tensors
-    seen = oracle_calls.seen_by(q, k, pattern.index_tensors(), pattern.spec_json, kv_lengths)
+    seen = oracle_calls.seen_by(q, k, pattern.index_tensors(), scored_of(pattern), kv_lengths)
     out, lse = attention_oracle.attention(q, k, v, seen, sink=sink, **options)
     weights = weights_of(q)
     dlse = torch.where(lse == -torch.inf, 0.0, weights[..., 0])
@@ -425,7 +425,17 @@ def errors_that_are_caught(here: Here) -> None:
     call(7, SlidingWindow(30))
     wrong()  # on both
     call(8, SlidingWindow(31))
-    assert state_of(group).attempts == 0 and len(state_of(group).written) == 2
+    assert state_of(group).attempts == 1 and len(state_of(group).written) == 2  # of the end of the first call of a kind
+    leaves = [where.shard(tensor, rank).requires_grad_() for tensor in whole()]
+    options: dict[str, Any] = {"layout": "contiguous", "timeout": 5, "return_lse": True}
+    out, lse = context_parallel_attention(*leaves, Causal(), group, **options)
+    if rank == 1:  # before the first pass of gradients of a kind, which ranks end together
+        wrong(), wrong()
+    loss(out, lse, where.shard(weights_of(whole()[0]), rank)).backward()
+    right = definition(whole(), Causal())
+    for name, leaf in zip("qkv", leaves, strict=True):
+        close(f"d{name}", leaf.grad, where.shard(right[f"d{name}"], rank))
+    call(9)
 
 
 @check_two

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +27,17 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from runtime import CollectiveError  # noqa: E402
-from runtime.distributed import Layout, context_parallel_attention, head_parallel_attention, plan_sends  # noqa: E402
+from runtime.distributed import (  # noqa: E402
+    Layout,
+    context,
+    context_parallel_attention,
+    head_parallel_attention,
+    heads,
+    plan_sends,
+)
 from runtime.distributed.agreement import state_of  # noqa: E402
 from runtime.distributed.transfer import Transfer  # noqa: E402
-from runtime.patterns import Causal, Dense, SlidingWindow, TopK  # noqa: E402
+from runtime.patterns import Causal, Dense, SlidingWindow, TopK, scored_of  # noqa: E402
 
 RANKS, LENGTH, BLOCK = 2, 128, 32
 AGREE, MOVE = 2.0, 4.0
@@ -42,11 +49,14 @@ STORE = ("set", "get", "wait", "check", "compare_set", "delete_key")
 
 
 class Fault(NamedTuple):
-    """What happens, on which rank, at which of its steps."""
+    """What happens, on which rank, at which of its steps; of KERNELS an error of the first one within a call."""
 
     kind: str
     rank: int
     step: int
+
+
+KERNELS = ("attend", "attend_backward")
 
 
 class Injected(Exception):
@@ -61,7 +71,7 @@ class Steps:
 
     def here(self) -> None:
         self.count += 1
-        if self.fault is None or self.count != self.fault.step:
+        if self.fault is None or self.fault.kind in KERNELS or self.count != self.fault.step:
             return
         if self.fault.kind == "error":
             raise Injected("an injected error")
@@ -112,6 +122,28 @@ def counted(group: Any, steps: Steps) -> Iterator[None]:
         Transfer.wait = wait  # type: ignore[method-assign]
 
 
+@contextmanager
+def broken(kernel: str) -> Iterator[None]:
+    """Let the next call of a kernel of this rank have an error."""
+    modules = context, heads
+    before = [getattr(module, kernel) for module in modules]
+
+    def fail(*_: Any, **__: Any) -> None:
+        restore()
+        raise Injected("an injected error of a kernel")
+
+    def restore() -> None:
+        for module, function in zip(modules, before, strict=True):
+            setattr(module, kernel, function)
+
+    for module in modules:
+        setattr(module, kernel, fail)
+    try:
+        yield
+    finally:
+        restore()
+
+
 def tensors_of(call: int) -> list[Any]:
     made = torch.Generator().manual_seed(call)
     return [torch.randn(1, 2, LENGTH, 8, generator=made).bfloat16() for _ in range(3)]
@@ -135,7 +167,7 @@ def attention(group: Any, call: int, pattern: Any, *, gradients: bool = False, b
     if isinstance(pattern, TopK):
         every = pattern.kv_indices.repeat(1, 1, RANKS, 1)
         seen = TopK(every, block=(BLOCK, BLOCK))
-    times = oracle_calls.seen_by(*whole[:2], seen.index_tensors(), seen.spec_json, None)
+    times = oracle_calls.seen_by(*whole[:2], seen.index_tensors(), scored_of(seen), None)
     right, lse = attention_oracle.attention(*whole, times)
     wrong = [] if close(out.detach(), layout.shard(right, rank)) else ["out"]
     if gradients:
@@ -173,15 +205,37 @@ CALLS: tuple[Callable[[Any, int], str], ...] = (
 def scenario(group: Any, spare: Any, fault: Fault | None, number: int) -> tuple[int, list[str]]:
     """Return the steps of this rank, and what each call was: "" for right, an error's name, or what is wrong."""
     rank = dist.get_rank(group)
-    steps = Steps(fault if fault is not None and fault.rank == rank else None)
+    own = fault if fault is not None and fault.rank == rank else None
+    steps = Steps(own)
     found: list[str] = []
     with counted(group, steps):
         for place, call in enumerate(CALLS):
-            found.append(_outcome(call, group, 100 * number + place))
+            breaks = own is not None and own.kind in KERNELS and own.step == place
+            with broken(own.kind) if own is not None and breaks else nullcontext():
+                found.append(_outcome(call, group, 100 * number + place))
     if spare is not None:
         dist.barrier()
         found.append(_outcome(CALLS[0], spare, 100 * number + len(CALLS)))
     return steps.count, found
+
+
+def kernel_wrongs(fault: Fault, told: list[Any]) -> list[str]:
+    """Return what must not be after an error of a kernel: its call fails on all ranks by name, all others are right.
+
+    Only calls that ranks agree on fail together: the first ones of a kind, and those with ``validate``.
+    """
+    found = []
+    for rank, each in enumerate(told):
+        if each is None:
+            found.append(f"{fault}: rank {rank} has not ended")
+            continue
+        for place, outcome in enumerate(each[1]):
+            right = "" if place != fault.step else "Injected: an injected error of a kernel"
+            if right and rank != fault.rank:
+                right = f"rank {fault.rank}: an injected error of a kernel"
+            if outcome != right and not (right and rank != fault.rank and right in outcome and "LONG" not in outcome):
+                found.append(f"{fault}: rank {rank}, call {place}: {outcome!r}, expected {right!r}")
+    return found
 
 
 def _outcome(call: Callable[[Any, int], str], group: Any, number: int) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from codegen.dtypes import FP8
 from codegen.spec import Spec
 
 
@@ -104,7 +103,7 @@ OPERATORS: dict[str, Operator] = {
 def operator_of(spec: Spec) -> Operator:
     """The record of a spec's operator."""
     found = OPERATORS[spec.op]
-    return found.fp8 or found if spec.dtype in FP8 else found
+    return found.fp8 or found if spec.is_fp8 else found
 
 
 def part(place: str) -> Any:

@@ -10,7 +10,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from codegen.dtypes import FP8
 from codegen.errors import CodegenError
 from codegen.patterns.topk import TopK
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
@@ -104,7 +103,7 @@ class AttentionInputs:
     def __init__(self, problem: AttentionProblem, device: str = "cuda") -> None:
         heads, q_len, kv_len = need(problem, "heads", "q_len", "kv_len")
         batch, kv_heads = problem.batch or 1, problem.kv_heads or heads
-        dtype = TORCH_DTYPES[FROM if problem.dtype in FP8 else problem.dtype]
+        dtype = TORCH_DTYPES[FROM if problem.is_fp8 else problem.dtype]
         self.problem = problem
         self.q = torch.randn((batch, heads, q_len, problem.head_dim), device=device, dtype=dtype)
         self.k, self.v = (
@@ -168,7 +167,7 @@ class AttentionInputs:
 
     def _out(self, spec: AttentionSpec) -> torch.Tensor:
         """Return memory for a result: that of all kernels of its type, which are called one after the other."""
-        dtype = TORCH_DTYPES[spec.output if spec.dtype in FP8 else spec.dtype]
+        dtype = TORCH_DTYPES[spec.output if spec.is_fp8 else spec.dtype]
         if dtype not in self._outs:
             self._outs[dtype] = torch.empty_like(self.q, dtype=dtype)
         return self._outs[dtype]

@@ -75,6 +75,14 @@ GROUPS: dict[str, Group] = {
         ("runtime/bench", "runtime/baselines"),
     ),
     "new specs": Group((f"{C}/test_new.py",), ("codegen/new*.py", "codegen/wizard.py")),
+    # Packages that import no others of runtime/
+    "compiler": Group(
+        tuple(f"{K}/test_{name}.py" for name in ("child", "toolchain", "findings")), ("runtime/compile",)
+    ),
+    "cache": Group(
+        (f"{K}/test_cache.py", *(f"{C}/test_{name}.py" for name in ("cache_files", "cache_lock", "cache_trust"))),
+        ("runtime/compile", "tests/stress/cache*.py"),
+    ),
     # Scripts that measure, and the pages that they write
     "attention benchmarks": Group(
         tuple(f"{C}/test_{name}_benchmark.py" for name in ("attention", "data", "compare", "prefill")),
@@ -133,8 +141,16 @@ GROUPS: dict[str, Group] = {
         (f"{C}/test_install.py",),
         ("scripts", "Dockerfile", ".dockerignore", ".ci/run", "pyproject.toml", "tests/stress/clean_install.py"),
     ),
+    "integrations": Group(
+        (f"{C}/test_integrations.py", f"{C}/test_integration_snippets.py"),
+        ("runtime/integrations", "runtime/video", "docs/integrations.md"),
+    ),
     "examples": Group(
         (f"{C}/test_examples.py", f"{K}/test_driver_api.py"), ("examples", "tests/compile/fake_libcuda.c")
+    ),
+    "faults of ranks": Group(
+        ("tests/distributed/test_faults.py",),
+        ("runtime/distributed", "tests/distributed/*.py", "tests/stress/ranks_faults.py"),
     ),
     "scripts on a GPU": Group(
         tuple(f"{C}/test_{name}.py" for name in ("launches", "fresh_specs", "garbage", "guard", "small_call")),

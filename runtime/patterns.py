@@ -75,7 +75,7 @@ PatternType = TypeVar("PatternType", bound=type[Any])
 
 
 def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
-    """Return a decorator that makes a pattern class a pytree whose leaves are the fields ``tensors``."""
+    """A decorator that makes a pattern class a pytree whose leaves are the fields ``tensors``."""
 
     def registered(cls: PatternType) -> PatternType:
         cls.tensors = tensors
@@ -140,7 +140,7 @@ def _check_values(cls: Any, *values: Any) -> None:
 
 
 def _block_text(block: tuple[int, int]) -> str:
-    """Return a block's shape as JSON."""
+    """A block's shape as JSON."""
     q, kv = constant(block[0]), constant(block[1])
     return f'"block": {{"q": {q}, "kv": {kv}}}'
 

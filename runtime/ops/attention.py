@@ -239,7 +239,7 @@ def _quantised(
 
 
 def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
-    """Check what torch's operators would refuse in words of their own."""
+    """Check arguments that torch's operators would refuse in their own words."""
     if torch.compiler.is_dynamo_compiling():
         return
     check_numbers(scale, softcap)
@@ -249,7 +249,7 @@ def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
-    """Return whether the kernel alone is to see a call: no mode, transform, tracer, subclass or autograd.
+    """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient.
 
     Raises:
         ArgumentError: as ``_is_refused`` does.
@@ -266,7 +266,7 @@ def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bo
 
 
 def _is_refused(*tensors: Any) -> bool:
-    """Return whether an argument is no tensor at all, which the checks of a call name; refuse some that are.
+    """Whether an argument is not a tensor, which the checks of a call name; refuse some tensors.
 
     Raises:
         ArgumentError: for a tensor under ``torch.vmap``, and for a DTensor.
@@ -276,7 +276,7 @@ def _is_refused(*tensors: Any) -> bool:
 
 
 def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
-    """Return a pattern, or that of a BlockMask.
+    """A pattern as it is, or that of a BlockMask.
 
     Raises:
         ArgumentError: for what is neither.

@@ -49,7 +49,7 @@ def _fake(
     daux: Sequence[str] | None = None,
     **_: Any,
 ) -> Found:
-    """Return tensors like the gradients, without values."""
+    """Tensors like the gradients, without values."""
     dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, text = arguments
     scored = scored_pattern(text)
     check_types(q, k, v, tensors, scored, sink=sink, kv_lengths=kv_lengths)
@@ -128,7 +128,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        """Return the gradients of q, k, v, the sinks and tensors of the score."""
+        """Gradients of q, k, v, the sinks and tensors of the score."""
         q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:5]
         needs_q, needs_k, needs_v, needs_sink = wanted
@@ -159,7 +159,7 @@ def _named(scored: ScoredPattern, needs: Sequence[bool]) -> dict[str, int]:
 
 
 def _differentiated(*tensors: Any) -> bool:
-    """Return whether gradients are on, and one of the tensors requires one."""
+    """Whether gradients are enabled, and one of the tensors requires one."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -181,7 +181,7 @@ def _refuse_tangents(overload: Any, arguments: Sequence[Any]) -> None:
 
 
 def with_gradients(overload: Any) -> Callable[..., Any]:
-    """Return what autograd does with the operator that returns a new result.
+    """Autograd implementation of the operator that returns a new result.
 
     Raises:
         ArgumentError, SpecError: by what is returned, for what has no gradient.
@@ -209,7 +209,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
 
 
 def without_gradients(overload: Any) -> Callable[..., Any]:
-    """Return what autograd does with the operator that writes into ``out``: refuse what requires a gradient.
+    """Autograd implementation of the operator that writes into ``out``: refuse tensors that require a gradient.
 
     Raises:
         ArgumentError: by what is returned.
@@ -232,7 +232,7 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
 
 
 def never_with_gradients(overload: Any) -> Callable[..., Any]:
-    """Return what autograd does with an operator of FP8: refuse what requires a gradient.
+    """Autograd implementation of an operator of FP8: refuse tensors that require a gradient.
 
     Raises:
         ArgumentError: by what is returned.

@@ -1,4 +1,4 @@
-"""Calls of block-sparse attention on real tensors: the kernel of a call is remembered by what decides it."""
+"""Calls of block-sparse attention on real tensors; kernels are remembered by pattern, shapes and options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Route:
     """How calls of one kind are computed.
 
     Attributes:
-        kernel: what computes them.
+        kernel: the kernel.
         scale: the softmax scale where a call gives none; None: the kernel's default.
         arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
         indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
@@ -56,10 +56,10 @@ class Route:
     checked: Signatures = field(default_factory=Signatures)
 
     def lists_of(self, scored: ScoredPattern, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> Tensors:
-        """Return the kernel's index tensors of the caller's.
+        """The kernel's index tensors, made of the caller's.
 
         Raises:
-            ArgumentError: for tensors that are none of the pattern, of which others could be made all the same.
+            ArgumentError: for tensors that do not fit the pattern.
         """
         if self.arranged is None:
             return tensors
@@ -196,7 +196,7 @@ def remember(call: Call) -> Route:
 
 @lru_cache(maxsize=CLASSES_KEPT)
 def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel:
-    """Return the kernel of a class of calls on a device; classes may share it."""
+    """The kernel of a class of calls on a device; classes may share it."""
     return _loaded(chosen(shape_class).spec, device)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what ``block_sparse_attention`` is called with: before a kernel is chosen, and where a kernel refuses."""
+"""Checks of the arguments of ``block_sparse_attention``: before a kernel is chosen, and after a kernel has refused."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengt
 
 
 def check_softcap(softcap: Any) -> float:
-    """Return the softcap of a call as a float.
+    """The softcap of a call as a float.
 
     Raises:
         ArgumentError: unless it is a number that kernels are made for.
@@ -168,7 +168,7 @@ def check_numbers(scale: Any, softcap: Any) -> None:
 def read_tensors(
     q: Any, k: Any, v: Any, tensors: Tensors, aux: dict[str, torch.Tensor], *, sink: Any, kv_lengths: Any
 ) -> dict[str, Any]:
-    """Return all tensors that a call reads, by the names that messages have for them."""
+    """All tensors that a call reads, by their names in error messages."""
     listed = {f"the pattern's tensor {place}": tensor for place, tensor in enumerate(tensors)}
     of_aux = {f"aux[{name!r}]": tensor for name, tensor in aux.items()}
     return {"q": q, "k": k, "v": v, **listed, **of_aux, "sink": sink, "kv_lengths": kv_lengths}
@@ -255,7 +255,7 @@ def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of a tensor's first byte and of the one after its last."""
+    """Address of a tensor's first byte, and of the byte after its last one."""
     begins = tensor.data_ptr()
     if tensor.is_contiguous():
         return begins, begins + tensor.nbytes

@@ -35,7 +35,7 @@ _FEW_QUERIES = 16  # of a block: below, a tile is filled by query heads that sha
 
 
 class Fp8Call(NamedTuple):
-    """What of a call with FP8 inputs its kernel is told.
+    """Parameters of a call with FP8 inputs that select its kernel.
 
     Attributes:
         output: type of the result.
@@ -48,12 +48,12 @@ class Fp8Call(NamedTuple):
     k_rows: int
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the spec."""
+        """Fields of the spec."""
         return {"output": DTYPES[self.output], "scale_rows": {"q": self.q_rows, "k": self.k_rows}}
 
 
 class Call(NamedTuple):
-    """What of a call decides its kernel.
+    """Properties of a call that select its kernel.
 
     Attributes:
         scored: the pattern and the score.
@@ -66,7 +66,7 @@ class Call(NamedTuple):
         sink: whether the call has sinks.
         kv_lengths: whether it has lengths.
         lse: whether it wants the log-sum-exp.
-        fp8: what a kernel of FP8 inputs is told beside.
+        fp8: parameters of FP8 inputs; None for 16-bit ones.
     """
 
     scored: ScoredPattern
@@ -99,7 +99,7 @@ class ShapeClass:
         pad_heads: whether their heads are filled up by a kernel that does not copy by TMA, which does so by itself.
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
-        fp8: what a kernel of FP8 inputs is told beside.
+        fp8: parameters of FP8 inputs; None for 16-bit ones.
     """
 
     scored: ScoredPattern
@@ -122,7 +122,7 @@ class ShapeClass:
     fp8: Fp8Call | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return what the spec says of the problem; options that are off are left out."""
+        """Fields of the spec that define the problem, without options that are off."""
         softcap = None if self.softcap is None else float(self.softcap)
         options: dict[str, Any] = {
             "softcap": softcap,
@@ -140,7 +140,7 @@ class ShapeClass:
         }
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes that are known."""
+        """Known sizes, by name."""
         names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
         sizes = {name: getattr(self, name) for name in names}
         return {name: size for name, size in sizes.items() if size is not None}
@@ -152,8 +152,8 @@ class Resolution:
 
     Attributes:
         shape_class: the class that the call is of.
-        choice: the kernel, and why it.
-        fit: what becomes of the caller's lists; None: nothing.
+        choice: the kernel, and the reason.
+        fit: how the caller's lists become those of the kernel; None where they are the same.
         repeated: how often each head of the lists is repeated.
     """
 
@@ -163,7 +163,7 @@ class Resolution:
     repeated: int
 
     def lists_of(self) -> Callable[[Tensors, int, int], Tensors] | None:
-        """Return what makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same."""
+        """Function from the caller's index tensors, q_len and kv_len to the kernel's; None if they are the same."""
         fit, repeated = self.fit, self.repeated
         if fit is None and repeated == 1:
             return None
@@ -179,13 +179,13 @@ class Resolution:
 
 
 def rounded(size: int) -> int:
-    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below ``size``."""
     power = 1 << max(0, size - 1).bit_length()
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
 
 
 def arch_of(device: torch.device) -> str:
-    """Return the architecture whose kernels a device runs.
+    """The architecture whose kernels a device runs.
 
     Raises:
         DeviceError: if none are written for it. Those of another architecture are not taken instead.
@@ -199,7 +199,7 @@ def arch_of(device: torch.device) -> str:
 
 
 def kernel_head_dim(head_dim: int) -> int:
-    """Return the head size of the kernel.
+    """The head size of the kernel.
 
     Raises:
         ArgumentError: if no kernel takes it.
@@ -261,7 +261,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
 
 
 def _packed_heads(call: Call) -> int:
-    """Return how many query heads share their lists within a tile, where lists are those of K/V heads or of all."""
+    """Query heads in a tile that share their lists, where lists are those of K/V heads or of all heads."""
     if len(call.list_shape) < LIST_RANK:
         return 1
     heads, kv_heads, list_heads = call.q_shape[1], call.k_shape[1], call.list_shape[1]

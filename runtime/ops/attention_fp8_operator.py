@@ -1,4 +1,4 @@
-"""torch's operators of attention with operands in FP8: what ``torch.compile`` and dispatch modes see.
+"""torch's operators of attention with operands in FP8, which ``torch.compile`` and dispatch modes see.
 
 They are registered when this module is imported. They have no backward, and refuse operands that require one.
 """
@@ -55,13 +55,13 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
 
 
 def _fake(*arguments: Any, output: torch.dtype, lse: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors like the results, without values."""
+    """Tensors like the results, without values."""
     q: torch.Tensor = arguments[0]
     return like(q, output), q.new_empty(q.shape[:3], dtype=torch.float32) if lse else nothing(q)
 
 
 def _fake_out(*arguments: Any, **options: Any) -> torch.Tensor:
-    """Return a tensor like the LSE, without values."""
+    """A tensor like the LSE, without values."""
     return _fake(*arguments, **options)[1]
 
 

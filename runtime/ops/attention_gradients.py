@@ -1,4 +1,4 @@
-"""Gradients of block-sparse attention on real tensors: which kernels compute them, and their calls."""
+"""Gradients of block-sparse attention on real tensors: the choice of kernels, and their calls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GradientChoice:
 
     Attributes:
         kernels: their specs.
-        fit: what becomes of the caller's lists; None: nothing.
+        fit: how the caller's lists become those of the kernels; None where they are the same.
     """
 
     kernels: BackwardKernels
@@ -66,7 +66,7 @@ class GradientChoice:
 
 
 def check_gradients(scored: ScoredPattern, aux_gradients: Sequence[str] = ()) -> None:
-    """Refuse what has no gradient on any device, of tensors whose sizes may not be known.
+    """Refuse patterns and tensors without a gradient on any device; sizes need not be known.
 
     Args:
         scored: the pattern and the score.
@@ -139,7 +139,7 @@ def chosen_for(
     deterministic: bool,
     aux_gradients: Sequence[str] = (),
 ) -> GradientChoice:
-    """Return the choice for a call.
+    """The choice for a call.
 
     Raises:
         DeviceError, ArgumentError, SpecError: for what has no gradient.
@@ -238,7 +238,7 @@ def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _statistics(q: Any, dout: Any, out: Any, lse: Any, dlse: Any) -> torch.Tensor:
-    """Return the statistics where no kernel was called that makes them: the sinks alone have a gradient."""
+    """Statistics of a call in which only the sinks have a gradient, so that no kernel makes them."""
     rows = {"lse": (lse, q.shape[:3]), "dlse": (dlse, q.shape[:3]), "out": (out, q.shape), "dout": (dout, q.shape)}
     for name, (tensor, shape) in rows.items():
         if tensor is not None and tensor.shape != shape:
@@ -249,7 +249,7 @@ def _statistics(q: Any, dout: Any, out: Any, lse: Any, dlse: Any) -> torch.Tenso
 
 
 def _of_heads(tensors: Tensors, heads: int) -> Tensors:
-    """Return lists of the heads of q, or of all at once, of lists of fewer heads."""
+    """Repeat lists of fewer heads for the heads of q; lists for all heads at once stay."""
     return tuple(
         t
         if t is None or t.dim() < LIST_RANK or t.shape[1] in (1, heads)
@@ -259,7 +259,7 @@ def _of_heads(tensors: Tensors, heads: int) -> Tensors:
 
 
 def _addressable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose rows kernels can read: itself, or a contiguous copy."""
+    """A tensor whose rows kernels can read: itself, or a contiguous copy."""
     step = TMA_ALIGNMENT // tensor.element_size()
     strides = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     fits = tensor.stride(-1) == 1 and all(size == 1 or stride % step == 0 for size, stride in strides)

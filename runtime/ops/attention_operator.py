@@ -1,4 +1,4 @@
-"""torch's operators of block-sparse attention: what ``torch.compile``, ``torch.export`` and dispatch modes see.
+"""torch's operators of block-sparse attention, which ``torch.compile``, ``torch.export`` and dispatch modes see.
 
 They are registered when this module is imported. Their arguments are tensors, numbers and the pattern of the kernel's
 spec as JSON, so that an exported program can be saved, and depends on lengths and lists as on any tensor.
@@ -74,7 +74,7 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
 def _fake(
     *arguments: Any, lse: bool = False, gradients: bool = False, aux_gradients: Sequence[str] | None = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors like the results, without values."""
+    """Tensors like the results, without values."""
     q, k, v, tensors, sink, kv_lengths, *_rest, text = arguments
     scored = scored_pattern(text)
     check_types(q, k, v, tensors, scored, sink=sink, kv_lengths=kv_lengths)
@@ -84,7 +84,7 @@ def _fake(
 
 
 def _fake_out(*arguments: Any, **options: Any) -> torch.Tensor:
-    """Return a tensor like the LSE, without values."""
+    """A tensor like the LSE, without values."""
     return _fake(*arguments, **options)[1]
 
 

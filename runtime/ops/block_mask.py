@@ -108,7 +108,7 @@ def _run(
 def _fake(
     aux: list[torch.Tensor], *, pattern: str, batch: int, heads: int, q_len: int, kv_len: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Return tensors like the result, without values."""
+    """Tensors like the result, without values."""
     del aux
     lists = scored_pattern(pattern).pattern
     assert isinstance(lists, BlockListsSpec) and lists.expression is not None

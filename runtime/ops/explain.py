@@ -26,14 +26,14 @@ FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call takes, and why; as text, one line for each thing.
+    """The kernels of a call, and the reasons; as text, one fact a line.
 
     Attributes:
         choice: the kernel's spec, the rule and the reason of ``codegen.select``.
         shape_class: the class of calls that share the kernel.
         head_dim: of the call; the kernel's is ``shape_class.head_dim``.
-        lists: what becomes of the caller's lists; "": nothing.
-        gradients: the kernels of the gradients; None where they were not asked for.
+        lists: how the caller's lists become those of the kernel; "" where they are the same.
+        gradients: the kernels of the gradients; None without ``gradients=True``.
     """
 
     choice: Choice
@@ -48,7 +48,7 @@ class Explanation:
         return 1 - self.head_dim / self.shape_class.head_dim
 
     def __str__(self) -> str:
-        """Return all of it."""
+        """All fields, in words."""
         wanted = self.shape_class
         sizes = ", ".join(f"{name} {size}" for name in FIELDS if (size := getattr(wanted, name)) is not None)
         lines = [

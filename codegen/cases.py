@@ -1,4 +1,4 @@
-"""What a receipt must hold to vouch for a kernel: the cases of its spec, and the most that a case may allow an error.
+"""Requirements of a receipt: the cases of its spec, and the largest tolerance of a case.
 
 Names alone: inputs and oracles are in ``runtime/verify``, whose tests hold its tables to these names.
 """
@@ -75,7 +75,7 @@ def _more_of_spmm(plan: Plan, spec: BsrSpmmSpec) -> str:
 
 
 def grouped_column_tiles(plan: Plan) -> int:
-    """Return how many column tiles of BSR x dense by WGMMA are computed as a group; 1 where they are not."""
+    """The number of column tiles of BSR x dense by WGMMA that are computed as a group; 1 without groups."""
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
     if spec.mma != "wgmma" or spec.transpose_a:

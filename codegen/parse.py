@@ -90,7 +90,7 @@ def parse_plain(fields: dict[str, Any], file: str = "") -> Spec:
 
 
 def _is_enough(spec: Spec) -> bool:
-    """Return whether a spec works on its architecture, or would not with fewer stages either."""
+    """Whether a spec works on its architecture, or would not with fewer stages either."""
     try:
         plan_of(spec, spec.op)
     except SpecError as error:

@@ -138,7 +138,7 @@ def error_of(problem: Problem) -> Callable[[str, Any], float]:
 def kernels_of(problem: Problem) -> BackwardKernels:
     """Choose our kernels as ``block_sparse_attention`` does."""
     fields = problem.spec.model_dump(include={"arch", "dtype", "head_dim"})
-    return backward_kernels(problem.spec.pattern.model_dump(), **fields)
+    return backward_kernels(problem.spec.pattern, **fields)
 
 
 def loaded_apart(problem: Problem) -> tuple[Any, Any]:

@@ -43,7 +43,7 @@ from runtime.distributed import (
     shared_keys,
 )
 from runtime.distributed.plan import Plan
-from runtime.patterns import Causal, Dense, Pattern, SlidingWindow, TopK
+from runtime.patterns import Causal, Dense, Pattern, SlidingWindow, TopK, scored_of
 
 Call = Callable[[], Any]
 HEADS, DIM, BLOCK, ENTRIES, WINDOW = 16, 128, 128, 32, 2048
@@ -357,7 +357,7 @@ def measured(row: Row, dtype: str, group: Any, link: float, labels: Sequence[str
     problem = Problem(row, DTYPES[dtype], group)
     work, of_key = problem.flops(), 2 * HEADS * DIM * 2
     record: dict[str, Any] = {"name": row.name, "dtype": dtype, "target": row.target, "results": {}, "failed": {}}
-    plan = Plan("", problem.layout, problem.pattern.spec_json, None, 0, False, 1.0)
+    plan = Plan("", problem.layout, scored_of(problem.pattern), None, 0, False, 1.0)
     heads = HEADS // problem.ranks if row.heads else HEADS
     shape = (1, heads, row.length if row.heads else row.length // problem.ranks, DIM)
     every, lengths = range(problem.ranks), (row.length, row.length)

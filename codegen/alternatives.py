@@ -7,10 +7,11 @@ import json
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.operators import operator_of
+from codegen.planning import plan_for
 from codegen.select.choice import choose
-from codegen.select.problem import is_chosen, parse_problem, said_by
-from codegen.spec import AttentionBackwardSpec, Spec, UnchosenSpec
+from codegen.select.problem import has_problem, is_chosen, parse_problem, said_by
+from codegen.spec import Spec
 
 
 def suggest(spec: Spec, arch: str) -> str:
@@ -47,10 +48,10 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 
 def problem_of(spec: Spec) -> dict[str, object]:
     """Return the fields that say what a spec computes; options that are off are left out."""
-    if isinstance(spec, AttentionBackwardSpec):
-        said = {"op", "dtype", "gradients", "head_dim", "pattern"}
+    computes = operator_of(spec).computes
+    if computes:
         used = {name for name in spec.options if getattr(spec, name) != type(spec).model_fields[name].default}
-        return spec.model_dump(include=said | used)
-    if isinstance(spec, UnchosenSpec):
+        return spec.model_dump(include={"op", "dtype", *computes} | used)
+    if not has_problem(spec):
         return {"op": spec.op, "dtype": spec.dtype}
     return {name: value for name, value in said_by(spec).items() if name != "arch"}

@@ -19,7 +19,7 @@ from codegen.files import is_file, write_if_changed
 from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.listing import row_of, table_of
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.progress import progress
 from codegen.receipts import state
 from codegen.render import render

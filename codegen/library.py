@@ -15,8 +15,9 @@ from typing import Any
 from codegen.errors import FileError, SpecError
 from codegen.files import is_file, read_text, resolved
 from codegen.names import check_name
+from codegen.operators import operator_of
 from codegen.parse import parse_spec
-from codegen.spec import AttentionBackwardSpec, BlockMaskSpec, QuantiseSpec, Spec, UnchosenSpec
+from codegen.spec import Spec
 from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import location_of, read_yaml
 
@@ -147,19 +148,7 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
 
 def unnamed_stem(spec: Spec) -> str:
     """Return a readable, unique name for a spec that came from no file."""
-    what: list[str] = [spec.op, spec.arch, spec.dtype]
-    if spec.op == "attention":
-        what += [f"d{spec.head_dim}", spec.pattern.stem()]
-    elif isinstance(spec, AttentionBackwardSpec):
-        what += [spec.gradients, f"d{spec.head_dim}", spec.pattern.stem()]
-    elif isinstance(spec, BlockMaskSpec):
-        what += [spec.pattern.stem()]
-    elif isinstance(spec, QuantiseSpec):
-        what += [spec.codes, f"d{spec.head_dim}", spec.scales]
-    elif isinstance(spec, UnchosenSpec):
-        what += [f"{spec.tile.m}x{spec.tile.n}"]
-    else:
-        what += [f"b{spec.block.rows}x{spec.block.cols}"]
+    what = [spec.op, spec.arch, spec.dtype, *operator_of(spec).stem(spec)]
     return "_".join([*what, spec.hash[:8]]).replace("-", "minus")  # sizes that a plan refuses have a name too
 
 

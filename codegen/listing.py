@@ -9,9 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from codegen.library import NamedSpec
+from codegen.operators import operator_of
 from codegen.receipts import ReceiptState, ReceiptStatus
 from codegen.score import Score
-from codegen.spec import AttentionBackwardSpec, AttentionSpec, Epilogue, Spec, UnchosenSpec
+from codegen.spec import Epilogue, Spec
 
 WIDE = 120
 """Columns that all of a table fits into; in fewer, what follows the name is one column."""
@@ -55,12 +56,7 @@ def table_of(rows: Sequence[dict[str, Any]], width: int) -> Table:
 
 def what(spec: Spec) -> str:
     """The computation of a kernel and its options, in words."""
-    if isinstance(spec, AttentionSpec):
-        told = [f"{spec.pattern.stem()}, d {spec.head_dim}"]
-    elif isinstance(spec, AttentionBackwardSpec):
-        told = [f"{spec.gradients} of {spec.pattern.stem()}, d {spec.head_dim}"]
-    else:
-        told = [spec.op] if isinstance(spec, UnchosenSpec) else [f"blocks {spec.block.rows} x {spec.block.cols}"]
+    told = [operator_of(spec).title(spec)]
     for name in spec.options:
         value = getattr(spec, name)
         if value == type(spec).model_fields[name].default or name in BY_DEFAULT:

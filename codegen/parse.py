@@ -13,14 +13,15 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
-from codegen.combinations import check_combination, check_fp8, check_gradients, check_options, check_score
+from codegen.arch import ARCHS, Combination
+from codegen.combinations import check_combination, check_fp8
 from codegen.errors import SpecError
 from codegen.migrations import outdated
+from codegen.operators import OPERATORS, operator_of
 from codegen.patterns.base import SpecModel
 from codegen.plain import PlainCopy
-from codegen.plans import plan_of
-from codegen.select.defaults import candidates
-from codegen.spec import FILLED_IN, MODELS, OPS, SPEC_ADAPTER, AttentionBackwardSpec, AttentionSpec, Spec, SpecBase
+from codegen.select.defaults import COMBINED, Choice, Fields
+from codegen.spec import FILLED_IN, SPEC_ADAPTER, Spec, SpecBase
 from codegen.validation import first_error
 
 
@@ -49,7 +50,7 @@ def _partial_union() -> Any:
     return Annotated[reduce(or_, (_partial(model) for model in get_args(Spec))), Field(discriminator="op")]
 
 
-BY_OP: dict[str, type[BaseModel]] = dict(zip(OPS, MODELS, strict=True))
+BY_OP: dict[str, type[BaseModel]] = {name: operator.model for name, operator in OPERATORS.items()}
 PARTIAL_ADAPTER: TypeAdapter[Spec] = TypeAdapter(_partial_union())
 
 
@@ -75,24 +76,55 @@ def parse_plain(fields: dict[str, Any], file: str = "") -> Spec:
         SpecError: as ``parse_spec``.
     """
     try:
-        specs = [SPEC_ADAPTER.validate_python(each) for each in candidates(PARTIAL_ADAPTER.validate_python(fields))]
+        specs = [SPEC_ADAPTER.validate_python(each) for each in _filled_in(PARTIAL_ADAPTER.validate_python(fields))]
     except ValidationError as error:
         raise outdated(fields, file) or SpecError(*first_error(error, BY_OP, "this spec")) from None
     check_combination(specs[0], fields)  # in which they do not differ
     check_fp8(specs[0])
-    if isinstance(specs[0], AttentionSpec | AttentionBackwardSpec):
-        check_score(specs[0])
-    if isinstance(specs[0], AttentionSpec):
-        check_options(specs[0])
-    if isinstance(specs[0], AttentionBackwardSpec):
-        check_gradients(specs[0])
+    operator_of(specs[0]).check(specs[0])
     return next(filter(_is_enough, specs[:-1]), specs[-1])
 
 
 def _is_enough(spec: Spec) -> bool:
     """Whether a spec works on its architecture, or would not with fewer stages either."""
     try:
-        plan_of(spec, spec.op)
+        operator_of(spec).plan(spec, spec.op)
     except SpecError as error:
         return error.field not in ("stages", "ctas_per_sm")
     return True
+
+
+def _filled_in(given: Spec) -> list[Fields]:
+    """Fields of a partial spec with those that were left out, once for each number of stages, best first.
+
+    Raises:
+        SpecError: names ``arch``, where no kernel of this operator is written for it.
+    """
+    operator = operator_of(given)
+    preferred, more = operator.features(given)
+    choice = _combination(given, preferred)
+    combined = {key: getattr(choice, key) for key in COMBINED}
+    features: Fields = {**dict(given), **combined, **more}
+    row = next(row for row in operator.rows if row.fits(features))
+    sizes = zip(type(given.tile).model_fields, row.tile, strict=True)
+    tile = {name: features[size] if isinstance(size, str) else size for name, size in sizes}
+    fields = given.model_dump(by_alias=True, exclude_unset=True)
+    tile |= fields.pop("tile", {})
+    stages = row.stages if given.stages is None else row.stages[:1]
+    return [{**combined, **row.options, "stages": number, **fields, "tile": tile} for number in stages]
+
+
+def _combination(given: Spec, preferred: Choice | None) -> Combination:
+    """The preferred combination, or else the first legal one, that agrees with a partial spec."""
+    legal = ARCHS[given.arch].of(given.op)
+    if not legal:
+        written = ", ".join(arch.name for arch in ARCHS.values() if arch.of(given.op))
+        raise SpecError("arch", f"is {given.arch}; {given.op} is written for {written}")
+    said = (given.mma, given.copy_, given.schedule)
+
+    def agrees(choice: Combination) -> bool:
+        pairs = zip(said, (choice.mma, choice.copy, choice.schedule), strict=True)
+        return all(one in (None, other) for one, other in pairs)
+
+    first = () if preferred is None else (Combination(given.op, *preferred),)
+    return next(filter(agrees, (*first, *legal)), legal[0])  # one that no kernel has is refused later

@@ -17,7 +17,7 @@ from codegen.layout import lay_out, mark
 from codegen.library import TEMPLATES, NamedSpec
 from codegen.names import check_name, taken
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.prune import prune
 from codegen.wording import in_comment, in_shell
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, TypeAdapter, model_validator
 
@@ -492,28 +492,6 @@ class QuantiseSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = ("mean", "hadamard", "rotary")
 
 
-MODELS = (
-    AttentionSpec,
-    AttentionBackwardSpec,
-    BlockMaskSpec,
-    BsrSpmmSpec,
-    BsrSddmmSpec,
-    BsrSpgemmSpec,
-    QuantiseSpec,
-    SelectTopkSpec,
-    TileCopySpec,
-)
-OPS = (
-    "attention",
-    "attention_backward",
-    "block_mask",
-    "bsr_spmm",
-    "bsr_sddmm",
-    "bsr_spgemm",
-    "quantise",
-    "select_topk",
-    "tile_copy",
-)
 Spec = (
     AttentionSpec
     | AttentionBackwardSpec
@@ -525,6 +503,8 @@ Spec = (
     | SelectTopkSpec
     | TileCopySpec
 )
+MODELS: tuple[type[SpecBase], ...] = get_args(Spec)
+OPS: tuple[str, ...] = tuple(get_args(model.model_fields["op"].annotation)[0] for model in MODELS)
 UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantiseSpec | SelectTopkSpec | TileCopySpec
 """Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])

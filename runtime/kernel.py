@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from codegen.alternatives import suggest_for
-from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_files
 from codegen.render import generate
@@ -28,7 +27,6 @@ from runtime.errors import ArgumentError, DeviceError, NoJitError
 from runtime.kernels.arguments import check_device
 from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_backward import AttentionBackwardKernel
-from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
@@ -36,6 +34,7 @@ from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
+from runtime.operators import operator_of, part
 
 Kernel = (
     AttentionKernel
@@ -50,21 +49,6 @@ Kernel = (
 )
 
 _NATIVE = "name a spec of the device's own architecture"
-
-KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {
-    "attention": AttentionKernel,
-    "attention_backward": AttentionBackwardKernel,
-    "block_mask": BlockMaskKernel,
-    "bsr_spmm": BsrSpmmKernel,
-    "bsr_sddmm": BsrSddmmKernel,
-    "bsr_spgemm": BsrSpgemmKernel,
-    "quantise": QuantiseKernel,
-    "select_topk": SelectTopkKernel,
-    "tile_copy": TileCopyKernel,
-}
-"""What is called, by operator."""
-FP8_KERNELS: dict[str, Callable[[Compiled, LoadedKernel], Kernel]] = {"attention": Fp8AttentionKernel}
-"""The same where FP8 inputs are called otherwise."""
 
 
 def load_kernel(
@@ -165,9 +149,13 @@ def _load_exported(
 def _loaded(compiled: Compiled, where: torch.device) -> Kernel:
     with entered(where.index):
         loaded = LoadedKernel(compiled)
-    spec = compiled.named.spec
-    called = FP8_KERNELS.get(spec.op) if spec.dtype in FP8 else None
-    return (called or KERNELS[spec.op])(compiled, loaded)
+    return kernel_class(compiled.named.spec)(compiled, loaded)
+
+
+def kernel_class(spec: Spec) -> Callable[[Compiled, LoadedKernel], Kernel]:
+    """Class of the kernel objects of a spec."""
+    found: type[Kernel] = part(operator_of(spec).kernel)
+    return found
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:

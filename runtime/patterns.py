@@ -14,15 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
-from codegen.patterns import PATTERNS, PatternBase
+from codegen.errors import SpecError
 from codegen.patterns.block_lists import NAMED_MASKS
-from codegen.score import Score as ScoreModel
-from codegen.validation import first_error
+from codegen.scored_pattern import KEPT, ScoredPattern, parse_score, pattern_of, pattern_with_score, scored_pattern
 from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
@@ -55,12 +55,13 @@ class Pattern:
     kind: ClassVar[str]
     tensors: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are pytree leaves."""
+    _names: ClassVar[list[str]]
+    """Names of the other fields."""
     spec_json: str
 
     def spec_pattern(self) -> dict[str, Any]:
         """Return the pattern of the kernel's spec, as plain data."""
-        found: dict[str, Any] = json.loads(self.spec_json)
-        return found
+        return scored_of(self).pattern_fields
 
     def index_tensors(self) -> Indices:
         """Return the tensors that a call passes beside q, k and v, in the kernel's order."""
@@ -74,11 +75,11 @@ PatternType = TypeVar("PatternType", bound=type[Any])
 
 
 def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
-    """Return a decorator that makes a pattern class a pytree whose leaves are the fields ``tensors``."""
+    """A decorator that makes a pattern class a pytree whose leaves are the fields ``tensors``."""
 
     def registered(cls: PatternType) -> PatternType:
         cls.tensors = tensors
-        names = [field.name for field in fields(cls) if field.init and field.name not in tensors]
+        names = cls._names = [field.name for field in fields(cls) if field.init and field.name not in tensors]
 
         def flatten(pattern: Any) -> tuple[list[Any], tuple[Any, ...]]:
             return [getattr(pattern, name) for name in tensors], tuple(getattr(pattern, name) for name in names)
@@ -108,33 +109,38 @@ def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
     return registered
 
 
+_WORDS = frozenset({int, bool, str})
+"""Types of legal fields beside tensors."""
+
+
 def _check_numbers(pattern: Any) -> None:
     """Check the fields of a pattern that has numbers only.
 
     Raises:
         ArgumentError: naming the field.
     """
-    if torch.compiler.is_compiling():  # validation is not traced; the kernel's spec is validated all the same
+    if torch.compiler.is_compiling():  # validation is not traced; whoever parses the text validates it
         return
-    _check_model({"kind": pattern.kind, **{field.name: getattr(pattern, field.name) for field in fields(pattern)}})
+    values = [getattr(pattern, name) for name in pattern._names]
+    check: Any = _check_values if _WORDS.issuperset(map(type, values)) else _check_values.__wrapped__
+    try:
+        check(type(pattern), *values)
+    except SpecError as error:
+        raise ArgumentError(error.field.rpartition(".")[2], error.reason) from None
 
 
-def _check_model(pattern: dict[str, Any]) -> None:
-    """Check a pattern as a spec has it.
+@lru_cache(maxsize=KEPT, typed=True)
+def _check_values(cls: Any, *values: Any) -> None:
+    """Check the values of a pattern's fields; legal ones are looked up from then on.
 
     Raises:
-        ArgumentError: naming the field.
+        SpecError: naming the field.
     """
-    model: type[PatternBase] = PATTERNS[pattern["kind"]]
-    try:
-        model.model_validate(pattern)
-    except ValueError as error:  # pydantic's
-        field, reason = first_error(error, PATTERNS, "a pattern")  # type: ignore[arg-type]
-        raise ArgumentError(field.rpartition(".")[2], reason) from None
+    pattern_of({"kind": cls.kind, **dict(zip(cls._names, values, strict=True))})
 
 
 def _block_text(block: tuple[int, int]) -> str:
-    """Return a block's shape as JSON."""
+    """A block's shape as JSON."""
     q, kv = constant(block[0]), constant(block[1])
     return f'"block": {{"q": {q}, "kv": {kv}}}'
 
@@ -378,9 +384,10 @@ class BlockLists(Pattern):
         expression = {"mask": found.text, **({"aux": found.declared} if found.declared else {})}
         self._set_spec(f'{{"kind": "block_lists", {_block_text(self.block)}, {json_text(expression)[1:]}')
         if not torch.compiler.is_compiling():
-            _check_model(
-                {**json.loads(self.spec_json), "block": {"q": 128, "kv": 128}}
-            )  # blocks of any size are fitted
+            try:
+                scored_of(self)
+            except SpecError as error:
+                raise ArgumentError(error.field.rpartition(".")[2], error.reason) from None
 
     def index_tensors(self) -> Indices:
         """Return the two counts and lists, then the bits, or the tensors of the expression, if there are any."""
@@ -420,7 +427,18 @@ class Score:
         fields_of_spec = {"value": found.text, **({"aux": found.declared} if found.declared else {})}
         object.__setattr__(self, "spec_json", json.dumps(fields_of_spec))
         try:
-            ScoreModel.model_validate(fields_of_spec)
-        except ValueError as error:  # pydantic's
-            place, reason = first_error(error, {}, "a score")  # type: ignore[arg-type]
-            raise ArgumentError("score" if place == "value" else "aux", reason) from None
+            parse_score(self.spec_json)
+        except SpecError as error:
+            raise ArgumentError("score" if error.field == "score.value" else "aux", error.reason) from None
+
+
+def scored_of(pattern: Pattern, score: Score | None = None) -> ScoredPattern:
+    """The value of a pattern, and of a score: all of them but their tensors."""
+    if score is None:
+        return scored_pattern(pattern.spec_json)
+    return pattern_with_score(pattern.spec_json, score.spec_json)
+
+
+def operator_text(pattern: Pattern, score: Score | None = None) -> str:
+    """The text of a pattern, and of a score, that torch's operators take; ``scored_pattern`` parses it."""
+    return pattern.spec_json if score is None else f'{pattern.spec_json[:-1]}, "score": {score.spec_json}}}'

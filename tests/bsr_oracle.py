@@ -96,6 +96,8 @@ class SpmmOracle:
         found = by_definition(w, b, bias=bias, c=c, beta=beta, activation=activation)
         return result_like(found, b.dtype).copy_(found)
 
+    _multiply_parts = __call__
+
 
 class SddmmOracle:
     """Stands for a BsrSddmmKernel."""

@@ -24,7 +24,7 @@ from codegen.parse import parse_spec
 from codegen.plans import plan_for
 from codegen.select import Choice
 from runtime.driver import launch, tensor_map
-from runtime.kernel import KERNELS
+from runtime.kernel import kernel_class
 from runtime.kernels import (
     block_mask,
     bsr_arguments,
@@ -194,4 +194,4 @@ def quiet(**fields: Any) -> Any:
     loaded.layout = launch.ParameterLayout.of(loaded.plan.params)
     loaded.launch = lambda *_, **__: None
     loaded._sm_counts = {None: 132}
-    return KERNELS[named.spec.op](SimpleNamespace(named=named, plan=loaded.plan), loaded)  # type: ignore[arg-type]
+    return kernel_class(named.spec)(SimpleNamespace(named=named, plan=loaded.plan), loaded)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -17,7 +16,6 @@ __all__ = [
     "Block",
     "IndexTensor",
     "PatternBase",
-    "has_expression",
     "pattern_union",
     "without_gradient",
 ]
@@ -44,8 +42,3 @@ def without_gradient(kind: str) -> str:
         return ""
     written = ", ".join(name for name, each in PATTERNS.items() if each.queries is not None)
     return f"is {kind}, which has no gradient; there is one of {written}"
-
-
-def has_expression(pattern: Mapping[str, Any]) -> bool:
-    """Return whether the mask of a pattern, as plain data, is an expression."""
-    return pattern.get("mask", "none") not in ("none", *PATTERNS[pattern["kind"]].named_masks)

@@ -97,10 +97,10 @@ class PatternBase(SpecModel):
 
     has_last_key: ClassVar[bool] = False
     """Whether the template always has ``last_key_of``, and a query sees all keys up to that one."""
-    named_masks: ClassVar[tuple[str, ...]] = ()
-    """Masks of partial blocks, where there are some, that are no expressions."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
+    unordered_dq: ClassVar[bool] = False
+    """Whether tiles add to dQ faster in any order, in heads of the least size, by measurement (docs/training.md)."""
     dq_order: ClassVar[str | None] = None
     """Piece of templates/attention_backward/dq_order: the order in which tiles of keys add to dQ; None: none does."""
 

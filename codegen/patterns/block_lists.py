@@ -47,7 +47,6 @@ class BlockLists(PatternBase):
     """
 
     lists: ClassVar[int] = 2
-    named_masks: ClassVar[tuple[str, ...]] = NAMED_MASKS
     queries: ClassVar[str | None] = "listed"
     kind: Literal["block_lists"]
     block: Block = Field(description="shape of a block")

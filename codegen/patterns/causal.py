@@ -15,6 +15,7 @@ class Causal(PatternBase):
 
     supports_kv_splits: ClassVar[bool] = True
     queries: ClassVar[str | None] = "causal"
+    unordered_dq: ClassVar[bool] = True
     dq_order: ClassVar[str | None] = "causal"
     kind: Literal["causal"]
     align: Literal["bottom_right", "top_left"] = Field(

@@ -10,7 +10,7 @@ from codegen.arch import ARCHS
 from codegen.aux_gradients import reads_of
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.patterns import PATTERNS, has_expression, without_gradient
+from codegen.patterns import PatternBase, without_gradient
 from codegen.plans import (
     attention_backward_daux,
     attention_backward_dq_dkdv,
@@ -65,27 +65,27 @@ def check_arch(arch: str) -> None:
         raise SpecError("arch", f"is {arch}, and gradients of attention are written for {', '.join(backward_archs())}")
 
 
-def check_pattern(pattern: Mapping[str, Any]) -> None:
+def check_pattern(pattern: PatternBase) -> None:
     """Refuse a pattern that has no gradient.
 
     Args:
-        pattern: of a spec, as plain data; its blocks may be of any size.
+        pattern: of a spec; its blocks may be of any size.
 
     Raises:
         SpecError: naming ``pattern``, and the patterns that have one.
     """
-    if reason := without_gradient(pattern["kind"]):
+    if reason := without_gradient(pattern.kind):
         raise SpecError("pattern", reason)
 
 
 def backward_kernels(
-    pattern: Mapping[str, Any],
+    pattern: PatternBase,
     *,
     arch: str,
     dtype: str,
     head_dim: int,
     softcap: float | None = None,
-    score: Mapping[str, Any] | None = None,
+    score: Score | None = None,
     aux_gradients: Sequence[str] = (),
     kv_lengths: bool = False,
     deterministic: bool = True,
@@ -93,7 +93,7 @@ def backward_kernels(
     """Choose the kernels of the gradients.
 
     Args:
-        pattern: of the forward kernel's spec, as plain data.
+        pattern: of the forward kernel's spec.
         arch: architecture of the device.
         dtype: ``fp16`` or ``bf16``.
         head_dim: elements of a head.
@@ -117,19 +117,19 @@ def backward_kernels(
         where = f"gradients are written for heads of up to {sizes[-1]} on {arch}"
         raise SpecError("head_dim", f"is {head_dim}, and {where}")
     check_pattern(pattern)
-    block = pattern.get("block")
-    for side, size in block.items() if isinstance(block, dict) else ():
-        if size not in BLOCK_SIZES:
+    block = pattern.fixed_block
+    for side, length in (("q", block.q), ("kv", block.kv)) if block is not None else ():
+        if length not in BLOCK_SIZES:
             allowed = ", ".join(map(str, BLOCK_SIZES))
-            raise SpecError(f"pattern.block.{side}", f"is {size}; allowed in a gradient: {allowed}")
+            raise SpecError(f"pattern.block.{side}", f"is {length}; allowed in a gradient: {allowed}")
     fields = {
         "op": OP,
         "arch": arch,
         "dtype": dtype,
         "head_dim": next(size for size in sizes if size >= head_dim),
-        "pattern": dict(pattern),
+        "pattern": pattern.model_dump(mode="json", exclude_none=True),
         "softcap": softcap,
-        "score": None if score is None else dict(score),
+        "score": score,
         "kv_lengths": kv_lengths,
     }
     dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))
@@ -140,7 +140,7 @@ def backward_kernels(
     in_one = {**fields, "head_dim": size, "gradients": "dq_dkdv"}
     if not deterministic and _is_faster_in_any_order(pattern, size):
         return BackwardKernels(dq, dkdv, _named({**in_one, "deterministic": False}), daux)
-    ordered = PATTERNS[pattern["kind"]].dq_order is not None
+    ordered = pattern.dq_order is not None
     return BackwardKernels(dq, dkdv, _named(in_one) if ordered else None, daux)
 
 
@@ -155,7 +155,7 @@ def _of_aux(fields: Mapping[str, Any], head_dim: int, names: Sequence[str]) -> N
     return _named({**fields, "gradients": "daux", "head_dim": size, "aux_gradients": list(read)})
 
 
-def aux_with_gradients(score: Mapping[str, Any] | None, names: Sequence[str]) -> tuple[str, ...]:
+def aux_with_gradients(score: Score | None, names: Sequence[str]) -> tuple[str, ...]:
     """Return those tensors of a score, of some, whose gradients a kernel computes: of others they are 0.
 
     Raises:
@@ -163,16 +163,16 @@ def aux_with_gradients(score: Mapping[str, Any] | None, names: Sequence[str]) ->
     """
     if score is None:
         raise SpecError("aux_gradients", f"has {', '.join(map(shown, names))}, and there is no score")
-    read = {read.item.aux.name for read in reads_of(Score.model_validate(dict(score)), tuple(names))}
+    read = {read.item.aux.name for read in reads_of(score, tuple(names))}
     return tuple(name for name in names if name in read)
 
 
-def _is_faster_in_any_order(pattern: Mapping[str, Any], head_dim: int) -> bool:
+def _is_faster_in_any_order(pattern: PatternBase, head_dim: int) -> bool:
     """Return whether tiles that add to dQ without turns were measured to be faster (docs/training.md)."""
-    block = pattern.get("block")
-    if isinstance(block, dict):
-        return bool(block["kv"] == DQ_DKDV_KEYS) and not has_expression(pattern)  # which takes its registers
-    return pattern["kind"] == "causal" and head_dim == DQ_DKDV_HEAD_DIMS[0]
+    block = pattern.fixed_block
+    if block is not None:
+        return block.kv == DQ_DKDV_KEYS and pattern.expression is None  # which takes its registers
+    return pattern.unordered_dq and head_dim == DQ_DKDV_HEAD_DIMS[0]
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from codegen.errors import SpecError
 from codegen.library import NamedSpec
 from codegen.parse import parse_spec
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.select.distance import distance
 from codegen.select.estimate import estimate
 from codegen.select.problem import Problem

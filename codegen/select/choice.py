@@ -12,11 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.select.calibration import deviations, predicted
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.distance import NEAR, distance
@@ -25,6 +24,7 @@ from codegen.select.problem import (
     AttentionProblem,
     BsrProblem,
     Problem,
+    has_problem,
     is_chosen,
     parse_problem,
     plain_fields,
@@ -34,7 +34,7 @@ from codegen.select.problem import (
     tuning_of,
 )
 from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
-from codegen.spec import Spec, UnchosenSpec
+from codegen.spec import Spec
 from codegen.wording import shown
 
 Fields = dict[str, Any]
@@ -114,7 +114,7 @@ def choose(
     asked = _checked_problem(spec, problem)
     if asked is None:
         why = f"{spec.op} has one kernel for each tile"
-        if not isinstance(spec, UnchosenSpec):
+        if has_problem(spec):
             why = f"no kernel of dtype {spec.dtype} is in the table of measurements"
         return Choice(_unnamed(spec), "default", f"{why}: the default")
     if all(given.get(name) for name in WHOLE):
@@ -147,9 +147,9 @@ def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) ->
     Raises:
         SpecError: where they contradict one another.
     """
-    if isinstance(spec, UnchosenSpec) or not is_chosen(spec):
+    if not is_chosen(spec):
         if problem is not None:
-            which = f"a {spec.op}" if isinstance(spec, UnchosenSpec) else f"a {spec.op} of dtype {spec.dtype}"
+            which = f"a {spec.op} of dtype {spec.dtype}" if has_problem(spec) else f"a {spec.op}"
             raise SpecError("problem", f"is given: {which} has none to choose for")
         return None
     if not isinstance(problem, AttentionProblem | BsrProblem):
@@ -174,8 +174,8 @@ def _unnamed(spec: Spec) -> NamedSpec:
 def _chosen(written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
     """Return the choice for a problem, among specs that agree with what was written."""
     every = measurements() if rows is None else rows
-    in_fp8 = problem.dtype in FP8
-    table = [row for row in every if row.problem.key() == problem.key() and (row.problem.dtype in FP8) == in_fp8]
+    in_fp8 = problem.is_fp8
+    table = [row for row in every if row.problem.key() == problem.key() and row.problem.is_fp8 == in_fp8]
     if in_fp8 and not table:  # rows of 16 bits, and the model that is fitted to them, say nothing of it
         reason = f"no kernel of dtype {problem.dtype} was measured: the default"
         return Choice(_named(parse_spec(written), problem), "default", reason)

@@ -39,125 +39,124 @@ class Row:
         )
 
 
+Rows = tuple[Row, ...]
+"""The rows of an operator, of which the first one is taken that fits."""
 WMMA: Fields = {"mma": "wmma"}
 MMA: Fields = {"mma": "mma"}
 WGMMA: Fields = {"mma": "wgmma"}
 SMALL: Fields = WGMMA | {"rows": (16, 32)}
 ADDING: Fields = SMALL | {"accumulate": True}
 SPLIT_KV: Fields = WGMMA | {"kv_splits": 2}
-TABLES: dict[str, tuple[Row, ...]] = {
-    "attention": (
-        Row(SPLIT_KV | {"step": 64 * 64, "kind": "dense"}, (128, "keys"), (4,)),
-        Row(SPLIT_KV | {"step": 64 * 64}, (64, "keys"), (4,)),
-        Row(SPLIT_KV | {"step": 64 * 128}, (64, "keys"), (2,)),
-        Row(SPLIT_KV, (64, "keys"), (1,)),
-        Row(WGMMA | {"share_kv_loads": True}, (128, "keys"), (4, 2)),
-        Row(WGMMA | {"can_split": True}, (128, "keys"), (2, 1), {"stream_k_tail": True}),
-        Row(WGMMA, (128, "keys"), (2, 1)),
-        *(  # two thread blocks fit 100 KB
-            Row(WMMA | rows | head, (m, n), (3,))
-            for rows, m in (({"rows": (16, 32)}, "rows"), ({}, 64))
-            for head, n in (({"head_dim": 64}, 64), ({}, 32))
-        ),
-        Row(MMA | FP8, ("m", "n"), (4,)),  # whole steps, in as many bytes as two stages of 16 bits
-        Row({"tall": True}, ("m", "n"), (2,), {"warp_rows": 32}),
-        Row({}, ("m", "n"), (2,)),
+ATTENTION: Rows = (
+    Row(SPLIT_KV | {"step": 64 * 64, "kind": "dense"}, (128, "keys"), (4,)),
+    Row(SPLIT_KV | {"step": 64 * 64}, (64, "keys"), (4,)),
+    Row(SPLIT_KV | {"step": 64 * 128}, (64, "keys"), (2,)),
+    Row(SPLIT_KV, (64, "keys"), (1,)),
+    Row(WGMMA | {"share_kv_loads": True}, (128, "keys"), (4, 2)),
+    Row(WGMMA | {"can_split": True}, (128, "keys"), (2, 1), {"stream_k_tail": True}),
+    Row(WGMMA, (128, "keys"), (2, 1)),
+    *(  # two thread blocks fit 100 KB
+        Row(WMMA | rows | head, (m, n), (3,))
+        for rows, m in (({"rows": (16, 32)}, "rows"), ({}, 64))
+        for head, n in (({"head_dim": 64}, 64), ({}, 32))
     ),
-    "attention_backward": (
-        Row({"gradients": "daux"}, ("rows", "step"), (2,)),
-        Row(MMA | {"gradients": "dq", "head_dim": (192, 256)}, ("rows", "step"), (2,)),
-        Row(MMA | {"gradients": "dq", "rows": 64}, ("rows", "step"), (3, 2)),
-        Row(MMA | {"gradients": "dq"}, ("rows", "step"), (4, 2)),  # Q and dO come in through the ring
-        Row(MMA | {"keys": 64, "head_dim": 64}, ("step", "keys"), (3, 2)),
-        Row(MMA, ("step", "keys"), (2,)),
-        Row({"gradients": "dq"}, ("rows", "step"), (2,)),
-        Row({"gradients": "dq_dkdv"}, ("step", "keys"), (2, 1)),
-        Row({"keys": 64, "head_dim": (96, 128)}, ("step", "keys"), (2, 1)),  # two thread blocks fit an SM
-        Row({"head_dim": (192, 256)}, ("step", "keys"), (3, 2)),
-        Row({}, ("step", "keys"), (3, 2, 1)),
+    Row(MMA | FP8, ("m", "n"), (4,)),  # whole steps, in as many bytes as two stages of 16 bits
+    Row({"tall": True}, ("m", "n"), (2,), {"warp_rows": 32}),
+    Row({}, ("m", "n"), (2,)),
+)
+ATTENTION_BACKWARD: Rows = (
+    Row({"gradients": "daux"}, ("rows", "step"), (2,)),
+    Row(MMA | {"gradients": "dq", "head_dim": (192, 256)}, ("rows", "step"), (2,)),
+    Row(MMA | {"gradients": "dq", "rows": 64}, ("rows", "step"), (3, 2)),
+    Row(MMA | {"gradients": "dq"}, ("rows", "step"), (4, 2)),  # Q and dO come in through the ring
+    Row(MMA | {"keys": 64, "head_dim": 64}, ("step", "keys"), (3, 2)),
+    Row(MMA, ("step", "keys"), (2,)),
+    Row({"gradients": "dq"}, ("rows", "step"), (2,)),
+    Row({"gradients": "dq_dkdv"}, ("step", "keys"), (2, 1)),
+    Row({"keys": 64, "head_dim": (96, 128)}, ("step", "keys"), (2, 1)),  # two thread blocks fit an SM
+    Row({"head_dim": (192, 256)}, ("step", "keys"), (3, 2)),
+    Row({}, ("step", "keys"), (3, 2, 1)),
+)
+BSR_SPMM: Rows = (
+    # Stages of 32 KB of B; as many as fit.
+    *(
+        Row(WGMMA | FP8 | {"longest_side": side}, ("rows", 32768 // side, "cols"), range(6, 1, -1))
+        for side in (32, 64, 128)
     ),
-    "bsr_spmm": (
-        # Stages of 32 KB of B; as many as fit.
-        *(
-            Row(WGMMA | FP8 | {"longest_side": side}, ("rows", 32768 // side, "cols"), range(6, 1, -1))
-            for side in (32, 64, 128)
-        ),
-        Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
-        Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
-        *(
-            Row(MMA | {"copy": "ld_global"} | rows | cols, (m, 16, k), (2,))
-            for rows, m in (({"rows": 16}, 16), ({}, 32))
-            for cols, k in (({"cols": 16}, 16), ({}, 32))
-        ),
-        Row({"copy": "ld_global"}, ("rows", 128, "depth"), (1,)),
-        Row(WMMA, ("rows", 128, "depth"), (3,)),
-        Row(MMA | FP8 | {"scales": "block", "rows": 128}, ("rows", 128, 64), (3,)),
-        Row(MMA | FP8 | {"scales": "block"}, ("rows", 256, 64), (3,)),
-        Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 32), (4,)),
-        Row(MMA | FP8, ("rows", 256, 32), (3,)),
-        # As many stages as leave room for two thread blocks on an SM.
-        Row(MMA | {"rows": 128}, ("rows", 128, "depth"), (3,)),
-        Row(MMA | {"depth": 16}, ("rows", 256, "depth"), (3,)),
-        Row(MMA, ("rows", 256, "depth"), (2,)),
-        Row(SMALL | {"one_block_row": False}, ("rows", 128, "cols"), (3,)),
-        # Small blocks are bound by loads: a wide tile, many stages. Thread blocks share the registers of an SM: handing
-        # out takes some of them; what is added takes memory beside large blocks of A.
-        *(
-            Row(blocks | where, ("rows", n, "cols"), range(most, 1, -1))
-            for blocks, most in ((ADDING, 5), (SMALL, 6))
-            for where, n in (
-                ({"rows": 16, "ctas_per_sm": 3, "scheduler": "dynamic"}, 256),
-                ({"rows": 16, "ctas_per_sm": 3, "cols": 32, "accumulate": True}, 256),
-                ({"rows": 32, "ctas_per_sm": 3, "scheduler": "dynamic"}, 128),
-                ({"rows": 32, "ctas_per_sm": (2, 3)}, 256),
-                ({}, 512),
-            )
-        ),
-        Row({"may_be_wide": True, "sizes_given": False}, ("rows", 512, 32), (5,)),  # bound by loads
-        Row({"may_be_wide": True}, ("rows", 512, 32), (3,)),
-        Row({"transpose_a": True}, ("cols", 256, 64), (3,)),
-        Row({}, ("rows", 256, 64), (3,)),
+    Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
+    Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
+    *(
+        Row(MMA | {"copy": "ld_global"} | rows | cols, (m, 16, k), (2,))
+        for rows, m in (({"rows": 16}, 16), ({}, 32))
+        for cols, k in (({"cols": 16}, 16), ({}, 32))
     ),
-    "bsr_sddmm": (
-        Row(WGMMA | FP8, ("rows", 256, 128), (5, 4)),
-        # As many bytes as steps of 16 bits have.
-        Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 64), (3,)),
-        Row(MMA | FP8 | {"rows": 32}, ("rows", 256, 128), (2,)),
-        Row(MMA | FP8, ("rows", 256, 64), (2,)),
-        # Bound by loads: thread blocks that wait at different times, or wide tiles of larger copies.
-        Row(WGMMA | {"rows": 32, "ctas_per_sm": 3}, ("rows", 128, 64), (3, 2)),
-        Row(SMALL | {"ctas_per_sm": (2, 3)}, ("rows", 256, 64), (3, 2)),
-        Row(SMALL | {"cols": 32}, ("rows", 512, 64), (3,)),
-        Row(SMALL | {"tuned": False}, ("rows", 256, 64), (3,), {"ctas_per_sm": 2}),
-        Row(SMALL, ("rows", 256, 64), (3,)),
-        Row(WGMMA, ("rows", 256, 64), (4,)),
-        # Two thread blocks and more share an SM.
-        Row(MMA | {"rows": 128}, ("rows", 128, 32), (3,)),
-        *(
-            Row(MMA | where | rows, ("rows", n, k), stages)
-            for where, stages in (({"arch": "sm_90a"}, (3,)), ({}, (2,)))
-            for rows, n, k in (({"rows": 16}, 128, 64), ({"rows": (32, 64)}, 256, 32), ({}, 128, 32))
-        ),
-        Row({"rows": 16}, ("rows", 128, 64), (2,)),
-        Row({}, ("rows", 128, 32), (2,)),
+    Row({"copy": "ld_global"}, ("rows", 128, "depth"), (1,)),
+    Row(WMMA, ("rows", 128, "depth"), (3,)),
+    Row(MMA | FP8 | {"scales": "block", "rows": 128}, ("rows", 128, 64), (3,)),
+    Row(MMA | FP8 | {"scales": "block"}, ("rows", 256, 64), (3,)),
+    Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 32), (4,)),
+    Row(MMA | FP8, ("rows", 256, 32), (3,)),
+    # As many stages as leave room for two thread blocks on an SM.
+    Row(MMA | {"rows": 128}, ("rows", 128, "depth"), (3,)),
+    Row(MMA | {"depth": 16}, ("rows", 256, "depth"), (3,)),
+    Row(MMA, ("rows", 256, "depth"), (2,)),
+    Row(SMALL | {"one_block_row": False}, ("rows", 128, "cols"), (3,)),
+    # Small blocks are bound by loads: a wide tile, many stages. Thread blocks share the registers of an SM: handing
+    # out takes some of them; what is added takes memory beside large blocks of A.
+    *(
+        Row(blocks | where, ("rows", n, "cols"), range(most, 1, -1))
+        for blocks, most in ((ADDING, 5), (SMALL, 6))
+        for where, n in (
+            ({"rows": 16, "ctas_per_sm": 3, "scheduler": "dynamic"}, 256),
+            ({"rows": 16, "ctas_per_sm": 3, "cols": 32, "accumulate": True}, 256),
+            ({"rows": 32, "ctas_per_sm": 3, "scheduler": "dynamic"}, 128),
+            ({"rows": 32, "ctas_per_sm": (2, 3)}, 256),
+            ({}, 512),
+        )
     ),
-    "bsr_spgemm": (  # as many stages as let several thread blocks share an SM
-        Row(WGMMA | {"rows": 64}, ("rows", "rows", 64), (4,)),
-        Row(WGMMA, ("rows", "rows", 64), (3,)),
-        Row(MMA | {"rows": 16, "arch": "sm_90a"}, ("rows", "rows", 16), (2,)),
-        Row(MMA | {"rows": 16}, ("rows", "rows", 16), (3,)),
-        Row(MMA | {"rows": 32}, ("rows", "rows", 32), (2,)),
-        Row(MMA, ("rows", "rows", 32), (3,)),
-        Row({"rows": 16}, ("rows", "rows", 16), (2,)),
-        Row({}, ("rows", "rows", 32), (2,)),
+    Row({"may_be_wide": True, "sizes_given": False}, ("rows", 512, 32), (5,)),  # bound by loads
+    Row({"may_be_wide": True}, ("rows", 512, 32), (3,)),
+    Row({"transpose_a": True}, ("cols", 256, 64), (3,)),
+    Row({}, ("rows", 256, 64), (3,)),
+)
+BSR_SDDMM: Rows = (
+    Row(WGMMA | FP8, ("rows", 256, 128), (5, 4)),
+    # As many bytes as steps of 16 bits have.
+    Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 64), (3,)),
+    Row(MMA | FP8 | {"rows": 32}, ("rows", 256, 128), (2,)),
+    Row(MMA | FP8, ("rows", 256, 64), (2,)),
+    # Bound by loads: thread blocks that wait at different times, or wide tiles of larger copies.
+    Row(WGMMA | {"rows": 32, "ctas_per_sm": 3}, ("rows", 128, 64), (3, 2)),
+    Row(SMALL | {"ctas_per_sm": (2, 3)}, ("rows", 256, 64), (3, 2)),
+    Row(SMALL | {"cols": 32}, ("rows", 512, 64), (3,)),
+    Row(SMALL | {"tuned": False}, ("rows", 256, 64), (3,), {"ctas_per_sm": 2}),
+    Row(SMALL, ("rows", 256, 64), (3,)),
+    Row(WGMMA, ("rows", 256, 64), (4,)),
+    # Two thread blocks and more share an SM.
+    Row(MMA | {"rows": 128}, ("rows", 128, 32), (3,)),
+    *(
+        Row(MMA | where | rows, ("rows", n, k), stages)
+        for where, stages in (({"arch": "sm_90a"}, (3,)), ({}, (2,)))
+        for rows, n, k in (({"rows": 16}, 128, 64), ({"rows": (32, 64)}, 256, 32), ({}, 128, 32))
     ),
-    "block_mask": (Row({}, (256,), (1,)),),
-    "quantise": (
-        Row({"scales": "row"}, (64,), (1,)),
-        Row({"scales": "given", "rotary": ("half", "interleaved")}, (64,), (1,)),
-        Row({}, (128,), (1,)),
-    ),
-    "select_topk": (Row({}, (32, 64), (1,)),),
-    "tile_copy": (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,))),
-}
-"""For each operator its rows, of which the first one is taken that fits."""
+    Row({"rows": 16}, ("rows", 128, 64), (2,)),
+    Row({}, ("rows", 128, 32), (2,)),
+)
+BSR_SPGEMM: Rows = (  # as many stages as let several thread blocks share an SM
+    Row(WGMMA | {"rows": 64}, ("rows", "rows", 64), (4,)),
+    Row(WGMMA, ("rows", "rows", 64), (3,)),
+    Row(MMA | {"rows": 16, "arch": "sm_90a"}, ("rows", "rows", 16), (2,)),
+    Row(MMA | {"rows": 16}, ("rows", "rows", 16), (3,)),
+    Row(MMA | {"rows": 32}, ("rows", "rows", 32), (2,)),
+    Row(MMA, ("rows", "rows", 32), (3,)),
+    Row({"rows": 16}, ("rows", "rows", 16), (2,)),
+    Row({}, ("rows", "rows", 32), (2,)),
+)
+BLOCK_MASK: Rows = (Row({}, (256,), (1,)),)
+QUANTISE: Rows = (
+    Row({"scales": "row"}, (64,), (1,)),
+    Row({"scales": "given", "rotary": ("half", "interleaved")}, (64,), (1,)),
+    Row({}, (128,), (1,)),
+)
+SELECT_TOPK: Rows = (Row({}, (32, 64), (1,)),)
+TILE_COPY: Rows = (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,)))

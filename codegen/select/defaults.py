@@ -1,18 +1,16 @@
-"""Fill in the fields that a spec leaves out.
+"""Features of partial specs, which the tables of tiles and stages ask for.
 
-A partial spec is valid field by field; what it leaves out is None. The combination of instructions is the first one of
-the architecture that agrees with it; the tile and the stages are those of :mod:`codegen.select.default_tables`.
+A partial spec is valid field by field; what it leaves out is None. :mod:`codegen.parse` fills it in: the combination of
+instructions is the first one of the architecture that agrees with it, the tile and the stages are those of
+:mod:`codegen.select.default_tables`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from codegen.arch import ARCHS, Combination
-from codegen.dtypes import FP8
-from codegen.errors import SpecError
-from codegen.select.default_tables import GATHERED_ROWS, TABLES
+from codegen.arch import ARCHS
+from codegen.select.default_tables import GATHERED_ROWS
 
 if TYPE_CHECKING:
     from codegen.spec import (
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
         BsrSpgemmSpec,
         BsrSpmmSpec,
         Spec,
-        UnchosenSpec,
     )
 
 Fields = dict[str, Any]
@@ -34,22 +31,6 @@ COMBINED = ("mma", "copy", "schedule")
 NARROW_64 = ("accumulate", "transpose_a")
 """Options whose default tiles of 64 rows are not wide: ``accumulate`` takes the memory of a stage, and the transposed
 kernel has no such tiles. Nor has the one for B stored by columns."""
-
-
-def _combination(given: Spec, preferred: Choice | None) -> Combination:
-    """Return the preferred combination, or else the first legal one, that agrees with what was given."""
-    legal = ARCHS[given.arch].of(given.op)
-    if not legal:
-        written = ", ".join(arch.name for arch in ARCHS.values() if arch.of(given.op))
-        raise SpecError("arch", f"is {given.arch}; {given.op} is written for {written}")
-    said = (given.mma, given.copy_, given.schedule)
-
-    def agrees(choice: Combination) -> bool:
-        pairs = zip(said, (choice.mma, choice.copy, choice.schedule), strict=True)
-        return all(one in (None, other) for one, other in pairs)
-
-    first = () if preferred is None else (Combination(given.op, *preferred),)
-    return next(filter(agrees, (*first, *legal)), legal[0])  # one that no kernel has is refused later
 
 
 def _size(given: Spec, name: str, default: int) -> int:
@@ -70,12 +51,13 @@ def _has_heavy_score(given: AttentionSpec | AttentionBackwardSpec) -> bool:
     return score is not None and (score.looks_up_pairs or given.pattern.expression is not None)
 
 
-def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
+def attention_features(given: AttentionSpec) -> tuple[Choice | None, Fields]:
+    """Preferred combination and features of attention."""
     keys = _block(given, "kv", 64 if given.kv_splits > 1 else 128)
     if _has_heavy_score(given) and not given.share_kv_loads:
         keys = min(keys, 64)
     step = _size(given, "n", keys) * -(-given.head_dim // 64) * 64  # elements of K in shared memory
-    if given.dtype in FP8 and given.kv_splits == 1:
+    if given.is_fp8 and given.kv_splits == 1:
         keys = _fp8_keys(given, keys)
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     wide = given.head_dim in (192, 256) and given.kv_splits == 1
@@ -84,12 +66,12 @@ def _attention(given: AttentionSpec) -> tuple[Choice | None, Fields]:
         "keys": 64 if wide else keys,
         "step": next((most for most in (64 * 64, 64 * 128) if step <= most), None),  # there are rings for each part
         "kind": given.pattern.kind,
-        "can_split": given.can_split and not (given.dtype in FP8 and given.head_dim > 128),
+        "can_split": given.can_split and not (given.is_fp8 and given.head_dim > 128),
     }
     if ARCHS[given.arch].has_wgmma:
         alone = given.share_kv_loads or given.kv_splits > 1 or given.tile.m == 64  # without ping_pong
         return COOPERATIVE if alone else None, features
-    m, n = _mma_sync_fp8_tile(given) if given.dtype in FP8 else _mma_sync_tile(given)
+    m, n = _mma_sync_fp8_tile(given) if given.is_fp8 else _mma_sync_tile(given)
     # O of 32 rows of a wider head would not fit a thread's registers.
     high = (64, 128, 256) if _copies_few_rows(given) else (128, 256)
     tall = _size(given, "m", m) in high and given.head_dim in (64, 96, 128)
@@ -155,7 +137,8 @@ def _mma_sync_fp8_tile(given: AttentionSpec) -> tuple[int, int]:
     return _size(given, "m", min(_block(given, "q", largest) * given.pack_gqa, largest)), n
 
 
-def _bsr_spmm(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:
+def bsr_spmm_features(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:
+    """Preferred combination and features of BSR x dense."""
     rows, cols = given.block.rows, given.block.cols
     gathering = ARCHS[given.arch].has_kernel(given.op, *GATHERING)
     gathers = gathering and rows == 16 and given.tile.m == GATHERED_ROWS
@@ -171,12 +154,14 @@ def _bsr_spmm(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:
     }
 
 
-def _bsr_sddmm(given: BsrSddmmSpec) -> tuple[Choice | None, Fields]:
+def bsr_sddmm_features(given: BsrSddmmSpec) -> tuple[Choice | None, Fields]:
+    """Preferred combination and features of a sampled product."""
     tuned = bool({"tile", "stages", "ctas_per_sm"} & given.model_fields_set)
     return None, {"rows": given.block.rows, "cols": given.block.cols, "tuned": tuned}
 
 
-def _bsr_spgemm(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
+def bsr_spgemm_features(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
+    """Preferred combination and features of BSR x BSR."""
     small = ARCHS[given.arch].has_wgmma and given.block.rows in (16, 32)  # fewer rows than the 64 of a wgmma
     return ("mma", "cp_async", "multistage") if small else None, {"rows": given.block.rows}
 
@@ -203,7 +188,8 @@ def _mma_sync_gradient(given: AttentionBackwardSpec, rows: int, keys: int) -> Fi
     return {"rows": rows, "keys": keys, "step": step}
 
 
-def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fields]:
+def attention_backward_features(given: AttentionBackwardSpec) -> tuple[Choice | None, Fields]:
+    """Preferred combination and features of the gradients of attention."""
     rows, keys = _block(given, "q", 128), _block(given, "kv", 128)
     if given.gradients == "daux":  # by mma.sync on all architectures
         step = 16 if given.head_dim == 256 else 32  # registers
@@ -222,41 +208,3 @@ def _attention_backward(given: AttentionBackwardSpec) -> tuple[Choice | None, Fi
     if _has_heavy_score(given) and given.gradients != "dq":
         most = 32
     return COOPERATIVE, {"rows": rows, "keys": keys, "step": min(keys if given.gradients == "dq" else rows, most)}
-
-
-def _unchosen(given: UnchosenSpec) -> tuple[Choice | None, Fields]:
-    del given
-    return None, {}
-
-
-FEATURES: dict[str, Callable[[Any], tuple[Choice | None, Fields]]] = {
-    "attention": _attention,
-    "attention_backward": _attention_backward,
-    "bsr_spmm": _bsr_spmm,
-    "bsr_sddmm": _bsr_sddmm,
-    "bsr_spgemm": _bsr_spgemm,
-    "block_mask": _unchosen,
-    "quantise": _unchosen,
-    "select_topk": _unchosen,
-    "tile_copy": _unchosen,
-}
-"""For each operator, the combination that a spec prefers and what rows of its table ask for beside its fields."""
-
-
-def candidates(given: Spec) -> list[Fields]:
-    """Return the fields of a partial spec with those that were left out, once for each number of stages, best first.
-
-    Raises:
-        SpecError: names ``arch``, where no kernel of this operator is written for it.
-    """
-    preferred, more = FEATURES[given.op](given)
-    choice = _combination(given, preferred)
-    combined = {key: getattr(choice, key) for key in COMBINED}
-    features: Fields = {**dict(given), **combined, **more}
-    row = next(row for row in TABLES[given.op] if row.fits(features))
-    sizes = zip(type(given.tile).model_fields, row.tile, strict=True)
-    tile = {name: features[size] if isinstance(size, str) else size for name, size in sizes}
-    fields = given.model_dump(by_alias=True, exclude_unset=True)
-    tile |= fields.pop("tile", {})
-    stages = row.stages if given.stages is None else row.stages[:1]
-    return [{**combined, **row.options, "stages": number, **fields, "tile": tile} for number in stages]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -23,14 +23,11 @@ from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import (
     AnyPattern,
     ArchName,
-    AttentionSpec,
     BlockShape,
-    BsrSddmmSpec,
     BsrSpmmSpec,
     DTypeName,
     Epilogue,
     Spec,
-    UnchosenSpec,
 )
 from codegen.validation import first_error
 from codegen.wording import shown
@@ -70,6 +67,11 @@ class _Problem(SpecModel):
 
     said: ClassVar[tuple[str, ...]] = ()
     """Fields that its kernel's spec has too, beside ``op``, ``arch`` and ``dtype``."""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether inputs are FP8."""
+        return self.dtype in FP8
 
     def fields(self) -> Fields:
         """Return what the problem says of its kernel's spec, as plain data; options that are off are left out."""
@@ -260,8 +262,7 @@ class BsrProblem(_Problem):
 
 Problem = AttentionProblem | BsrProblem
 _BY_OP: Mapping[str, type[_Problem]] = {
-    "attention": AttentionProblem,
-    **dict.fromkeys(("bsr_spmm", "bsr_sddmm", "bsr_spgemm"), BsrProblem),
+    op: model for model in (AttentionProblem, BsrProblem) for op in get_args(model.model_fields["op"].annotation)
 }
 PROBLEM_ADAPTER: TypeAdapter[Problem] = TypeAdapter(Annotated[Problem, Field(discriminator="op")])
 
@@ -369,25 +370,29 @@ def _square_block(pattern: Fields) -> None:
         pattern["block"] = {"q": block, "kv": block}
 
 
+def has_problem(spec: Spec) -> bool:
+    """Whether a problem says what kernels of the operator compute; others follow from the arguments of a call."""
+    return spec.op in _BY_OP
+
+
 def said_by(spec: Spec) -> Fields:
     """Return what a spec says of its problem, as fields of that.
 
     Raises:
         SpecError: for an operator without problems to choose for.
     """
-    if isinstance(spec, UnchosenSpec):
+    if not has_problem(spec):
         raise SpecError("op", f"is {spec.op}; there is a choice for attention and the bsr_ operators")
-    model = AttentionProblem if isinstance(spec, AttentionSpec) else BsrProblem
     fields: Fields = json.loads(spec.canonical_json())
     if fields.get("query_grouping") == "search":
         fields.pop("query_grouping")
-    return {name: value for name, value in fields.items() if name in ("op", "arch", "dtype", *model.said)}
+    said = ("op", "arch", "dtype", *_BY_OP[spec.op].said)
+    return {name: value for name, value in fields.items() if name in said}
 
 
 def is_chosen(spec: Spec) -> bool:
-    """Return whether kernels like this one are chosen by their problem: BSR products in FP8 are in no table yet."""
-    of_products = isinstance(spec, BsrSpmmSpec | BsrSddmmSpec)
-    return not isinstance(spec, UnchosenSpec) and not (of_products and spec.dtype in FP8)
+    """Whether kernels like this one are chosen by their problem: BSR products in FP8 are in no table yet."""
+    return has_problem(spec) and not (spec.is_fp8 and _BY_OP[spec.op] is BsrProblem)
 
 
 def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.select.estimate import estimate
 from codegen.select.problem import Problem
 

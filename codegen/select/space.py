@@ -16,7 +16,7 @@ from codegen.errors import MOST_OF_MESSAGE, CodegenError, SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
 from codegen.parse import BY_OP, PARTIAL_ADAPTER, parse_spec
 from codegen.plain import PlainCopy, json_value
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.select.candidates import is_allowed
 from codegen.select.problem import TUNING_FIELDS, Fields, Problem, tuning_of
 from codegen.spec import Spec

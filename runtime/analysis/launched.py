@@ -16,12 +16,12 @@ def main(spec: str, launches: int, seconds: float = 0.0) -> None:
     """
     import torch  # noqa: PLC0415
 
-    from runtime.bench.measurement import WORKLOADS  # noqa: PLC0415
+    from runtime.bench.measurement import workload_of  # noqa: PLC0415
     from runtime.kernel import load_kernel  # noqa: PLC0415
 
     kernel = load_kernel(spec, forward_compatible=True)
     with torch.no_grad():
-        load = WORKLOADS[kernel.spec.op](kernel)
+        load = workload_of(kernel.spec)(kernel)
         for _ in range(launches):
             load.call()
         torch.cuda.synchronize()

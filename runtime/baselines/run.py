@@ -16,7 +16,7 @@ from codegen.receipts import source_sha256
 from codegen.wording import alternatives, one_line, shown
 from runtime.baselines.peers import peers_of
 from runtime.baselines.stored import Machine, Row, Timings
-from runtime.bench.measurement import WORKLOADS, Workload
+from runtime.bench.measurement import Workload, workload_of
 from runtime.bench.timing import Call, back_to_back, single_calls
 from runtime.compile import toolchain
 from runtime.errors import DeviceError
@@ -52,7 +52,7 @@ def sizes_of(named: NamedSpec, text: str) -> dict[str, int]:
     Raises:
         CodegenError: for a name that it has not, or a value that is no positive integer.
     """
-    parameters = inspect.signature(WORKLOADS[named.spec.op]).parameters
+    parameters = inspect.signature(workload_of(named.spec)).parameters
     known = [name for name in parameters if name != "kernel"]
     found: dict[str, int] = {}
     for part in filter(None, text.replace(" ", "").split(",")):
@@ -87,7 +87,7 @@ def measure(named: NamedSpec, sizes: Mapping[str, int], names: Collection[str], 
         if wrong := plain_failure(kernel):
             raise DeviceError(f"{named.stem} is wrong, and gets no time: {wrong}")
         try:
-            load = WORKLOADS[named.spec.op](kernel, **sizes)
+            load = workload_of(named.spec)(kernel, **sizes)
             calls, missing = _right_calls(load, kernel, names)
             timings = _timings({OWN: load.call, **calls}, repeats)
         except RuntimeError as error:  # of torch: too little memory, for one

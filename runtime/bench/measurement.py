@@ -18,12 +18,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from codegen.dtypes import FP8
 from codegen.expressions.nodes import Aux
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
 from codegen.receipts import MeasurementRecord
-from codegen.spec import AttentionSpec, BlockShape
+from codegen.spec import AttentionSpec, BlockShape, Spec
 from runtime.bench import bsr_fp8
 from runtime.bench.timing import Call, single_calls
 from runtime.expressions.draw import draw_aux
@@ -39,6 +38,7 @@ from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
+from runtime.operators import operator_of, part
 from runtime.prepare.mask_bits import pack_mask_bits
 from runtime.prepare.quantised import quantise
 
@@ -60,13 +60,19 @@ class Workload:
     """Tensors of the kernel's arguments, for peers of other libraries: q, k, v and lists; a and b."""
 
 
+def workload_of(spec: Spec) -> Callable[..., Workload]:
+    """The reference workload of kernels of a spec: a function of the kernel and, by name, sizes."""
+    found: Callable[..., Workload] = part(operator_of(spec).workload)
+    return found
+
+
 def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
     """Time a kernel on its reference workload, beside its peers."""
     # FlexAttention is compiled for each kernel anew. After eight times torch would run it unfused, which takes memory
     # for every pair.
     torch._dynamo.reset()
     with torch.no_grad():
-        load = WORKLOADS[kernel.spec.op](kernel)
+        load = workload_of(kernel.spec)(kernel)
         own = kernel.compiled.named.stem
         times = single_calls({own: load.call, **load.peers})
     return tuple(
@@ -97,7 +103,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
     packs = heads // spec.pack_gqa  # each has K and V of its own
-    in_fp8 = spec.dtype in FP8
+    in_fp8 = spec.is_fp8
     dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # what is quantised, once, and what peers take
     q, k, v = (
         torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=dtype) for count in (heads, packs, packs)
@@ -137,7 +143,7 @@ def operands(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return q, k and v as a kernel takes them, and their scales: of FP8 inputs."""
-    if spec.dtype not in FP8:
+    if not spec.is_fp8:
         return (q, k, v), {}
     given = quantise(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
     return (given.q, given.k, given.v_t), given.scales()
@@ -323,7 +329,7 @@ def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
     """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
-    if kernel.spec.dtype in FP8:
+    if kernel.spec.is_fp8:
         return fp8_workload(kernel, size, row_blocks, columns)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     a = random_bsr(block, dtype, size, row_blocks)
@@ -492,7 +498,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
 
 def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 16, depth: int = 8192) -> Workload:
     """Return the reference workload of a sampled product: C size x size, ``row_blocks`` random blocks a row."""
-    if kernel.spec.dtype in FP8:
+    if kernel.spec.is_fp8:
         return fp8_workload(kernel, size, row_blocks, depth)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     pattern = random_bsr(block, dtype, size, row_blocks)
@@ -549,17 +555,3 @@ def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int =
             "cuBLAS, dense": 2.0 * size * size * size,
         },
     )
-
-
-WORKLOADS: dict[str, Callable[[Any], Workload]] = {
-    "attention": attention_workload,
-    "attention_backward": backward_workload,
-    "block_mask": block_mask_workload,
-    "bsr_spmm": bsr_workload,
-    "bsr_sddmm": sddmm_workload,
-    "bsr_spgemm": spgemm_workload,
-    "quantise": quantise_workload,
-    "select_topk": select_workload,
-    "tile_copy": copy_workload,
-}
-"""The reference workload of a kernel, by operator."""

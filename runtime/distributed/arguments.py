@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from codegen.patterns import Block
 from runtime.distributed.agreement import state_of
 from runtime.distributed.layout import Layout
 from runtime.distributed.masks import asks_for_heads
@@ -17,7 +17,7 @@ from runtime.errors import ArgumentError
 from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands
 from runtime.ops.aux_tensors import apart
-from runtime.patterns import Causal, Pattern, PrefixLM, Strided
+from runtime.patterns import Causal, Pattern, PrefixLM, Strided, scored_of
 
 
 def group_from(mesh_or_group: Any) -> dist.ProcessGroup:
@@ -69,11 +69,11 @@ def check_pattern(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Te
     """
     lengths = q.shape[2] * layout.ranks, k.shape[2] * layout.ranks
     _check_chunks(layout, lengths)
-    block = json.loads(pattern.spec_json).get("block")
-    if isinstance(block, dict):
-        _check_blocks(block, layout, lengths)
-    lists, _ = apart(pattern.spec_json, pattern.index_tensors())
-    check_lists(pattern.spec_json, lists, q, k)
+    scored = scored_of(pattern)
+    if scored.block is not None:
+        _check_blocks(scored.block, layout, lengths)
+    lists, _ = apart(scored, pattern.index_tensors())
+    check_lists(scored, lists, q, k)
 
 
 def _check_chunks(layout: Layout, lengths: tuple[int, int]) -> None:
@@ -84,9 +84,9 @@ def _check_chunks(layout: Layout, lengths: tuple[int, int]) -> None:
             raise ArgumentError(name, f"has {rows} rows on a rank, which {each} chunks do not divide")
 
 
-def _check_blocks(block: dict[str, int], layout: Layout, lengths: tuple[int, int]) -> None:
+def _check_blocks(block: Block, layout: Layout, lengths: tuple[int, int]) -> None:
     """Refuse chunks that are no whole blocks."""
-    for name, size, length in zip(("q", "k"), (block["q"], block["kv"]), lengths, strict=True):
+    for name, size, length in zip(("q", "k"), (block.q, block.kv), lengths, strict=True):
         if (chunk := length // layout.count) % size:
             reason = f"has chunks of {chunk} rows, which blocks of {size} do not divide"
             raise ArgumentError(name, f"{reason}: choose other lengths, blocks or another layout")
@@ -101,9 +101,10 @@ def check_heads(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Tens
     ranks = layout.ranks
     if k.shape[1] % ranks:
         raise ArgumentError("k", f"has {k.shape[1]} heads, which {ranks} ranks do not divide")
-    if asks_for_heads(pattern.spec_json):
+    scored = scored_of(pattern)
+    if asks_for_heads(scored):
         raise ArgumentError("pattern", "has a mask that tells heads apart, and ranks have different ones")
     _check_chunks(layout, (q.shape[2] * ranks, k.shape[2] * ranks))
     whole_q, whole_k = (t.new_empty((t.shape[0], t.shape[1] // ranks, t.shape[2] * ranks, 0)) for t in (q, k))
-    lists, _ = apart(pattern.spec_json, pattern.index_tensors())
-    check_lists(pattern.spec_json, lists, whole_q, whole_k)
+    lists, _ = apart(scored, pattern.index_tensors())
+    check_lists(scored, lists, whole_q, whole_k)

@@ -13,14 +13,14 @@ from runtime.distributed.agreement import TIMEOUT, check_timeout, report
 from runtime.distributed.arguments import as_pattern, check_heads, check_pattern, default_layout, group_from
 from runtime.distributed.layout import Layout, layout_of
 from runtime.distributed.placements import SEQUENCE, placed
-from runtime.distributed.plan import Caps, is_packed, plan_text
+from runtime.distributed.plan import Caps, packs_blocks, plan_text
 from runtime.distributed.sends import SendPlan
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention import block_sparse_attention, pattern_of
 from runtime.ops.attention_checks import check_operands, check_options, refuse_transformed
 from runtime.ops.modes import autocast
-from runtime.patterns import BlockLists, Pattern, TopK
+from runtime.patterns import BlockLists, Pattern, TopK, operator_text
 
 
 def context_parallel_attention(
@@ -216,7 +216,7 @@ def _call(
             check_options(q, options["softcap"], options["scale"], sink, kv_lengths)
             (check_pattern if name == operators.CONTEXT else check_heads)(pattern, layout, q, k)
         how = _caps(send, pattern), heads_at_once, bool(symmetric), timeout
-        plan = plan_text(group.group_name, layout.chunks, pattern.spec_json, *how)
+        plan = plan_text(group.group_name, layout.chunks, operator_text(pattern), *how)
     except Exception as error:
         report(group, error)
         raise
@@ -236,7 +236,7 @@ def _check_order(send: SendPlan | None, pattern: Pattern, layout: Layout) -> Non
         raise ArgumentError(
             "kv_lengths", "are given with send, whose buffers have keys in another order: leave out one"
         )
-    if is_packed(pattern.spec_json, layout):
+    if isinstance(pattern, TopK | BlockLists) and packs_blocks(layout):
         raise ArgumentError("kv_lengths", "are given with lists in a layout of many chunks: take zigzag or contiguous")
 
 

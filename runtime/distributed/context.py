@@ -63,16 +63,16 @@ def forward(
 def _attend(run: Run, call: Call, heads: slice, there: Pair, sink: torch.Tensor | None) -> None:
     """Write the result and the log-sum-exp of a step, or merge them with those that are there."""
     step, queries, kv = call
-    spec_json, tensors = run.lists(step, heads)
+    scored, tensors = run.lists(step, heads)
     options = {**run.inputs.options, "kv_lengths": run.lengths(step), "lse": True}
     out, lse = there
     if step.merges:
-        found = attend(queries, *kv, tensors, spec_json, **options)
+        found = attend(queries, *kv, tensors, scored, **options)
         assert found.lse is not None
         found = merge_attention(out, lse, found.out, found.lse)
         out.copy_(found.out)
     else:
-        found = attend(queries, *kv, tensors, spec_json, sink=sink, out=out, **options)
+        found = attend(queries, *kv, tensors, scored, sink=sink, out=out, **options)
     assert found.lse is not None
     lse.copy_(found.lse)
 
@@ -159,9 +159,9 @@ def _attend_backward(
     """Add a step's gradients to ``into``: of its queries, and of its keys and values with their first row."""
     step, queries, kv = call
     dq, made = into
-    spec_json, tensors = run.lists(step, heads)
+    scored, tensors = run.lists(step, heads)
     given = {**passed, "kv_lengths": run.lengths(step), **run.inputs.options}
-    found = attend_backward(queries, *kv, tensors, spec_json, **given)
+    found = attend_backward(queries, *kv, tensors, scored, **given)
     assert found.dq is not None and found.dk is not None and found.dv is not None
     dq.copy_(dq.float() + found.dq if step.merges else found.dq)
     made.append((step.keys.start, (found.dk, found.dv)))

@@ -64,7 +64,7 @@ class HeadRun:
 
     def lists(self, run: slice) -> Tensors:
         """Return the index tensors of some heads of k."""
-        indices, aux = apart(self.plan.spec_json, self.inputs.tensors)
+        indices, aux = apart(self.plan.scored, self.inputs.tensors)
         return (*(of_heads(tensor, run, self.kv_heads) for tensor in indices), *aux.values())
 
     def sink(self) -> torch.Tensor | None:
@@ -106,7 +106,7 @@ def forward(
             k[:, heads],
             v[:, heads],
             run.lists(heads),
-            plan.spec_json,
+            plan.scored,
             **inputs.options,
             lse=True,
             kv_lengths=inputs.kv_lengths,
@@ -167,7 +167,7 @@ def backward(
             k[:, heads],
             v[:, heads],
             run.lists(heads),
-            plan.spec_json,
+            plan.scored,
             out=out[:, queries],
             dout=whole_dout[:, queries],
             lse=lse[:, queries].contiguous(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +103,7 @@ def prepare(
             check_not_kept(inputs.k, group)
         if gradients and (validate or not is_known):
             options: dict[str, Any] = {"softcap": inputs.options["softcap"], "deterministic": deterministic}
-            chosen_for(inputs.q, plan.spec_json, kv_lengths=inputs.kv_lengths is not None, **options)
+            chosen_for(inputs.q, plan.scored, kv_lengths=inputs.kv_lengths is not None, **options)
         if validate:
             _check_values(what, plan, inputs)
     except Exception as error:
@@ -136,7 +135,7 @@ def finished(what: str, plan: Plan, inputs: Inputs) -> None:
 
 def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
     """Check the values of lists, lengths and sinks against the whole sequence (synchronises)."""
-    if not isinstance(json.loads(plan.spec_json).get("block"), dict):
+    if plan.scored.block is None:
         lengths, most = inputs.kv_lengths, inputs.k.shape[2] * plan.layout.ranks + 1
         if lengths is not None:
             check_index_values([KV_LENGTHS], {KV_LENGTHS.name: lengths}, {KV_LENGTHS.name: most})
@@ -144,5 +143,5 @@ def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
         return
     q_len, kv_len = inputs.q.shape[2], inputs.k.shape[2] * plan.layout.ranks
     q_len = q_len if what == "context_parallel_attention" else q_len * plan.layout.ranks
-    lists, _ = apart(plan.spec_json, inputs.tensors)
-    check_values(plan.spec_json, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)
+    lists, _ = apart(plan.scored, inputs.tensors)
+    check_values(plan.scored, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)

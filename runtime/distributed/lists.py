@@ -5,12 +5,12 @@ All of it is torch on the device of the lists, of shapes that a plan fixes: no w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from codegen.scored_pattern import ScoredPattern
 from runtime.distributed.layout import Layout
 from runtime.kept import made_once
 from runtime.ops.block_sizes import Tensors
@@ -32,23 +32,24 @@ class Names(NamedTuple):
     missing: torch.Tensor
 
 
-def key_block(spec_json: str) -> int:
-    """Return the keys of a block of lists."""
-    return int(json.loads(spec_json)["block"]["kv"])
+def key_block(scored: ScoredPattern) -> int:
+    """Keys of a block of lists."""
+    assert scored.block is not None
+    return scored.block.kv
 
 
-def places_of(spec_json: str) -> tuple[tuple[int | None, int], ...]:
+def places_of(scored: ScoredPattern) -> tuple[tuple[int | None, int], ...]:
     """Return where the counts and the lists of a pattern are among its tensors."""
-    return _LISTS[str(json.loads(spec_json)["kind"])]
+    return _LISTS[scored.pattern.kind]
 
 
 def wanted_blocks(
-    spec_json: str, tensors: Tensors, kv_heads: int, blocks: int, *, together: bool = False
+    scored: ScoredPattern, tensors: Tensors, kv_heads: int, blocks: int, *, together: bool = False
 ) -> torch.Tensor:
     """Return which key blocks are listed: bool (batch or 1, kv_heads or 1, blocks), by number in the whole sequence.
 
     Args:
-        spec_json: the pattern.
+        scored: the pattern.
         tensors: its index tensors.
         kv_heads: heads of k.
         blocks: key blocks of the whole sequence.
@@ -56,7 +57,7 @@ def wanted_blocks(
             share one table of positions.
     """
     found = None
-    for counts_at, lists_at in places_of(spec_json):
+    for counts_at, lists_at in places_of(scored):
         lists = tensors[lists_at] if lists_at < len(tensors) else None
         if lists is None:
             continue
@@ -132,11 +133,11 @@ def names_of(
     return Names(table, missing)
 
 
-def relabelled(spec_json: str, tensors: Tensors, names: torch.Tensor) -> Tensors:
+def relabelled(scored: ScoredPattern, tensors: Tensors, names: torch.Tensor) -> Tensors:
     """Return index tensors whose lists have other names for blocks; heads of counts follow those of their lists."""
     found = list(tensors)
     blocks = names.shape[2] - 1
-    for counts_at, lists_at in places_of(spec_json):
+    for counts_at, lists_at in places_of(scored):
         lists = tensors[lists_at] if lists_at < len(tensors) else None
         if lists is None:
             continue

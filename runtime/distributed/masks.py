@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from codegen.expressions.nodes import Aux, Item, Literal, Node, Operation, Variable, children
-from codegen.expressions.parse import parse_expression
 from codegen.expressions.text import text_of
-from codegen.patterns.block_lists import NAMED_MASKS, expression_of
+from codegen.patterns.block_lists import BlockLists
+from codegen.scored_pattern import ScoredPattern
 from runtime.expressions.captured import settled
 from runtime.expressions.dtypes import NAMES, TORCH_DTYPES
 from runtime.expressions.order import operands_first
@@ -26,62 +25,55 @@ class Masked(NamedTuple):
     """A pattern whose mask is about positions in the whole sequence.
 
     Attributes:
-        spec_json: the pattern.
+        scored: the pattern.
         tensors: its index tensors.
     """
 
-    spec_json: str
+    scored: ScoredPattern
     tensors: Tensors
 
 
-def has_positions(spec_json: str) -> bool:
-    """Return whether a mask asks where a query or a key is."""
-    return json.loads(spec_json).get("mask", "none") not in ("none", "bits")
+def has_positions(scored: ScoredPattern) -> bool:
+    """Whether the mask of partial blocks depends on the positions of queries or keys."""
+    return isinstance(scored.pattern, BlockLists) and scored.pattern.mask not in ("none", "bits")
 
 
-def asks_for_heads(spec_json: str) -> bool:
-    """Return whether a mask tells heads apart."""
-    spec = json.loads(spec_json)
-    if spec.get("mask", "none") in NAMED_MASKS:
+def asks_for_heads(scored: ScoredPattern) -> bool:
+    """Whether the mask of partial blocks depends on the head."""
+    node = scored.pattern.expression
+    if node is None:
         return False
-    node = expression_of(spec["mask"], spec.get("aux", {}))
     return any(isinstance(each, Variable) and each.name == "head" for each in operands_first(node))
 
 
 def masked(
-    spec_json: str, tensors: Tensors, lengths: tuple[int, int], q_at: torch.Tensor, kv_at: torch.Tensor
+    scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, int], q_at: torch.Tensor, kv_at: torch.Tensor
 ) -> Masked:
     """Return a pattern over other places of the same queries and keys.
 
     Args:
-        spec_json: the pattern.
+        scored: the pattern.
         tensors: its index tensors, and those of its expression.
         lengths: queries and keys of the whole sequence.
         q_at: int32 (queries,), where each query of the call is in it.
         kv_at: int32 (keys,), where each key is.
     """
-    indices, aux = apart(spec_json, tensors)
+    indices, aux = apart(scored, tensors)
     shapes = tuple((name, NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in aux.items())
-    text, declared, sources = _rewritten(spec_json, lengths, shapes)
-    spec: dict[str, Any] = {**json.loads(spec_json), "mask": text, "aux": dict(declared)}
+    by_tables, sources = _by_tables(scored, lengths, shapes)
     given = {**aux, Q_AT: q_at, KV_AT: kv_at}
     if len(indices) == 4 and indices[3] is None:
         indices = indices[:2]  # as BlockLists leaves full lists out beside an expression
-    if not declared:
-        spec.pop("aux")
-    return Masked(json.dumps(spec), (*indices, *(given[source] for source in sources)))
+    return Masked(by_tables, (*indices, *(given[source] for source in sources)))
 
 
 @lru_cache(maxsize=256)
-def _rewritten(
-    spec_json: str, lengths: tuple[int, int], shapes: tuple[tuple[str, str, tuple[int, ...]], ...]
-) -> tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """Return the mask with tables in place of positions, its tensors as a spec declares them, and what each is."""
-    spec = json.loads(spec_json)
-    if spec["mask"] == "causal":
-        node = parse_expression("kv_idx <= q_idx + kv_len - q_len", {}, score=False)
-    else:
-        node = expression_of(spec["mask"], spec.get("aux", {}))
+def _by_tables(
+    scored: ScoredPattern, lengths: tuple[int, int], shapes: tuple[tuple[str, str, tuple[int, ...]], ...]
+) -> tuple[ScoredPattern, tuple[str, ...]]:
+    """The pattern with tables in place of positions in its mask, and the source of each of the mask's tensors."""
+    node = scored.pattern.expression or scored.pattern.pair_expression
+    assert node is not None
     given = {name: Aux(name, dtype, shape) for name, dtype, shape in shapes}
     tables = {Q_AT: Aux(Q_AT, "int32", ("q_len",)), KV_AT: Aux(KV_AT, "int32", ("kv_len",))}
     values: dict[str, Node] = {
@@ -104,4 +96,5 @@ def _rewritten(
     found, declared, tensors = settled(rebuilt[id(node)], meta, {})
     names = tuple(sorted(declared))
     sources = tuple(next(key for key, value in meta.items() if value is tensors[name]) for name in names)
-    return text_of(found), tuple((name, str(declared[name])) for name in names), sources
+    aux = {name: str(declared[name]) for name in names}
+    return scored.with_pattern(mask=text_of(found), aux=aux), sources

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from codegen.scored_pattern import ScoredPattern, scored_pattern
 from runtime.distributed.layout import Layout
 from runtime.distributed.lists import key_block
 from runtime.distributed.masks import asks_for_heads
@@ -33,7 +34,7 @@ class Plan:
     Attributes:
         group: name of the group.
         layout: who has what.
-        spec_json: the pattern.
+        scored: the pattern.
         caps: of each rank, how many key blocks at most it sends to each; None: everything is sent.
         heads: heads of k that are sent together; 0: few, then more.
         symmetric: whether whole sequences are read from the memory of peers.
@@ -42,7 +43,7 @@ class Plan:
 
     group: str
     layout: Layout
-    spec_json: str
+    scored: ScoredPattern
     caps: Caps | None
     heads: int
     symmetric: bool
@@ -53,7 +54,7 @@ class Plan:
         caps = None if self.caps is None else [list(sent) for sent in self.caps]
         layout = [list(chunks) for chunks in self.layout.chunks]
         return {
-            "pattern": self.spec_json,
+            "pattern": self.scored.text,
             "layout": layout,
             "send": caps,
             "heads_at_once": self.heads,
@@ -64,17 +65,17 @@ class Plan:
         """Return what a rank computes, where each has so many queries and keys."""
         ranks = self.layout.ranks
         if (caps := self.caps_of(kv_len)) is None:
-            return steps_of(self.spec_json, self.layout, rank, ranks * q_len, ranks * kv_len)
-        return listed_steps(self.spec_json, rank, (q_len, kv_len), key_block(self.spec_json), caps)
+            return steps_of(self.scored, self.layout, rank, ranks * q_len, ranks * kv_len)
+        return listed_steps(self.scored, rank, (q_len, kv_len), key_block(self.scored), caps)
 
     def caps_of(self, kv_len: int) -> Caps | None:
         """Return how many key blocks are sent, where each rank has so many keys; None: all, in their order.
 
         Where a rank has many chunks, these are too many messages: blocks are packed, be they all that there are.
         """
-        if self.caps is not None or not is_packed(self.spec_json, self.layout):
+        if self.caps is not None or self.scored.block is None or not packs_blocks(self.layout):
             return self.caps
-        ranks, blocks = range(self.layout.ranks), kv_len // key_block(self.spec_json)
+        ranks, blocks = range(self.layout.ranks), kv_len // key_block(self.scored)
         return tuple(tuple(0 if source == rank else blocks for rank in ranks) for source in ranks)
 
     def runs(
@@ -90,11 +91,11 @@ class Plan:
         """
         batch, heads, q_len, _ = q_shape
         size = float(self.heads or max(1, _TILES * _TILE * kv_heads // max(1, batch * heads * q_len)))
-        kind = json.loads(self.spec_json)["kind"]
+        kind = self.scored.pattern.kind
         growth, slower = _GROWTH, _SHARE.get(kind, 0.0) * q_len * (heads // kv_heads) / _PAIRS_A_KEY
         if not self.heads and slower >= _LEAST_SLOWER:
             size, growth = max(size, kv_heads / (1 + slower)), kv_heads
-        if asks_for_heads(self.spec_json) or kind == "sliding_window":
+        if asks_for_heads(self.scored) or kind == "sliding_window":
             size = kv_heads  # a mask counts heads from the first; a window needs few keys of others
         if gives_back and not self.heads and growth == _GROWTH and size < kv_heads:
             sizes = _short_at_both_ends(kv_heads, max(1, round(size)))
@@ -127,10 +128,9 @@ def _short_at_both_ends(total: int, least: int) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def is_packed(spec_json: str, layout: Layout) -> bool:
-    """Return whether key blocks of lists are packed, as a rank's part of the sequence is in many pieces."""
-    pieces = max(len(layout.spans(rank, layout.count)) for rank in range(layout.ranks))
-    return pieces > _MOST_PIECES and isinstance(json.loads(spec_json).get("block"), dict)
+def packs_blocks(layout: Layout) -> bool:
+    """Whether key blocks of lists are packed, as a rank's part of the sequence is in many pieces."""
+    return max(len(layout.spans(rank, layout.count)) for rank in range(layout.ranks)) > _MOST_PIECES
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
@@ -142,7 +142,7 @@ def plan_text(*values: Any) -> str:
 @lru_cache(maxsize=256)
 def plan_of(text: str) -> Plan:
     """Return the plan that a text is."""
-    group, chunks, spec_json, caps, heads, symmetric, timeout = json.loads(text)
+    group, chunks, pattern, caps, heads, symmetric, timeout = json.loads(text)
     layout = Layout(tuple(map(tuple, chunks)))
     every = None if caps is None else tuple(map(tuple, caps))
-    return Plan(group, layout, spec_json, every, heads, symmetric, timeout)
+    return Plan(group, layout, scored_pattern(pattern), every, heads, symmetric, timeout)

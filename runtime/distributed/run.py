@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from codegen.scored_pattern import ScoredPattern
 from runtime.distributed.agreement import fail_together, group_of
 from runtime.distributed.exchange import Exchange, Pair, Sent
 from runtime.distributed.inputs import Inputs
@@ -51,7 +52,7 @@ class Run:
         self.mine: Steps = every[self.rank]
         self.gives_back = gives_back
         self.runs = plan.runs(tuple(q.shape), k.shape[1], gives_back=gives_back)
-        self.spec_json, self.tensors, sent = self._localised(validate)
+        self.scored, self.tensors, sent = self._localised(validate)
         given: dict[str, Any] = {
             "group": self.group,
             "rank": self.rank,
@@ -68,28 +69,28 @@ class Run:
         else:
             self.exchange = OutboxExchange(outbox_of(self.group, every, k), plan.layout, **given)
 
-    def _localised(self, validate: bool) -> tuple[str, Tensors, Sent | None]:
+    def _localised(self, validate: bool) -> tuple[ScoredPattern, Tensors, Sent | None]:
         """Return the pattern of lists over the keys of a step, its tensors, and which blocks are sent."""
-        plan, inputs, spec_json = self.plan, self.inputs, self.plan.spec_json
+        plan, inputs, scored = self.plan, self.inputs, self.plan.scored
         tensors, sent = inputs.tensors, None
         kv_len, q_len = (t.shape[2] * plan.layout.ranks for t in (inputs.k, inputs.q))
         device = inputs.q.device
         kv_at = None
         if (caps := plan.caps_of(inputs.k.shape[2])) is not None:
             sent, tensors, kv_at = self._listed(caps, kv_len, validate)
-        if has_positions(spec_json):
+        if has_positions(scored):
             kv_at = torch.arange(kv_len, dtype=torch.int32, device=device) if kv_at is None else kv_at
             q_at = plan.layout.positions(self.rank, q_len, device).to(torch.int32)
-            spec_json, tensors = masked(spec_json, tensors, (q_len, kv_len), q_at, kv_at)
-        return spec_json, tensors, sent
+            scored, tensors = masked(scored, tensors, (q_len, kv_len), q_at, kv_at)
+        return scored, tensors, sent
 
     def _listed(self, caps: Sequence[Sequence[int]], kv_len: int, validate: bool) -> tuple[Sent, Tensors, torch.Tensor]:
         """Tell each rank what is wanted of it; return what this one sends, lists of what it gets, and where that is."""
         plan, inputs, rank = self.plan, self.inputs, self.rank
-        layout, block, device = plan.layout, key_block(plan.spec_json), inputs.k.device
-        lists, aux = apart(plan.spec_json, inputs.tensors)
-        together = has_positions(plan.spec_json)
-        wanted = wanted_blocks(plan.spec_json, lists, inputs.k.shape[1], kv_len // block, together=together)
+        layout, block, device = plan.layout, key_block(plan.scored), inputs.k.device
+        lists, aux = apart(plan.scored, inputs.tensors)
+        together = has_positions(plan.scored)
+        wanted = wanted_blocks(plan.scored, lists, inputs.k.shape[1], kv_len // block, together=together)
         asked, answers = {}, {}
         for other in range(layout.ranks):
             if other != rank and caps[other][rank]:
@@ -104,7 +105,7 @@ class Run:
         names = names_of(wanted, layout, rank, kv_len, block=block, caps=caps)
         self._check_room(names.missing, validate)
         blocks = {other: chosen(told, caps[rank][other]) for other, told in answers.items()}
-        tensors = (*relabelled(plan.spec_json, lists, names.table), *aux.values())
+        tensors = (*relabelled(plan.scored, lists, names.table), *aux.values())
         return Sent(block, blocks), tensors, _positions(names.table, block, self.mine, inputs.k.shape[2])
 
     def _check_room(self, missing: torch.Tensor, validate: bool) -> None:
@@ -121,15 +122,15 @@ class Run:
         group = self.inputs.q.shape[1] // self.inputs.k.shape[1]
         return slice(run.start * group, run.stop * group)
 
-    def lists(self, step: Step, run: slice) -> tuple[str, Tensors]:
+    def lists(self, step: Step, run: slice) -> tuple[ScoredPattern, Tensors]:
         """Return the pattern of a step, and its index tensors for some heads of k."""
-        if step.spec_json != self.plan.spec_json:  # what has tensors keeps its pattern
-            return step.spec_json, ()
+        if step.scored != self.plan.scored:  # what has tensors keeps its pattern
+            return step.scored, ()
         kv_heads = self.inputs.k.shape[1]
         if not self.tensors or run == slice(0, kv_heads):
-            return self.spec_json, self.tensors
-        indices, aux = apart(self.spec_json, self.tensors)
-        return self.spec_json, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
+            return self.scored, self.tensors
+        indices, aux = apart(self.scored, self.tensors)
+        return self.scored, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
 
     def lengths(self, step: Step) -> torch.Tensor | None:
         """Return how many of a step's keys there are, where a call has lengths or the pattern a prefix."""

@@ -28,7 +28,7 @@ from runtime.distributed.steps import steps_of
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import check_operands
 from runtime.ops.aux_tensors import apart
-from runtime.patterns import BlockLists, Pattern, TopK
+from runtime.patterns import BlockLists, Pattern, TopK, scored_of
 
 MOST = 0.75
 """Share of other ranks' blocks from which on everything is sent, without packing."""
@@ -133,20 +133,21 @@ def plan_sends(
     except Exception as error:
         report(group, error)
         raise
+    scored = scored_of(lists)
     facts: dict[str, Any] = {
         "function": "plan_sends",
-        "pattern": lists.spec_json,
+        "pattern": scored.text,
         "layout": [list(c) for c in layout.chunks],
     }
     facts |= {"k": str(tuple(k.shape)), "slack": slack, "most": most}
     same(agree(group, "plan_sends", facts, timeout))
-    block, kv_len = key_block(lists.spec_json), k.shape[2] * ranks
+    block, kv_len = key_block(scored), k.shape[2] * ranks
     pairs = k.shape[0] * k.shape[1]
     with underway(group, "plan_sends"):
         meet(group, k.device)
-        indices, _ = apart(lists.spec_json, lists.index_tensors())
-        together = has_positions(lists.spec_json)
-        wanted = wanted_blocks(lists.spec_json, indices, k.shape[1], kv_len // block, together=together)
+        indices, _ = apart(scored, lists.index_tensors())
+        together = has_positions(scored)
+        wanted = wanted_blocks(scored, indices, k.shape[1], kv_len // block, together=together)
         each = []
         for source in range(ranks):
             counts = wanted[..., blocks_of(layout, source, kv_len, block, k.device)].sum(-1)
@@ -211,7 +212,7 @@ def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_le
     check_rank(rank, layout.ranks)
     for length in (q_len, kv_len):
         layout.chunk_size(length)
-    steps = steps_of(pattern.spec_json, layout, rank, q_len, kv_len)
+    steps = steps_of(scored_of(pattern), layout, rank, q_len, kv_len)
     return sum(piece.size for pieces in steps.buffers for piece in pieces if piece.rank != rank)
 
 

@@ -7,16 +7,24 @@ those of its last query do, or numbers of the pattern make up for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from codegen.patterns import PatternBase
+from codegen.patterns.causal import Causal
+from codegen.patterns.dense import Dense
+from codegen.patterns.prefix_lm import PrefixLM
+from codegen.patterns.sink_window import SinkWindow
+from codegen.patterns.sliding_window import SlidingWindow
+from codegen.scored_pattern import ScoredPattern
 from runtime.distributed.layout import Layout, Span, union
 
 OWN = -1
 """The number of the buffer of a step over the rank's own keys, as they are."""
-DENSE = '{"kind": "dense"}'
+DENSE = ScoredPattern(Dense(kind="dense"))
+CAUSAL = ScoredPattern(Causal(kind="causal", align="bottom_right"))
+PREFIX = ScoredPattern(PrefixLM(kind="prefix_lm"))
 
 
 class Piece(NamedTuple):
@@ -42,7 +50,7 @@ class Step(NamedTuple):
         rows: of the rank's queries.
         keys: rows of the buffer.
         buffer: its number; OWN: the rank's k and v.
-        spec_json: the pattern over these queries and keys.
+        scored: the pattern over these queries and keys.
         spans: the keys in the whole sequence.
         prefix: whether keys behind the length of the prefix are hidden.
         merges: whether these queries have a result over other keys already.
@@ -51,7 +59,7 @@ class Step(NamedTuple):
     rows: Span
     keys: Span
     buffer: int
-    spec_json: str
+    scored: ScoredPattern
     spans: tuple[Span, ...]
     prefix: bool = False
     merges: bool = False
@@ -78,34 +86,33 @@ class _Part(NamedTuple):
 
     queries: Span
     keys: tuple[Span, ...]
-    spec_json: str
+    scored: ScoredPattern
     prefix: bool = False
 
 
 @lru_cache(maxsize=1024)
-def steps_of(spec_json: str, layout: Layout, rank: int, q_len: int, kv_len: int) -> Steps:
+def steps_of(scored: ScoredPattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> Steps:
     """Return what a rank computes, of a sequence of ``q_len`` queries and ``kv_len`` keys in all.
 
     Of lists that is one step over all keys, in their order: what they name is known to the device alone.
     """
     own_keys = layout.spans(rank, kv_len)
     local = layout.spans(rank, q_len)
-    spec = json.loads(spec_json)
-    if isinstance(spec.get("block"), dict):
+    if scored.block is not None:
         everything, rows = Span(0, kv_len), Span(0, q_len // layout.ranks)
         pieces = _pieces((everything,), layout, kv_len)
-        return Steps((pieces,), (Step(rows, everything, 0, spec_json, (everything,)),))
-    parts = [part for span in local for part in _parts(spec, span, own_keys, q_len, kv_len)]
+        return Steps((pieces,), (Step(rows, everything, 0, scored, (everything,)),))
+    parts = [part for span in local for part in _parts(scored.pattern, span, own_keys, q_len, kv_len)]
     return _placed(parts, local, own_keys, layout, kv_len)
 
 
 def listed_steps(
-    spec_json: str, rank: int, rows: tuple[int, int], block: int, caps: tuple[tuple[int, ...], ...]
+    scored: ScoredPattern, rank: int, rows: tuple[int, int], block: int, caps: tuple[tuple[int, ...], ...]
 ) -> Steps:
     """Return what a rank computes of lists, over its own keys and then those that it is sent, by rank.
 
     Args:
-        spec_json: the pattern.
+        scored: the pattern.
         rank: whose steps.
         rows: queries and keys of a rank.
         block: keys of a block.
@@ -119,7 +126,7 @@ def listed_steps(
             end += sent[rank] * block
     everything = Span(0, end)
     buffer = OWN if len(pieces) == 1 else 0
-    step = Step(Span(0, q_len), everything, buffer, spec_json, (everything,))
+    step = Step(Span(0, q_len), everything, buffer, scored, (everything,))
     return Steps(() if buffer == OWN else (tuple(pieces),), (step,))
 
 
@@ -134,7 +141,7 @@ def _placed(
     for part in parts:
         rows = _place(part.queries, local)
         assert rows is not None
-        made = part.spec_json, part.keys, part.prefix
+        made = part.scored, part.keys, part.prefix
         if (keys := _own_place(part, own_keys)) is not None:
             own.append(Step(rows, keys, OWN, *made))
         elif len(part.keys) == 1:
@@ -189,25 +196,26 @@ def _overlaps(span: Span, layout: Layout, length: int) -> Iterator[Piece]:
             before += each.size
 
 
-def _parts(spec: dict[str, Any], span: Span, own_keys: Sequence[Span], q_len: int, kv_len: int) -> Iterator[_Part]:
+def _parts(pattern: PatternBase, span: Span, own_keys: Sequence[Span], q_len: int, kv_len: int) -> Iterator[_Part]:
     """Yield the parts of a run of the rank's queries."""
-    kind, shift = spec["kind"], kv_len - q_len
-    if kind == "dense":
+    shift = kv_len - q_len
+    if isinstance(pattern, Dense):
         yield _Part(span, (Span(0, kv_len),), DENSE)
-    elif kind == "causal":
-        yield from _causal(span, shift if spec["align"] == "bottom_right" else 0, kv_len)
-    elif kind == "prefix_lm":
+    elif isinstance(pattern, Causal):
+        yield from _causal(span, shift if pattern.align == "bottom_right" else 0, kv_len)
+    elif isinstance(pattern, PrefixLM):
         yield from _prefix(span, shift, kv_len)
     else:
-        for rows in _inner_and_outer(spec, span, own_keys, shift, kv_len):
-            yield from _window(spec, rows, shift, kv_len)
+        assert isinstance(pattern, SlidingWindow | SinkWindow)
+        for rows in _inner_and_outer(pattern, span, own_keys, shift, kv_len):
+            yield from _window(pattern, rows, shift, kv_len)
 
 
 def _causal(span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
     """Yield the queries whose diagonal is among the keys, then those behind it, which see all."""
     rows = Span(max(span.start, -shift), min(span.stop, kv_len - shift))
     if rows.size > 0:
-        yield _Part(rows, (Span(0, rows.stop + shift),), '{"kind": "causal", "align": "bottom_right"}')
+        yield _Part(rows, (Span(0, rows.stop + shift),), CAUSAL)
     behind = Span(max(span.start, kv_len - shift), span.stop)
     if behind.size > 0:
         yield _Part(behind, (Span(0, kv_len),), DENSE)
@@ -217,22 +225,22 @@ def _prefix(span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
     """Yield the keys up to the last query's own, then those behind it, of which the prefix is seen."""
     own = max(0, span.stop + shift)
     if own:
-        yield _Part(span, (Span(0, own),), '{"kind": "prefix_lm"}')
+        yield _Part(span, (Span(0, own),), PREFIX)
     if own < kv_len:
         yield _Part(span, (Span(own, kv_len),), DENSE, prefix=True)
 
 
 def _inner_and_outer(
-    spec: dict[str, Any], span: Span, own_keys: Sequence[Span], shift: int, kv_len: int
+    pattern: SlidingWindow | SinkWindow, span: Span, own_keys: Sequence[Span], shift: int, kv_len: int
 ) -> tuple[Span, ...]:
     """Return the queries that see keys of this rank alone, and those before and after them, as far as there are any."""
-    if spec["kind"] == "sink_window":
+    if isinstance(pattern, SinkWindow):
         return (span,)
     inner = span
     for own in own_keys:
         if own.start <= span.start + shift < own.stop:
-            first = span.start if own.start == 0 else max(span.start, own.start + spec["left"] - shift)
-            last = span.stop if own.stop == kv_len else min(span.stop, own.stop - spec["right"] - shift)
+            first = span.start if own.start == 0 else max(span.start, own.start + pattern.left - shift)
+            last = span.stop if own.stop == kv_len else min(span.stop, own.stop - pattern.right - shift)
             inner = Span(first, last)
     if inner.size <= 0:
         return (span,)
@@ -240,15 +248,15 @@ def _inner_and_outer(
     return tuple(rows for rows in every if rows.size > 0)
 
 
-def _window(spec: dict[str, Any], span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
+def _window(pattern: SlidingWindow | SinkWindow, span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
     """Yield a window over the keys that its queries see; its numbers count from where these end."""
-    left, right, sink = spec["left"], spec["right"], spec.get("sink", 0)
+    left, right = pattern.left, pattern.right
+    sink = pattern.sink if isinstance(pattern, SinkWindow) else 0
     rows = Span(max(span.start, -right - shift), span.stop)
     last = min(kv_len, rows.stop + shift + right)
     if rows.size <= 0 or last <= 0:
         return
     first = min(max(0, rows.start + shift - left), last)
     beyond = last - rows.stop - shift
-    numbers = {name: spec[name] for name in ("kind", "sink") if name in spec}
-    text = json.dumps({**numbers, "left": left + beyond, "right": right - beyond})
-    yield _Part(rows, union((Span(0, min(sink, last)), Span(first, last))), text)
+    moved = ScoredPattern(pattern).with_pattern(left=left + beyond, right=right - beyond)
+    yield _Part(rows, union((Span(0, min(sink, last)), Span(first, last))), moved)

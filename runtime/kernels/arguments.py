@@ -27,6 +27,8 @@ TORCH_DTYPES = {
 }
 FP8_DTYPES = tuple(TORCH_DTYPES[name] for name in FP8)
 ATTENTION_RANK = 4  # of q, k and v
+Q_AXES = ("batch", "heads", "q_len", "head_dim")
+KV_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
 HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
@@ -218,6 +220,15 @@ def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def row_strides(**tensors: torch.Tensor) -> dict[str, int]:
+    """The used strides of tensors of heads, from one batch, head and row to the next, by kernel parameter."""
+    return {
+        f"{name}_{axis}_stride": stride
+        for name, tensor in tensors.items()
+        for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True)
+    }
+
+
 def check_address(name: str, address: int, alignment: int = TMA_ALIGNMENT) -> None:
     """Check the alignment of a tensor's first element.
 
@@ -291,6 +302,27 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, t
     )
     if not fits:
         raise ArgumentError(name, f"has shape {tuple(shape)}, expected ({shape_words(expected)})")
+
+
+def check_sizes(name: str, tensor: torch.Tensor, axes: Sequence[str], sizes: Sequence[int | None]) -> None:
+    """Check the size of each dimension of a tensor, or, where that is None, only that there is one.
+
+    Raises:
+        ArgumentError: with the whole shape and what it should be.
+    """
+    expected = zip(axes, sizes, strict=True)
+    check_shape(name, tensor.shape, [(axis, None if size is None else (size,)) for axis, size in expected])
+
+
+def check_keys(q: torch.Tensor, k: torch.Tensor) -> None:
+    """Check the shape of K against that of Q: batch, elements of a head, and heads that divide Q's.
+
+    Raises:
+        ArgumentError: naming ``k``.
+    """
+    check_sizes("k", k, KV_AXES, (q.shape[0], None, None, q.shape[3]))
+    if q.shape[1] % k.shape[1]:
+        raise ArgumentError("k", f"has {k.shape[1]} heads, q has {q.shape[1]}: not a multiple")
 
 
 def check_head_dim(shape: Sequence[int], head_dim: int, *, padded: bool, element: int = 2) -> None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.dtypes import FP8
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
@@ -19,27 +18,29 @@ from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
+    KV_AXES,
+    Q_AXES,
     TMA_ALIGNMENT,
-    TORCH_DTYPES,
-    Signatures,
     call_key,
     check_address,
     check_extent,
     check_head_dim,
+    check_keys,
     check_memory,
     check_output,
     check_scale,
     check_shape,
     check_sink,
     check_sink_values,
+    check_sizes,
     check_strides,
     check_tensor,
-    used_strides,
+    row_strides,
     written,
 )
 from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.aux_tensors import AuxArguments
-from runtime.kernels.sharing import SharedKernel
+from runtime.kernels.bound_call import BoundCall
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
@@ -88,7 +89,7 @@ def layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
     return tuple(like.shape), like.stride(), like.dtype
 
 
-class AttentionKernel(SharedKernel):
+class AttentionKernel(BoundCall[AttentionSpec]):
     """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
 
     Call it with q, k, v and the pattern's index tensors (see :meth:`__call__`). Calls run on torch's current stream,
@@ -100,13 +101,7 @@ class AttentionKernel(SharedKernel):
     """
 
     def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        self._plan = compiled.plan
-        assert isinstance(compiled.plan.spec, AttentionSpec)
-        self.spec: AttentionSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._out_dtype = TORCH_DTYPES[compiled.plan.output]
+        super().__init__(compiled, loaded)
         self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
@@ -114,12 +109,8 @@ class AttentionKernel(SharedKernel):
         self._aux = AuxArguments(self.spec, compiled.plan)
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
-        self._signatures = Signatures()
-        self._takes_scales = self.spec.dtype in FP8
-
-    def __repr__(self) -> str:
-        names = ", ".join(["q", "k", "v", *(t.name for t in self._indices)])
-        return f"<attention kernel {self.compiled.named.stem}({names}) for {self.spec.arch}>"
+        self._argument_names = ("q", "k", "v", *self._index_names)
+        self._takes_scales = self.spec.is_fp8
 
     def __call__(
         self,
@@ -191,14 +182,11 @@ class AttentionKernel(SharedKernel):
             check_scale(scale)  # also so that it can be a part of a key
         looked_up = self._aux.in_order(aux)
         key = (scale, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
-        last, signature = self._signatures.last
-        if key != last:
-            signature = self._signatures.find(key)
+        signature = self._bound(key)
         if signature is None:
             checked = self._check(
                 q, k, v, indices=tensors, aux=looked_up, scales=scales, scale=scale, out=out, sink=sink
             )
-            check_memory(q=q, k=k, v=v)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, tensors)
@@ -292,22 +280,19 @@ class AttentionKernel(SharedKernel):
         batch, heads, q_len, d = q.shape
         kv_heads, kv_len = k.shape[1:3]
         check_head_dim(q.shape, self.spec.head_dim, padded=self._pads_heads, element=q.element_size())
-        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
+        check_keys(q, k)
         self._check_v(v, k)
-        if heads % kv_heads:
-            raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
         packed, group = self.spec.pack_gqa, heads // kv_heads
         if group % packed:
             raise ArgumentError(
                 "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
             )
         self._check_addressing(q, k, v)
-        like, strides, dtype = layout_like(q, self._out_dtype)
+        like, strides, dtype = layout_like(q, self._output)
         written = torch.empty_strided(like, strides, dtype=dtype, device="meta")
         if out is not None:
-            check_tensor("out", out, self._out_dtype, 4, q.device)
-            names = ("batch", "heads", "q_len", "head_dim")
-            check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
+            check_tensor("out", out, self._output, 4, q.device)
+            check_sizes("out", out, Q_AXES, q.shape)
             check_strides("out", out)
             check_output("out", out)
             written = out
@@ -326,26 +311,18 @@ class AttentionKernel(SharedKernel):
         if args.numbers["tiles"] >= 2**31:
             what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")
-        values: dict[str, int | float] = {**args.numbers, **index_values, "scale_log2": factor * _LOG2_E}
+        values: dict[str, int | float] = {**index_values, "scale_log2": factor * _LOG2_E}
         tensors = {"q": q, "k": k, "v": v, "o": written}
         if not self._plan.tensor_maps:
-            for name, tensor in tensors.items():
-                for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
-                    values[f"{name}_{axis}_stride"] = stride
+            values |= row_strides(**tensors)
         if self.spec.pad_heads:
             values["head_chunks"] = d * q.element_size() // TMA_ALIGNMENT
-        return self._loaded.signature(
-            q.device.index,
-            args.tiles,
-            values,
-            {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()},
-            extra=self._outputs(q, indices, sink, Memory.of(args)),
-            prologue_grid=args.prologue_grid,
-        )
+        check_memory(q=q, k=k, v=v)
+        mapped = {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()}
+        return self._signature(q.device, args, values, mapped, self._outputs(q, indices, sink, Memory.of(args)))
 
     def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
-        names = ("batch", "kv_heads", "kv_len", "head_dim")
-        check_shape("v", v.shape, [(name, (size,)) for name, size in zip(names, k.shape, strict=True)])
+        check_sizes("v", v, KV_AXES, k.shape)
 
     def _take_scales(self, named: dict[str, Any]) -> tuple[Any, ...]:
         """Take the scales of FP8 inputs out of the arguments by name, in the order of SCALES."""
@@ -365,7 +342,7 @@ class AttentionKernel(SharedKernel):
         given = dict(zip(self._index_names, indices, strict=False)) | {"sink": sink}
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
         return _Outputs(
-            layout_like(q, self._out_dtype),
+            layout_like(q, self._output),
             lse_layout if self.spec.lse else None,
             allocator(q.device),
             dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),

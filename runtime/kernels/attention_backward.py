@@ -20,25 +20,26 @@ from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
+    KV_AXES,
+    Q_AXES,
     TMA_ALIGNMENT,
-    TORCH_DTYPES,
-    Signatures,
     call_key,
     check_address,
     check_head_dim,
+    check_keys,
     check_memory,
     check_scale,
-    check_shape,
+    check_sizes,
     check_strides,
     check_tensor,
-    used_strides,
+    row_strides,
 )
 from runtime.kernels.attention import Layout, layout_like
 from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.aux_gradients import AuxSums
 from runtime.kernels.aux_tensors import AuxArguments
+from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
-from runtime.kernels.sharing import SharedKernel
 
 SUMS = ("dq_accum",)
 """Scratch memory as large as an operand, which each call allocates: of the rest, a stream keeps the most it needed."""
@@ -89,7 +90,7 @@ class _Outputs(NamedTuple):
         return made
 
 
-class AttentionBackwardKernel(SharedKernel):
+class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
     """Gradients of softmax(scale * Q K^T) V over the keys of the spec's pattern, with its softcap.
 
     Calls run on torch's current stream, do not synchronise and can be captured in a CUDA graph. The same arguments give
@@ -101,22 +102,14 @@ class AttentionBackwardKernel(SharedKernel):
     """
 
     def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        assert isinstance(compiled.plan.spec, AttentionBackwardSpec)
-        self.spec: AttentionBackwardSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype = TORCH_DTYPES[self.spec.dtype]
+        super().__init__(compiled, loaded)
         self._names = _GRADIENTS[self.spec.gradients]
         self._listed = self.spec.pattern.fixed_block is not None
         self._transposes = self._listed and "dk" in self._names
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
         self._aux = AuxArguments(self.spec.forward, compiled.plan)
         self._sums = AuxSums(self.spec) if self.spec.gradients == "daux" else None
-        self._signatures = Signatures()
-
-    def __repr__(self) -> str:
-        names = ", ".join(["q", "k", "v", *self._arguments.names, "out", "dout", "lse"])
-        return f"<attention_backward kernel {self.compiled.named.stem}({names}) for {self.spec.arch}>"
+        self._argument_names = ("q", "k", "v", *self._arguments.names, "out", "dout", "lse")
 
     def __call__(
         self,
@@ -174,13 +167,10 @@ class AttentionBackwardKernel(SharedKernel):
             check_scale(scale)  # also so that it can be a part of a key
         looked_up = self._aux.in_order(aux)
         key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *indices, *looked_up))
-        last, signature = self._signatures.last
-        if key != last:
-            signature = self._signatures.find(key)
+        signature = self._bound(key)
         if signature is None:
             operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse}
             checked = self._check(operands, indices, aux=looked_up, scale=scale, stats=stats)
-            check_memory(q=q, k=k, v=v, out=out, dout=dout, lse=lse)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, indices)
@@ -217,22 +207,22 @@ class AttentionBackwardKernel(SharedKernel):
         index_values = self._arguments.check(q, indices) | self._aux.check(q, k.shape[2], aux)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         lists = self._lists(indices)
-        args = self.compiled.plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists))
+        args = self._plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists))
         if max(args.tiles, args.prologue_grid, args.epilogue_grid) >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
         rows = args.numbers["padded_q_len"]
         stats_shape = (batch, heads, rows, 2)
         if stats is not None:
             _check_stats(stats, stats_shape, q.device)
-        values: dict[str, int | float] = {**args.numbers, **index_values}
-        values |= {
+        values: dict[str, int | float] = {
+            **index_values,
             "scale": factor,
             "scale_log2": factor * LOG2_E,
             "head_chunks": d * q.element_size() // TMA_ALIGNMENT,
         }
-        prologue_grid = args.prologue_grid
         if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
-            prologue_grid, values["stats_blocks"] = prologue_grid - args.numbers["stats_blocks"], 0
+            args = replace(args, prologue_grid=args.prologue_grid - args.numbers["stats_blocks"])
+            values["stats_blocks"] = 0
         gradients = {
             name: layout_like(t, t.dtype) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names
         }
@@ -250,25 +240,13 @@ class AttentionBackwardKernel(SharedKernel):
             dict.fromkeys(left_out, 0),
             Memory.of(replace(args, scratch={name: size for name, size in args.scratch.items() if name not in SUMS})),
         )
-        return self._loaded.signature(
-            q.device.index,
-            args.tiles,
-            values,
-            shapes,
-            extra=made,
-            prologue_grid=prologue_grid,
-            epilogue_grid=args.epilogue_grid,
-        )
+        check_memory(**{name: operands[name] for name in ("q", "k", "v", "out", "dout", "lse")})
+        return self._signature(q.device, args, values, shapes, made)
 
     def _strides(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
         """Return the strides of the tensors that the kernels address themselves."""
-        maps, axes = self.compiled.plan.tensor_maps, ("batch", "head", "row")
-        return {
-            f"{name}_{axis}_stride": stride
-            for name, tensor in tensors.items()
-            if name == "dout" or f"{name}_map" not in maps
-            for axis, stride in zip(axes, used_strides(tensor)[:3], strict=True)
-        }
+        maps = self._plan.tensor_maps
+        return row_strides(**{name: t for name, t in tensors.items() if name == "dout" or f"{name}_map" not in maps})
 
     def _check_operands(self, operands: dict[str, Any]) -> None:
         """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""
@@ -278,23 +256,16 @@ class AttentionBackwardKernel(SharedKernel):
         for name, tensor in dense.items():
             check_tensor(name, tensor, self._dtype, 4, q.device)
         check_head_dim(q.shape, self.spec.head_dim, padded=True)
-        axes = ("batch", "heads", "q_len", "head_dim")
-        like_q = [(axis, (size,)) for axis, size in zip(axes, q.shape, strict=True)]
-        batch, heads, _, d = q.shape
-        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
-        like_k = [
-            (axis, (size,)) for axis, size in zip(("batch", "kv_heads", "kv_len", "head_dim"), k.shape, strict=True)
-        ]
-        for name, like in (("v", like_k), ("out", like_q), ("dout", like_q)):
-            check_shape(name, operands[name].shape, like)
-        if heads % k.shape[1]:
-            raise ArgumentError("k", f"has {k.shape[1]} heads, q has {heads}: not a multiple")
+        check_keys(q, k)
+        check_sizes("v", operands["v"], KV_AXES, k.shape)
+        for name in ("out", "dout"):
+            check_sizes(name, operands[name], Q_AXES, q.shape)
         for name, tensor in dense.items():
             check_strides(name, tensor)
         lse, dlse = operands["lse"], operands["dlse"]
         for name, tensor in (("lse", lse), *(() if dlse is None else (("dlse", dlse),))):
             check_tensor(name, tensor, torch.float32, 3, q.device)
-            check_shape(name, tensor.shape, like_q[:3])
+            check_sizes(name, tensor, Q_AXES[:3], q.shape[:3])
         if not lse.is_contiguous():
             raise ArgumentError("lse", f"has strides {lse.stride()}, expected a contiguous tensor")
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from codegen.fp8 import KEYS_TOGETHER
+from runtime.compile.compiler import Compiled
+from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import MAX_EXTENT, check_extent, check_shape, check_strides, check_tensor
 from runtime.kernels.attention import SCALES, AttentionKernel, AttentionResult
@@ -20,8 +22,9 @@ class Fp8AttentionKernel(AttentionKernel):
     Call it with what ``quantise_attention`` returns, or with tensors and scales of your own.
     """
 
-    def __repr__(self) -> str:
-        return super().__repr__().replace(", v", ", v_t", 1)
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        super().__init__(compiled, loaded)
+        self._argument_names = ("q", "k", "v_t", *self._index_names)
 
     def __call__(  # type: ignore[override]
         self,

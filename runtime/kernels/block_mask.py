@@ -18,9 +18,9 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import MAX_EXTENT, Signatures, call_key, check_memory
+from runtime.kernels.arguments import MAX_EXTENT, call_key, check_memory
 from runtime.kernels.aux_tensors import AuxArguments
-from runtime.kernels.sharing import SharedKernel
+from runtime.kernels.bound_call import BoundCall
 
 MOST_BLOCKS = 2**30
 """Query blocks and key blocks of all lists: kernels count them in 32 bits."""
@@ -43,7 +43,7 @@ class BlockMaskLists(NamedTuple):
     full_kv_indices: torch.Tensor
 
 
-class BlockMaskKernel(SharedKernel):
+class BlockMaskKernel(BoundCall[BlockMaskSpec]):
     """Makes the block lists of a mask.
 
     Attributes:
@@ -51,16 +51,11 @@ class BlockMaskKernel(SharedKernel):
         spec: the spec.
     """
 
-    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        assert isinstance(compiled.plan.spec, BlockMaskSpec)
-        self.spec: BlockMaskSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._aux = AuxArguments(self.spec, compiled.plan)
-        self._signatures = Signatures()
+    _argument_names = ("batch", "heads", "q_len", "kv_len")
 
-    def __repr__(self) -> str:
-        return f"<block_mask kernel {self.compiled.named.stem}(batch, heads, q_len, kv_len) for {self.spec.arch}>"
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        super().__init__(compiled, loaded)
+        self._aux = AuxArguments(self.spec, compiled.plan)
 
     def __call__(
         self,
@@ -97,13 +92,9 @@ class BlockMaskKernel(SharedKernel):
     def _run(self, shape: BlockMaskShape, tensors: tuple[torch.Tensor, ...], device: torch.device) -> BlockMaskLists:
         """Launch in the context of the device, which is current."""
         key = (shape, device, call_key(*tensors))
-        last, signature = self._signatures.last
-        if key != last:
-            signature = self._signatures.find(key)
+        signature = self._bound(key)
         if signature is None:
-            checked = self._check(shape, tensors, device)
-            check_memory(**{f"aux[{number}]": tensor for number, tensor in enumerate(tensors)})
-            signature = self._signatures.keep(key, checked)
+            signature = self._signatures.keep(key, self._check(shape, tensors, device))
         sizes, memory = signature.extra
         make = allocator(device)
         counts, lists = contiguous(sizes[:3]), contiguous(sizes)
@@ -118,21 +109,14 @@ class BlockMaskKernel(SharedKernel):
         self._aux.check_lengths({"q_len": shape.q_len, "kv_len": shape.kv_len})
         sizes = {"batch": shape.batch, "heads": shape.heads, "q_len": shape.q_len, "kv_len": shape.kv_len}
         told = self._aux.check_sizes(sizes, device, tensors)
-        args = self.compiled.plan.problem(shape)
+        args = self._plan.problem(shape)
         numbers = args.numbers
         if numbers["blocks"] > MOST_BLOCKS or args.tiles > MOST_THREAD_BLOCKS:
             raise ArgumentError("batch", f"is {shape.batch}: with {shape} there are more blocks than are counted")
         heads = numbers["list_heads"]
         lists = (numbers["rows"] // heads // numbers["query_blocks"], heads, numbers["query_blocks"])
-        return self._loaded.signature(
-            device.index,
-            args.tiles,
-            {**numbers, **told},
-            {},
-            extra=((*lists, numbers["key_blocks"]), Memory.of(args)),
-            prologue_grid=args.prologue_grid,
-            epilogue_grid=args.epilogue_grid,
-        )
+        check_memory(**{f"aux[{number}]": tensor for number, tensor in enumerate(tensors)})
+        return self._signature(device, args, told, extra=((*lists, numbers["key_blocks"]), Memory.of(args)))
 
 
 def device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:

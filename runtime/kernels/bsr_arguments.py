@@ -8,7 +8,15 @@ import torch
 
 from codegen.spec import BlockShape
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_output, check_shape, check_size, check_strides, check_tensor, to_quantise
+from runtime.kernels.arguments import (
+    check_output,
+    check_shape,
+    check_size,
+    check_sizes,
+    check_strides,
+    check_tensor,
+    to_quantise,
+)
 from runtime.prepare.matrix import check_row_pointers
 
 INDEX_WORDS = {torch.int32: 1, torch.int64: 2}
@@ -134,7 +142,7 @@ def check_out(out: Any, dtype: torch.dtype, shape: tuple[int, int], device: torc
         ArgumentError: for the first thing that is wrong.
     """
     check_tensor("out", out, dtype, 2, device)
-    check_shape("out", out.shape, [("M", (shape[0],)), ("N", (shape[1],))])
+    check_sizes("out", out, "MN", shape)
     check_strides("out", out)
     check_output("out", out)
     if shape[1] % STORE:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.dtypes import FP8
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TMA_ALIGNMENT, check_address, check_shape, check_tensor
@@ -43,7 +42,7 @@ NO_SCALES = Scales(None, None)
 
 def have_scales(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
     """Return whether calls of a kernel take scales."""
-    return spec.dtype in FP8
+    return spec.is_fp8
 
 
 def by_block(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:

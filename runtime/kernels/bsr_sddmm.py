@@ -8,22 +8,20 @@ import torch
 
 from codegen.problem import SddmmShape
 from codegen.spec import BsrSddmmSpec
-from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
-from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.launch import Signature
 from runtime.kernels.arguments import (
-    TORCH_DTYPES,
-    Signatures,
     call_key,
     check_address,
     check_memory,
-    check_shape,
+    check_sizes,
     check_strides,
     check_tensor,
     written,
 )
+from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
@@ -40,11 +38,10 @@ from runtime.kernels.bsr_scales import (
     scale_strides,
     scale_tensors,
 )
-from runtime.kernels.sharing import SharedKernel
 from runtime.prepare.matrix import check_layout
 
 
-class BsrSddmmKernel(SharedKernel):
+class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
     """The stored blocks of C = A @ B^T.
 
     Attributes:
@@ -52,16 +49,7 @@ class BsrSddmmKernel(SharedKernel):
         spec: the spec.
     """
 
-    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        assert isinstance(compiled.plan.spec, BsrSddmmSpec)
-        self.spec: BsrSddmmSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype, self._output = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[compiled.plan.output]
-        self._signatures = Signatures()
-
-    def __repr__(self) -> str:
-        return f"<bsr_sddmm kernel {self.compiled.named.stem}(a, b, pattern) for {self.spec.arch}>"
+    _argument_names = ("a", "b", "pattern")
 
     def __call__(
         self,
@@ -106,13 +94,9 @@ class BsrSddmmKernel(SharedKernel):
         check_layout("pattern", pattern)
         values, crow, col = pattern.values(), pattern.crow_indices(), pattern.col_indices()
         key = (pattern.shape, call_key(values, crow, col, a, b, out, *scales))
-        last, signature = self._signatures.last
-        if key != last:
-            signature = self._signatures.find(key)
+        signature = self._bound(key)
         if signature is None:
-            checked = self._check(a, b, pattern, out, scales)
-            check_memory(a=a, b=b, out=out)
-            signature = self._signatures.keep(key, checked)
+            signature = self._signatures.keep(key, self._check(a, b, pattern, out, scales))
         if validate:
             check_indices("pattern", pattern)
             check_scale_values(scales)
@@ -135,8 +119,8 @@ class BsrSddmmKernel(SharedKernel):
         check_tensor("b", b, self._dtype, 2, a.device)
         check_structure("pattern", pattern, self.spec.block, a.device)
         (rows, columns), depth = pattern.shape, a.shape[1]
-        check_shape("a", a.shape, [("M", (rows,)), ("K", None)])
-        check_shape("b", b.shape, [("N", (columns,)), ("K", (depth,))])
+        check_sizes("a", a, "MK", (rows, None))
+        check_sizes("b", b, "NK", (columns, depth))
         check_strides("a", a)
         check_strides("b", b)
         shape = tuple(pattern.values().shape)
@@ -144,19 +128,18 @@ class BsrSddmmKernel(SharedKernel):
         check_scales(self.spec, self.compiled.named.stem, scales, (lines, columns, depth), a.device)
         if out is not None:
             check_out_values(out, self._output, shape, a.device)
-        plan = self.compiled.plan
-        args = plan.problem(SddmmShape(rows, columns, depth, shape[0]))
+        args = self._plan.problem(SddmmShape(rows, columns, depth, shape[0]))
         known = {
             "index_words": INDEX_WORDS[pattern.crow_indices().dtype],
             "a_row_stride": a.stride(0),
             "b_row_stride": b.stride(0),
             **scale_strides(scales),
         }
-        numbers = {**args.numbers, **plan.own(known)}
         tensors = {
             "a": (tuple(a.shape), a.stride()),
             "b": (tuple(b.shape), b.stride()),
             "c": (shape, (shape[1] * shape[2], shape[2], 1)),
             **scale_tensors(self.spec, scales),
         }
-        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors)
+        check_memory(a=a, b=b, out=out)
+        return self._signature(a.device, args, self._plan.own(known), tensors)

@@ -15,15 +15,8 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import (
-    TORCH_DTYPES,
-    Signatures,
-    call_key,
-    check_address,
-    check_memory,
-    check_shape,
-    written,
-)
+from runtime.kernels.arguments import call_key, check_address, check_memory, check_sizes, written
+from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     check_indices,
@@ -33,13 +26,12 @@ from runtime.kernels.bsr_arguments import (
     check_structure,
     check_values,
 )
-from runtime.kernels.sharing import SharedKernel
 from runtime.prepare.matrix import check_layout
 
 MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
 
 
-class BsrSpgemmKernel(SharedKernel):
+class BsrSpgemmKernel(BoundCall[BsrSpgemmSpec]):
     """C = A @ B with A and B in block-sparse rows, C dense, or in block-sparse rows on a given pattern.
 
     Attributes:
@@ -48,16 +40,8 @@ class BsrSpgemmKernel(SharedKernel):
     """
 
     def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        assert isinstance(compiled.plan.spec, BsrSpgemmSpec)
-        self.spec: BsrSpgemmSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures = Signatures()
-
-    def __repr__(self) -> str:
-        arguments = "a, b" if self.spec.output == "dense" else "a, b, pattern"
-        return f"<bsr_spgemm kernel {self.compiled.named.stem}({arguments}) for {self.spec.arch}>"
+        super().__init__(compiled, loaded)
+        self._argument_names = ("a", "b") if self.spec.output == "dense" else ("a", "b", "pattern")
 
     def __call__(
         self,
@@ -102,13 +86,9 @@ class BsrSpgemmKernel(SharedKernel):
         indices |= {f"{name}_col_indices": matrix.col_indices() for name, matrix in matrices.items()}
         shapes = tuple(matrix.shape for matrix in matrices.values())
         key = (shapes, call_key(*values.values(), *indices.values(), out))
-        last, found = self._signatures.last
-        if key != last:
-            found = self._signatures.find(key)
+        found = self._bound(key)
         if found is None:
-            checked = self._check(a, b, pattern, out)
-            check_memory(**{f"{name}.values()": tensor for name, tensor in values.items()}, out=out)
-            found = self._signatures.keep(key, checked)
+            found = self._signatures.keep(key, self._check(a, b, pattern, out))
         signature, memory = found
         if validate:
             check_indices("a", a)
@@ -172,15 +152,14 @@ class BsrSpgemmKernel(SharedKernel):
             known["c_row_stride"] = c[1][0]
         else:
             check_structure("pattern", pattern, block, a.device)
-            check_shape("pattern", pattern.shape, [("M", (rows,)), ("N", (columns,))])
+            check_sizes("pattern", pattern, "MN", (rows, columns))
             shape = tuple(pattern.values().shape)
             if out is not None:
                 check_out_values(out, self._dtype, shape, a.device)
             known["c_index_words"] = INDEX_WORDS[pattern.crow_indices().dtype]
             problem = SpgemmShape(rows, depth, columns, shape[0])
             c = (shape, (shape[1] * shape[2], shape[2], 1))
-        plan = self.compiled.plan
-        args = plan.problem(problem)
+        args = self._plan.problem(problem)
         if pattern is None and args.tiles >= MOST_RUNS:
             what = "tiles" if self.spec.is_dynamic else "runs of tiles"
             raise ArgumentError("b", f"has shape {tuple(b.shape)}: with {rows} rows of a 2^29 {what} or more")
@@ -189,8 +168,9 @@ class BsrSpgemmKernel(SharedKernel):
             "b": (tuple(b.values().shape), b.values().stride()),
             "c": c,
         }
-        numbers = {**args.numbers, **plan.own(known)}
-        return self._loaded.signature(a.device.index, args.tiles, numbers, tensors), Memory.of(args)
+        read = (a, b) if pattern is None else (a, b, pattern)
+        check_memory(**{f"{name}.values()": m.values() for name, m in zip("abc", read, strict=False)}, out=out)
+        return self._signature(a.device, args, self._plan.own(known), tensors), Memory.of(args)
 
     def _check_dense(self, b: torch.Tensor, rows: int, out: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Check a dense result; return its shape and strides."""

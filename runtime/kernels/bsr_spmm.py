@@ -19,8 +19,6 @@ from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
-    TORCH_DTYPES,
-    Signatures,
     call_key,
     check_address,
     check_memory,
@@ -28,12 +26,14 @@ from runtime.kernels.arguments import (
     check_output,
     check_overlap,
     check_shape,
+    check_sizes,
     check_strides,
     check_tensor,
     remember,
     used_strides,
     written,
 )
+from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
     STORE,
@@ -43,7 +43,7 @@ from runtime.kernels.bsr_arguments import (
     check_values,
 )
 from runtime.kernels.bsr_batch import BATCH_RANK, beside, column_step, copied, matrices_at_once, scales_beside
-from runtime.kernels.bsr_preparation import BsrPreparation, Operand, Parts
+from runtime.kernels.bsr_preparation import BsrPreparation, Operand
 from runtime.kernels.bsr_scales import (
     NO_SCALES,
     SCALE_DEPTH,
@@ -54,7 +54,6 @@ from runtime.kernels.bsr_scales import (
     scale_strides,
     scale_tensors,
 )
-from runtime.kernels.sharing import SharedKernel
 from runtime.prepare.prepared import Effort, PreparedBsr
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
@@ -106,7 +105,7 @@ def _check_batch(b: torch.Tensor, c: Any, out: Any) -> None:
         check_overlap("c", c, "out", out)
 
 
-class BsrSpmmKernel(SharedKernel):
+class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
     """C = A @ B, or A^T @ B, with A in block-sparse rows, then the spec's epilogue.
 
     Attributes:
@@ -114,23 +113,16 @@ class BsrSpmmKernel(SharedKernel):
         spec: the spec.
     """
 
-    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        self._plan = compiled.plan
-        assert isinstance(compiled.plan.spec, BsrSpmmSpec)
-        self.spec: BsrSpmmSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype, self._output = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[self._plan.output]
-        self._preparation = BsrPreparation(compiled.plan, loaded)
-        self._signatures = Signatures()
-        self._batches: dict[Any, None] = {}  # those that were checked
+    _argument_names = ("a", "b")
 
-    def __repr__(self) -> str:
-        return f"<bsr_spmm kernel {self.compiled.named.stem}(a, b) for {self.spec.arch}>"
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        super().__init__(compiled, loaded)
+        self._preparation = BsrPreparation(compiled.plan, loaded)
+        self._batches: dict[Any, None] = {}  # those that were checked
 
     def __call__(
         self,
-        a: torch.Tensor | PreparedBsr | Parts,
+        a: torch.Tensor | PreparedBsr,
         b: torch.Tensor,
         *,
         c: torch.Tensor | None = None,
@@ -205,6 +197,9 @@ class BsrSpmmKernel(SharedKernel):
             packets=packets,
             prologue=packets is None,
         )
+
+    _multiply_parts: Callable[..., torch.Tensor] = __call__
+    """The same call, for ``runtime.ops``, whose ``a`` may also be ``Parts``: an alias, as a wrapper takes 0.6 us."""
 
     def prepare(
         self,
@@ -281,9 +276,7 @@ class BsrSpmmKernel(SharedKernel):
         """
         stride = None if own_out is None else own_out.stride(0)
         key = (a.key, beta, stride, call_key(b, c, bias, out, *scales))
-        last, found = self._signatures.last
-        if key != last:
-            found = self._signatures.find(key)
+        found = self._bound(key)
         if found is None:
             checked = self._check(
                 a.matrix,
@@ -296,7 +289,6 @@ class BsrSpmmKernel(SharedKernel):
                 row_order=a.row_order,
                 own_stride=stride,
             )
-            check_memory(b=b, c=c, bias=bias, out=out)
             found = self._signatures.keep(key, checked)
         if validate:
             check_indices("a", a.matrix)
@@ -445,7 +437,7 @@ class BsrSpmmKernel(SharedKernel):
         if c is None:
             raise ArgumentError("c", f"is missing: {self.compiled.named.stem} computes A @ B + beta c")
         check_tensor("c", c, self._dtype, 2, device)
-        check_shape("c", c.shape, [("M", (shape[0],)), ("N", (shape[1],))])
+        check_sizes("c", c, "MN", shape)
         check_strides("c", c)
         return {"c_in": (tuple(c.shape), c.stride())}
 
@@ -529,7 +521,6 @@ class BsrSpmmKernel(SharedKernel):
             "beta": beta,
             **scale_strides(scales),
         }
-        numbers = {**args.numbers, **self._plan.own(known)}
         tensors = {
             **added,
             **scale_tensors(self.spec, scales),
@@ -537,9 +528,8 @@ class BsrSpmmKernel(SharedKernel):
             "a": (tuple(values.shape), values.stride()),
             "c": ((rows, columns), (stride, 1)),
         }
-        signature = self._loaded.signature(
-            b.device.index, args.tiles, numbers, tensors, prologue_grid=args.prologue_grid, size=args.block
-        )
+        check_memory(b=b, c=c, bias=bias, out=out)
+        signature = self._signature(b.device, args, self._plan.own(known), tensors)
         return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
 
     def _b_tensors(

@@ -18,18 +18,19 @@ from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TORCH_DTYPES,
-    Signatures,
     call_key,
     check_address,
     check_memory,
     check_output,
     check_shape,
+    check_sizes,
     check_strides,
     check_tensor,
+    row_strides,
     used_strides,
     written,
 )
-from runtime.kernels.sharing import SharedKernel
+from runtime.kernels.bound_call import BoundCall
 
 MOST_THREAD_BLOCKS = 2**31 - 1
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -56,7 +57,7 @@ class Quantised(NamedTuple):
     product: torch.Tensor | None = None
 
 
-class QuantiseKernel(SharedKernel):
+class QuantiseKernel(BoundCall[QuantiseSpec]):
     """FP8 codes and scales of rows, of blocks of rows, or of columns.
 
     Attributes:
@@ -64,17 +65,12 @@ class QuantiseKernel(SharedKernel):
         spec: the spec.
     """
 
-    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        assert isinstance(compiled.plan.spec, QuantiseSpec)
-        self.spec: QuantiseSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype, self._codes = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[self.spec.codes]
-        self._by_columns, self._is_given = self.spec.scales == "channel", self.spec.scales == "given"
-        self._signatures = Signatures()
+    _argument_names = ("x",)
 
-    def __repr__(self) -> str:
-        return f"<quantise kernel {self.compiled.named.stem}(x) for {self.spec.arch}>"
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        super().__init__(compiled, loaded)
+        self._codes = TORCH_DTYPES[self.spec.codes]
+        self._by_columns, self._is_given = self.spec.scales == "channel", self.spec.scales == "given"
 
     def __call__(
         self,
@@ -118,13 +114,9 @@ class QuantiseKernel(SharedKernel):
                 return self(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
         cosines, sines = (None, None) if rotary is None else pair_of(rotary)
         key = call_key(x, mean, scales, cosines, sines, out, out_scales)
-        last, signature = self._signatures.last
-        if key != last:
-            signature = self._signatures.find(key)
+        signature = self._bound(key)
         if signature is None:
-            checked = self._check(x, mean, scales, out, out_scales, rotary=rotary)
-            check_memory(x=x)
-            signature = self._signatures.keep(key, checked)
+            signature = self._signatures.keep(key, self._check(x, mean, scales, out, out_scales, rotary=rotary))
         shapes, memory = signature.extra
         make = allocator(x.device)
         out = make(*contiguous(shapes["codes"]), self._codes) if out is None else written(out)
@@ -168,10 +160,8 @@ class QuantiseKernel(SharedKernel):
         shapes = self._shapes(batch, heads, length)
         if out is not None:
             check_tensor("out", out, self._codes, 4, x.device)
-            names = (
-                ("batch", "heads", "head_dim", "keys") if self._by_columns else ("batch", "heads", "length", "head_dim")
-            )
-            check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, shapes["codes"], strict=True)])
+            last = ("head_dim", "keys") if self._by_columns else ("length", "head_dim")
+            check_sizes("out", out, ("batch", "heads", *last), shapes["codes"])
             check_strides("out", out)
             check_output("out", out)
         if out_scales is not None:
@@ -180,18 +170,16 @@ class QuantiseKernel(SharedKernel):
                 raise ArgumentError("out_scales", f"is given, but this kernel has scales {whose}: leave it out")
             check_tensor("out_scales", out_scales, torch.float32, 3, x.device)
             blocks = "length" if spec.scales == "row" else f"blocks of {spec.tile.m} rows"
-            sizes = zip(("batch", "heads", blocks), shapes["scales"], strict=True)
-            check_shape("out_scales", out_scales.shape, [(name, (size,)) for name, size in sizes])
+            check_sizes("out_scales", out_scales, ("batch", "heads", blocks), shapes["scales"])
             check_output("out_scales", out_scales)
         statistic = scales if self._by_columns else mean if spec.mean == "subtract" else None
-        args = self.compiled.plan.problem(QuantiseShape(batch, heads, length, kv_heads, int(statistic is not None)))
+        args = self._plan.problem(QuantiseShape(batch, heads, length, kv_heads, int(statistic is not None)))
         if args.tiles > MOST_THREAD_BLOCKS:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {args.tiles} thread blocks, at most 2^31 - 1")
         strides = self._strides(x, out, scales if self._is_given else out_scales, shapes)
         strides |= {} if rotary is None else _rotary_strides(rotary)
-        return self._loaded.signature(
-            x.device.index, args.tiles, {**args.numbers, **strides}, {}, extra=(shapes, Memory.of(args))
-        )
+        check_memory(x=x)
+        return self._signature(x.device, args, strides, extra=(shapes, Memory.of(args)))
 
     def _check_scales(self, x: torch.Tensor, scales: Any) -> None:
         """Check scales of the caller."""
@@ -256,7 +244,7 @@ class QuantiseKernel(SharedKernel):
     def _strides(self, x: torch.Tensor, out: Any, scales: Any, shapes: Any) -> dict[str, int]:
         """Return the strides of a launch; ``scales`` are those that are given, or where to write some."""
         axes: tuple[str, ...] = ("batch", "head", "row")
-        found = {f"x_{axis}_stride": stride for axis, stride in zip(axes, used_strides(x)[:3], strict=True)}
+        found = row_strides(x=x)
         codes = contiguous(shapes["codes"])[1] if out is None else used_strides(out)
         if self._by_columns:
             axes = ("batch", "head", "column")
@@ -299,7 +287,6 @@ def _rotary_strides(rotary: Rotary) -> dict[str, int]:
 def _check_statistic(name: str, tensor: Any, shape: tuple[int | None, ...], device: torch.device) -> None:
     """Check float32 numbers of columns."""
     check_tensor(name, tensor, torch.float32, 3, device)
-    expected = zip(("batch", "heads", "head_dim"), shape, strict=True)
-    check_shape(name, tensor.shape, [(axis, None if size is None else (size,)) for axis, size in expected])
+    check_sizes(name, tensor, ("batch", "heads", "head_dim"), shape)
     if not tensor.is_contiguous():
         raise ArgumentError(name, f"has strides {tensor.stride()}, expected a contiguous tensor")

@@ -10,25 +10,22 @@ import torch
 from codegen.problem import SelectShape
 from codegen.spec import SelectTopkSpec
 from codegen.wording import shown
-from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
-from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.launch import Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
-    TORCH_DTYPES,
-    Signatures,
     call_key,
     check_address,
+    check_keys,
     check_memory,
-    check_shape,
     check_strides,
     check_tensor,
-    used_strides,
+    row_strides,
 )
-from runtime.kernels.sharing import SharedKernel
+from runtime.kernels.bound_call import BoundCall
 
 CHUNK = 8  # elements of one 16-byte load
 FARTHEST_ALWAYS = 32  # blocks from either end that can be taken anyway
@@ -46,7 +43,7 @@ class _Selection(NamedTuple):
     always_last: int
 
 
-class SelectTopkKernel(SharedKernel):
+class SelectTopkKernel(BoundCall[SelectTopkSpec]):
     """For each query block the key blocks whose mean key has the largest product with the mean query.
 
     Attributes:
@@ -54,16 +51,7 @@ class SelectTopkKernel(SharedKernel):
         spec: the spec.
     """
 
-    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        assert isinstance(compiled.plan.spec, SelectTopkSpec)
-        self.spec: SelectTopkSpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures = Signatures()
-
-    def __repr__(self) -> str:
-        return f"<select_topk kernel {self.compiled.named.stem}(q, k, block, topk) for {self.spec.arch}>"
+    _argument_names = ("q", "k", "block", "topk")
 
     def __call__(
         self,
@@ -101,13 +89,9 @@ class SelectTopkKernel(SharedKernel):
                 return self(q, k, block, topk, causal=causal, always=always)
         selection = _Selection(*checked_selection(block, topk, always), bool(causal), *_always(always))
         key = (selection, call_key(q, k))
-        last, signature = self._signatures.last
-        if key != last:
-            signature = self._signatures.find(key)
+        signature = self._bound(key)
         if signature is None:
-            checked = self._check(q, k, selection)
-            check_memory(q=q, k=k)
-            signature = self._signatures.keep(key, checked)
+            signature = self._signatures.keep(key, self._check(q, k, selection))
         shape, memory = signature.extra
         kv_indices = allocator(q.device)(*contiguous(shape), torch.int32)
         addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "kv_indices": kv_indices.data_ptr()}
@@ -123,13 +107,11 @@ class SelectTopkKernel(SharedKernel):
         batch, heads, q_len, d = q.shape
         if d % CHUNK or d > self.spec.widest_head:
             raise ArgumentError("q", f"has head_dim {d}, expected a multiple of {CHUNK} up to {self.spec.widest_head}")
-        check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (d,))])
+        check_keys(q, k)
         kv_heads, kv_len = k.shape[1:3]
-        if heads % kv_heads:
-            raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
         for name, tensor in (("q", q), ("k", k)):
             check_strides(name, tensor)
-        index, plan = q.device.index, self.compiled.plan
+        index, plan = q.device.index, self._plan
         shape = SelectShape(batch, heads, kv_heads, q_len, kv_len, d, selection.block_q, selection.block_kv)
         args = plan.problem(shape, self._loaded.slots(index))
         assert args.block is not None
@@ -138,19 +120,10 @@ class SelectTopkKernel(SharedKernel):
             raise ArgumentError("block", f"makes {args.numbers['key_blocks']} blocks of {kv_len} keys, {most}")
         if args.prologue_grid >= 2**31:
             raise ArgumentError("block", f"makes {args.prologue_grid} blocks of q and k, expected less than 2^31")
-        numbers = {**args.numbers, **selection._asdict()}
-        for name, tensor in (("q", q), ("k", k)):
-            for axis, stride in zip(("batch", "head", "row"), used_strides(tensor)[:3], strict=True):
-                numbers[f"{name}_{axis}_stride"] = stride
-        return self._loaded.signature(
-            index,
-            args.tiles,
-            numbers,
-            {},
-            extra=((batch, heads, numbers["query_blocks"], selection.topk), Memory.of(args)),
-            prologue_grid=args.prologue_grid,
-            size=args.block,
-        )
+        values = {**selection._asdict(), **row_strides(q=q, k=k)}
+        check_memory(q=q, k=k)
+        lists = (batch, heads, args.numbers["query_blocks"], selection.topk)
+        return self._signature(q.device, args, values, extra=(lists, Memory.of(args)))
 
 
 def _whole(value: Any) -> bool:

@@ -8,32 +8,29 @@ import torch
 
 from codegen.problem import CopyShape
 from codegen.spec import TileCopySpec
-from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
-from runtime.driver.launch import LoadedKernel, Signature
+from runtime.driver.launch import Signature
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
-    TORCH_DTYPES,
-    Signatures,
     call_key,
     check_address,
     check_memory,
     check_output,
-    check_shape,
+    check_sizes,
     check_strides,
     check_tensor,
     used_strides,
     written,
 )
-from runtime.kernels.sharing import SharedKernel
+from runtime.kernels.bound_call import BoundCall
 
 CHUNK = 8  # columns of one 16-byte load or store
 MOST_TILES = 2**30  # the kernel counts a few rounds of thread blocks past the last tile
 
 
-class TileCopyKernel(SharedKernel):
+class TileCopyKernel(BoundCall[TileCopySpec]):
     """out = x, tile by tile through shared memory: a micro-kernel that measures one way of loading tiles.
 
     Attributes:
@@ -41,16 +38,7 @@ class TileCopyKernel(SharedKernel):
         spec: the spec.
     """
 
-    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
-        self.compiled = compiled
-        assert isinstance(compiled.plan.spec, TileCopySpec)
-        self.spec: TileCopySpec = compiled.plan.spec
-        self._loaded = loaded
-        self._dtype = TORCH_DTYPES[self.spec.dtype]
-        self._signatures = Signatures()
-
-    def __repr__(self) -> str:
-        return f"<tile_copy kernel {self.compiled.named.stem}(x) for {self.spec.arch}>"
+    _argument_names = ("x",)
 
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Copy.
@@ -70,13 +58,9 @@ class TileCopyKernel(SharedKernel):
             with entered(x.device.index):
                 return self(x, out=out)
         key = call_key(x, out)
-        last, signature = self._signatures.last
-        if key != last:
-            signature = self._signatures.find(key)
+        signature = self._bound(key)
         if signature is None:
-            checked = self._check(x, out)
-            check_memory(x=x, out=out)
-            signature = self._signatures.keep(key, checked)
+            signature = self._signatures.keep(key, self._check(x, out))
         if out is None:
             out = allocator(x.device)(*contiguous(x.shape), self._dtype)
         else:
@@ -97,14 +81,14 @@ class TileCopyKernel(SharedKernel):
         stride = columns
         if out is not None:
             check_tensor("out", out, self._dtype, 2, x.device)
-            check_shape("out", out.shape, [("rows", (rows,)), ("columns", (columns,))])
+            check_sizes("out", out, ("rows", "columns"), x.shape)
             check_strides("out", out)
             check_output("out", out)
             stride = out.stride(0)
-        plan = self.compiled.plan
-        args = plan.problem(CopyShape(rows, columns))
+        args = self._plan.problem(CopyShape(rows, columns))
         if args.tiles >= MOST_TILES:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {MOST_TILES} tiles or more")
-        numbers = {**args.numbers, **plan.own({"in_row_stride": used_strides(x)[0], "out_row_stride": stride})}
+        strides = self._plan.own({"in_row_stride": used_strides(x)[0], "out_row_stride": stride})
         tensors = {"in": (tuple(x.shape), x.stride())}
-        return self._loaded.signature(x.device.index, args.tiles, numbers, tensors)
+        check_memory(x=x, out=out)
+        return self._signature(x.device, args, strides, tensors)

@@ -16,11 +16,11 @@ from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
+from runtime.ops.aux_tensors import with_score
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
 from runtime.ops.quantise_attention import OPERAND_TENSORS, QuantisedAttention
-from runtime.ops.scores import joined
-from runtime.patterns import BlockLists, Pattern, Score
+from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of
 
 _grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
 
@@ -175,9 +175,9 @@ def block_sparse_attention(
         return _quantised(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
     if not isinstance(pattern, Pattern):
         pattern = pattern_of(pattern, q, k)
-    tensors, spec_json = pattern.index_tensors(), pattern.spec_json
+    tensors = pattern.index_tensors()
     if score is not None:
-        spec_json, tensors = joined(pattern, tensors, score)
+        score, tensors = with_score(pattern, tensors, score)
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
@@ -185,15 +185,19 @@ def block_sparse_attention(
     direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
     if direct and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
         direct = not any(getattr(tensor, "requires_grad", False) for tensor in tensors)
-    if not direct:
+    compute: Callable[..., AttentionResult] = attend
+    computed: Any
+    if direct:
+        computed = scored_of(pattern, score)
+    else:
         _check_operator(scale, softcap, q=q, k=k, v=v, sink=sink, kv_lengths=kv_lengths, out=out)
-    compute: Callable[..., AttentionResult] = attend if direct else partial(operator, deterministic=deterministic)
+        compute, computed = partial(operator, deterministic=deterministic), operator_text(pattern, score)
     result = compute(
         q,
         k,
         v,
         tensors,
-        spec_json,
+        computed,
         scale=scale,
         softcap=softcap,
         sink=sink,
@@ -214,27 +218,28 @@ def _quantised(
     if v is not None or (k is not None and pattern is not None):
         raise ArgumentError("v" if v is not None else "k", "is given beside operands in FP8: pass the pattern alone")
     pattern = pattern_of(k if pattern is None else pattern, given.q, given.k)
-    tensors, spec_json = pattern.index_tensors(), pattern.spec_json
+    tensors = pattern.index_tensors()
     if score is not None:
-        spec_json, tensors = joined(pattern, tensors, score)
+        score, tensors = with_score(pattern, tensors, score)
     own = ((name, getattr(given, name)) for name in OPERAND_TENSORS)  # vars(given) is nothing that torch 2.11 traces
     for name, tensor in (*own, *options.items(), *(("score or mask", tensor) for tensor in tensors)):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    more: dict[str, Any] = {"scored": score is not None, "validate": validate, "lse": lse, "overflow": overflow}
+    more: dict[str, Any] = {"validate": validate, "lse": lse, "overflow": overflow}
     out, kv_lengths, codes = options["out"], options["kv_lengths"], (given.q, given.k, given.v_t)
     others = (kv_lengths, out, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits, *tensors)
     direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, options["sink"], others)
-    if not direct:
+    if direct:
+        found = attend_quantised(given, tensors, scored_of(pattern, score), **more, **options)
+    else:
         _check_operator(options["scale"], options["softcap"])
-    compute: Callable[..., AttentionResult] = attend_quantised if direct else operator_fp8
-    found = compute(given, tensors, spec_json, **more, **options)
+        found = operator_fp8(given, tensors, operator_text(pattern, score), **more, **options)
     return found if lse else found[0]
 
 
 def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
-    """Check what torch's operators would refuse in words of their own."""
+    """Check arguments that torch's operators would refuse in their own words."""
     if torch.compiler.is_dynamo_compiling():
         return
     check_numbers(scale, softcap)
@@ -244,7 +249,7 @@ def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
-    """Return whether the kernel alone is to see a call: no mode, transform, tracer, subclass or autograd.
+    """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient.
 
     Raises:
         ArgumentError: as ``_is_refused`` does.
@@ -261,7 +266,7 @@ def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bo
 
 
 def _is_refused(*tensors: Any) -> bool:
-    """Return whether an argument is no tensor at all, which the checks of a call name; refuse some that are.
+    """Whether an argument is not a tensor, which the checks of a call name; refuse some tensors.
 
     Raises:
         ArgumentError: for a tensor under ``torch.vmap``, and for a DTensor.
@@ -271,7 +276,7 @@ def _is_refused(*tensors: Any) -> bool:
 
 
 def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
-    """Return a pattern, or that of a BlockMask.
+    """A pattern as it is, or that of a BlockMask.
 
     Raises:
         ArgumentError: for what is neither.

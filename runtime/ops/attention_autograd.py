@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.autograd import forward_ad
 
+from codegen.scored_pattern import ScoredPattern, scored_pattern
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import NO_TANGENT, has_tangent
 from runtime.ops.attention_checks import check_types
 from runtime.ops.attention_gradients import attend_backward
-from runtime.ops.aux_tensors import apart, aux_names, learned_aux, score_names
+from runtime.ops.aux_tensors import apart, learned_aux
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
 _NAME = "block_sparse_attention_backward"
@@ -33,9 +34,9 @@ Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[torch
 
 def _run(*arguments: Any, **options: Any) -> Found:
     """Compute the operator: gradients that are not asked for have no elements."""
-    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, spec_json = arguments
+    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, text = arguments
     options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink, "kv_lengths": kv_lengths}
-    found = attend_backward(q, k, v, tuple(tensors), spec_json, **options)
+    found = attend_backward(q, k, v, tuple(tensors), scored_pattern(text), **options)
     dq, dk, dv, dsink = (nothing(q) if gradient is None else gradient for gradient in found[:4])
     return dq, dk, dv, dsink, list(found.daux)
 
@@ -48,9 +49,10 @@ def _fake(
     daux: Sequence[str] | None = None,
     **_: Any,
 ) -> Found:
-    """Return tensors like the gradients, without values."""
-    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, spec_json = arguments
-    check_types(q, k, v, tensors, spec_json, sink=sink, kv_lengths=kv_lengths)
+    """Tensors like the gradients, without values."""
+    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, text = arguments
+    scored = scored_pattern(text)
+    check_types(q, k, v, tensors, scored, sink=sink, kv_lengths=kv_lengths)
     if dsink and sink is None:
         raise ArgumentError("sink", "is missing, and its gradient is wanted")
     for name, tensor in (("dout", dout), ("out", out)):
@@ -61,7 +63,7 @@ def _fake(
             raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float32")
     wanted = (dq, q), (dkdv, k), (dkdv, v)
     first, second, third = (like(tensor) if needed else nothing(q) for needed, tensor in wanted)
-    aux = apart(spec_json, tensors)[1]
+    aux = apart(scored, tensors)[1]
     of_aux = [aux[name].new_empty(aux[name].shape) for name in daux or ()]
     return first, second, third, sink.new_empty(sink.shape) if dsink else nothing(q), of_aux
 
@@ -113,7 +115,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             inputs = q, k, v, tensors, sink, kv_lengths, *call.others
             out, lse = call.overload.redispatch(call.keys, *inputs, **options)
         ctx.save_for_backward(q, k, v, out, lse, sink, kv_lengths, *tensors)
-        ctx.spec_json = call.others[-1]
+        ctx.text = call.others[-1]
         ctx.options = {name: call.options[name] for name in _OPTIONS if name in call.options}
         if torch.are_deterministic_algorithms_enabled():  # of this call, whatever is set when its backward pass runs
             ctx.options["deterministic"] = True
@@ -126,11 +128,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        """Return the gradients of q, k, v, the sinks and tensors of the score."""
+        """Gradients of q, k, v, the sinks and tensors of the score."""
         q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:5]
         needs_q, needs_k, needs_v, needs_sink = wanted
-        named = _named(ctx.spec_json, ctx.needs_input_grad[6:])
+        named = _named(scored_pattern(ctx.text), ctx.needs_input_grad[6:])
         found: Sequence[Any] = (None,) * 4
         of_named: Sequence[Any] = ()
         for gradient in (dout, dlse):
@@ -140,7 +142,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             dout = torch.zeros_like(out) if dout is None else dout
             needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
             compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
-            inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, ctx.spec_json
+            inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, ctx.text
             *found, of_named = compute(*inputs, **ctx.options, **needs, daux=list(named))
         needed = zip(found, wanted, strict=True)
         of_tensors: list[Any] = [None] * len(tensors)
@@ -149,15 +151,15 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return (None, *(gradient if needs else None for gradient, needs in needed), None, *of_tensors)
 
 
-def _named(spec_json: str, needs: Sequence[bool]) -> dict[str, int]:
-    """Return the tensors of the score that need a gradient, of a call's tensors: their places by their names."""
-    names = aux_names(spec_json)
+def _named(scored: ScoredPattern, needs: Sequence[bool]) -> dict[str, int]:
+    """Places of the score's tensors that need a gradient, among a call's tensors, by name."""
+    names = scored.aux_names
     places = zip(names, range(len(needs) - len(names), len(needs)), strict=True)
-    return {name: place for name, place in places if needs[place] and name in score_names(spec_json)}
+    return {name: place for name, place in places if needs[place] and name in scored.score_names}
 
 
 def _differentiated(*tensors: Any) -> bool:
-    """Return whether gradients are on, and one of the tensors requires one."""
+    """Whether gradients are enabled, and one of the tensors requires one."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -179,7 +181,7 @@ def _refuse_tangents(overload: Any, arguments: Sequence[Any]) -> None:
 
 
 def with_gradients(overload: Any) -> Callable[..., Any]:
-    """Return what autograd does with the operator that returns a new result.
+    """Autograd implementation of the operator that returns a new result.
 
     Raises:
         ArgumentError, SpecError: by what is returned, for what has no gradient.
@@ -189,7 +191,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
         _refuse_tangents(overload, arguments)
         below = keys & torch._C._after_autograd_keyset
         q, k, v, tensors, sink, kv_lengths, *others = arguments
-        learned = learned_aux(others[-1], tensors) if torch.is_grad_enabled() else ()
+        learned = learned_aux(scored_pattern(others[-1]), tensors) if torch.is_grad_enabled() else ()
         if learned or _differentiated(q, k, v, sink):
             if torch._C._are_functorch_transforms_active():
                 reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
@@ -207,7 +209,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
 
 
 def without_gradients(overload: Any) -> Callable[..., Any]:
-    """Return what autograd does with the operator that writes into ``out``: refuse what requires a gradient.
+    """Autograd implementation of the operator that writes into ``out``: refuse tensors that require a gradient.
 
     Raises:
         ArgumentError: by what is returned.
@@ -216,7 +218,7 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
         _refuse_tangents(overload, arguments)
         named = {each.name: value for each, value in zip(overload._schema.arguments, arguments, strict=False)}
-        learned = learned_aux(arguments[-1], named["tensors"]) if torch.is_grad_enabled() else ()
+        learned = learned_aux(scored_pattern(arguments[-1]), named["tensors"]) if torch.is_grad_enabled() else ()
         differentiated = (
             name for name, value in named.items() if isinstance(value, torch.Tensor) and _differentiated(value)
         )
@@ -230,7 +232,7 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
 
 
 def never_with_gradients(overload: Any) -> Callable[..., Any]:
-    """Return what autograd does with an operator of FP8: refuse what requires a gradient.
+    """Autograd implementation of an operator of FP8: refuse tensors that require a gradient.
 
     Raises:
         ArgumentError: by what is returned.

@@ -1,8 +1,7 @@
-"""Calls of block-sparse attention on real tensors: the kernel of a call is remembered by what decides it."""
+"""Calls of block-sparse attention on real tensors; kernels are remembered by pattern, shapes and options."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from typing import Any
 
 import torch
 
-from codegen.library import find_spec
+from codegen.scored_pattern import ScoredPattern
+from codegen.spec import Spec
 from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
@@ -42,7 +42,7 @@ class Route:
     """How calls of one kind are computed.
 
     Attributes:
-        kernel: what computes them.
+        kernel: the kernel.
         scale: the softmax scale where a call gives none; None: the kernel's default.
         arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
         indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
@@ -55,17 +55,17 @@ class Route:
     indices: int
     checked: Signatures = field(default_factory=Signatures)
 
-    def lists_of(self, spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> Tensors:
-        """Return the kernel's index tensors of the caller's.
+    def lists_of(self, scored: ScoredPattern, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> Tensors:
+        """The kernel's index tensors, made of the caller's.
 
         Raises:
-            ArgumentError: for tensors that are none of the pattern, of which others could be made all the same.
+            ArgumentError: for tensors that do not fit the pattern.
         """
         if self.arranged is None:
             return tensors
         key = call_key(*tensors)
         if key is None or key not in self.checked:
-            check_lists(spec_json, tensors, q, k)
+            check_lists(scored, tensors, q, k)
             self.checked.keep(key, True)
         return self.arranged(tensors, q.shape[2], k.shape[2])
 
@@ -78,7 +78,7 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     tensors: Tensors,
-    spec_json: str,
+    scored: ScoredPattern,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -94,7 +94,7 @@ def attend(
     Args:
         q, k, v: the operands.
         tensors: index tensors of the pattern, in order.
-        spec_json: the pattern, as JSON.
+        scored: the pattern and the score.
         scale, softcap, sink, kv_lengths, out, validate: as there.
         lse: whether to return the log-sum-exp.
         overflow: of the lists.
@@ -105,7 +105,9 @@ def attend(
     """
     key: Any = None
     route: Route | None = None
-    tensors, aux = apart(spec_json, tensors)
+    aux: dict[str, torch.Tensor] = {}
+    if scored.aux_names:
+        tensors, aux = apart(scored, tensors)
     if scale is not None:
         check_scale(scale)
     if softcap is not None:
@@ -113,7 +115,7 @@ def attend(
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         key = (
-            spec_json,
+            scored.text,
             shape,
             q.shape,
             k.shape,
@@ -131,17 +133,17 @@ def attend(
         key = route = None  # an argument is of another type, which the checks name
     if route is None:
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)
-        route = remember(Call(*key))
+        _check(q, k, v, tensors, scored, aux=aux, out=out, **options)
+        route = remember(Call(scored, *key[1:]))
         _routes.keep(key, route)
     try:
         if out is not None and overlaps(out, (q, k, v, sink, kv_lengths, *tensors, *aux.values())):
             check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
         if validate:
             check_overflow(overflow)
-        given = route.lists_of(spec_json, tensors, q, k)
+        given = route.lists_of(scored, tensors, q, k)
         if validate and route.arranged is not None:
-            check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+            check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
             validate = False
         if kv_lengths is not None:
             given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
@@ -149,7 +151,7 @@ def attend(
         return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        _check(q, k, v, tensors, spec_json, aux=aux, out=out, **options)  # says more of what is wrong
+        _check(q, k, v, tensors, scored, aux=aux, out=out, **options)  # says more of what is wrong
         raise
 
 
@@ -158,7 +160,7 @@ def _check(
     k: Any,
     v: Any,
     tensors: Tensors,
-    spec_json: str,
+    scored: ScoredPattern,
     *,
     scale: Any,
     softcap: Any,
@@ -170,7 +172,7 @@ def _check(
     """Check all arguments of a call."""
     check_operands(q, k, v)
     check_options(q, softcap, scale, sink, kv_lengths)
-    check_lists(spec_json, tensors, q, k)
+    check_lists(scored, tensors, q, k)
     if out is not None:
         check_out(out, q, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
 
@@ -194,14 +196,14 @@ def remember(call: Call) -> Route:
 
 @lru_cache(maxsize=CLASSES_KEPT)
 def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel:
-    """Return the kernel of a class of calls on a device; classes may share it."""
-    return _loaded(chosen(shape_class).spec.canonical_json(), device)
+    """The kernel of a class of calls on a device; classes may share it."""
+    return _loaded(chosen(shape_class).spec, device)
 
 
 @lru_cache(maxsize=KERNELS_KEPT)
-def _loaded(spec: str, device: torch.device) -> AttentionKernel:
+def _loaded(spec: Spec, device: torch.device) -> AttentionKernel:
     """Compile and load a kernel for a device."""
     refuse_capture("q", device)
-    kernel = load_kernel(find_spec(json.loads(spec)), device=device)
+    kernel = load_kernel(spec, device=device)
     assert isinstance(kernel, AttentionKernel)
     return kernel

@@ -1,15 +1,15 @@
-"""Checks of what ``block_sparse_attention`` is called with: before a kernel is chosen, and where a kernel refuses."""
+"""Checks of the arguments of ``block_sparse_attention``: before a kernel is chosen, and after a kernel has refused."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from codegen.patterns import PATTERNS, IndexTensor, PatternBase
+from codegen.patterns import IndexTensor
+from codegen.scored_pattern import ScoredPattern
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
@@ -29,7 +29,6 @@ from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
-from runtime.ops.scores import split
 
 RANK = 4  # of q, k and v
 SOFTCAPS = (0.001, 1000)
@@ -64,15 +63,15 @@ def refuse_transformed(
             raise ArgumentError(names, f"one of them {reason}")
 
 
-def check_types(q: Any, k: Any, v: Any, tensors: Tensors, spec_json: str, *, sink: Any, kv_lengths: Any) -> None:
-    """Check types and devices, of tensors whose sizes may not be known. ``spec_json`` is the pattern.
+def check_types(q: Any, k: Any, v: Any, tensors: Tensors, scored: ScoredPattern, *, sink: Any, kv_lengths: Any) -> None:
+    """Check types and devices, of tensors whose sizes may not be known.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_operand(name, tensor, q)
-    indices, aux = apart(spec_json, tuple(tensors))
+    indices, aux = apart(scored, tuple(tensors))
     for tensor in indices:
         if tensor is not None:
             _check_index("pattern", tensor, q)
@@ -143,7 +142,7 @@ def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengt
 
 
 def check_softcap(softcap: Any) -> float:
-    """Return the softcap of a call as a float.
+    """The softcap of a call as a float.
 
     Raises:
         ArgumentError: unless it is a number that kernels are made for.
@@ -169,42 +168,33 @@ def check_numbers(scale: Any, softcap: Any) -> None:
 def read_tensors(
     q: Any, k: Any, v: Any, tensors: Tensors, aux: dict[str, torch.Tensor], *, sink: Any, kv_lengths: Any
 ) -> dict[str, Any]:
-    """Return all tensors that a call reads, by the names that messages have for them."""
+    """All tensors that a call reads, by their names in error messages."""
     listed = {f"the pattern's tensor {place}": tensor for place, tensor in enumerate(tensors)}
     of_aux = {f"aux[{name!r}]": tensor for name, tensor in aux.items()}
     return {"q": q, "k": k, "v": v, **listed, **of_aux, "sink": sink, "kv_lengths": kv_lengths}
 
 
-def _model(spec_json: str) -> tuple[dict[str, Any], PatternBase]:
-    """Return a pattern as plain data and as the spec has it; its blocks need be none that kernels are made for."""
-    pattern, _ = split(spec_json)
-    block = pattern.get("block")
-    fields = {**pattern, "block": SimpleNamespace(**block)} if isinstance(block, dict) else pattern
-    return pattern, PATTERNS[pattern["kind"]].model_construct(**fields)
-
-
-def check_lists(spec_json: str, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> None:
+def check_lists(scored: ScoredPattern, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> None:
     """Check the index tensors of a pattern.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    pattern, model = _model(spec_json)
-    block, heads, kv_heads = pattern.get("block"), q.shape[1], k.shape[1]
+    block, heads, kv_heads = scored.block, q.shape[1], k.shape[1]
     sizes: dict[str | int, tuple[int, ...] | None] = {
         "batch": tuple(sorted({1, q.shape[0]})),
         "heads": tuple(sorted({1, *(n for n in range(kv_heads, heads + 1, kv_heads) if heads % n == 0)})),
     }
-    if isinstance(block, dict):
-        sizes["query_blocks"] = (-(-q.shape[2] // block["q"]),)
-    for spec, tensor in zip(model.index_tensors, tensors, strict=False):
+    if block is not None:
+        sizes["query_blocks"] = (-(-q.shape[2] // block.q),)
+    for spec, tensor in zip(scored.index_tensors, tensors, strict=False):
         if tensor is None:
             if spec.optional:
                 continue
             raise ArgumentError(spec.name, "is missing: it is a tensor of the pattern")
         _check_index(spec.name, tensor, q)
-        if isinstance(block, dict) and len(spec.dims) >= LIST_RANK <= tensor.dim():
-            _check_query_blocks(spec.name, tensor, q.shape[2], block["q"])
+        if block is not None and len(spec.dims) >= LIST_RANK <= tensor.dim():
+            _check_query_blocks(spec.name, tensor, q.shape[2], block.q)
         expected = [(str(dim), (dim,) if isinstance(dim, int) else sizes.get(dim)) for dim in spec.dims]
         check_shape(spec.name, tensor.shape, expected)
 
@@ -265,7 +255,7 @@ def check_no_overlap(out: Any, inputs: dict[str, Any]) -> None:
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of a tensor's first byte and of the one after its last."""
+    """Address of a tensor's first byte, and of the byte after its last one."""
     begins = tensor.data_ptr()
     if tensor.is_contiguous():
         return begins, begins + tensor.nbytes
@@ -274,18 +264,19 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def check_values(
-    spec_json: str, tensors: Tensors, lengths: tuple[int, int], sink: Any = None, kv_lengths: Any = None
+    scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, int], sink: Any = None, kv_lengths: Any = None
 ) -> None:
     """Check the values of index tensors and sinks, of lists that a kernel does not get as they are (synchronises).
 
     Raises:
         ArgumentError: for the first value that is wrong.
     """
-    pattern, model = _model(spec_json)
-    given = {spec.name: t for spec, t in zip(model.index_tensors, tensors, strict=False) if t is not None}
-    limits = {"key_blocks": -(-lengths[1] // pattern["block"]["kv"]), "kv_len": lengths[1] + 1}
+    block = scored.block
+    assert block is not None
+    given = {spec.name: t for spec, t in zip(scored.index_tensors, tensors, strict=False) if t is not None}
+    limits = {"key_blocks": -(-lengths[1] // block.kv), "kv_len": lengths[1] + 1}
     limits |= {name: t.shape[3] + 1 for name, t in given.items() if t.dim() > LIST_RANK}
-    indices = [spec for spec in model.index_tensors if spec.name in given and spec.upper in limits]
+    indices = [spec for spec in scored.index_tensors if spec.name in given and spec.upper in limits]
     if kv_lengths is not None:
         indices, given = [*indices, KV_LENGTHS], {**given, KV_LENGTHS.name: kv_lengths}
     check_index_values(indices, given, {spec.name: limits[spec.upper] for spec in indices})

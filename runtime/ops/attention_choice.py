@@ -7,9 +7,8 @@ two of a length to the next, most often one; heads are exact.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,12 +17,12 @@ import torch
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.library import find_spec
+from codegen.scored_pattern import ScoredPattern
 from codegen.select import Choice, choose
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError, DeviceError
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
-from runtime.ops.scores import split
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
@@ -36,7 +35,7 @@ _FEW_QUERIES = 16  # of a block: below, a tile is filled by query heads that sha
 
 
 class Fp8Call(NamedTuple):
-    """What of a call with FP8 inputs its kernel is told.
+    """Parameters of a call with FP8 inputs that select its kernel.
 
     Attributes:
         output: type of the result.
@@ -49,15 +48,15 @@ class Fp8Call(NamedTuple):
     k_rows: int
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the spec."""
+        """Fields of the spec."""
         return {"output": DTYPES[self.output], "scale_rows": {"q": self.q_rows, "k": self.k_rows}}
 
 
 class Call(NamedTuple):
-    """What of a call decides its kernel.
+    """Properties of a call that select its kernel.
 
     Attributes:
-        spec_json: of the pattern, and of the score.
+        scored: the pattern and the score.
         list_shape: of the first index tensor; () without.
         q_shape: (batch, heads, q_len, head_dim).
         k_shape: (batch, kv_heads, kv_len, head_dim).
@@ -67,10 +66,10 @@ class Call(NamedTuple):
         sink: whether the call has sinks.
         kv_lengths: whether it has lengths.
         lse: whether it wants the log-sum-exp.
-        fp8: what a kernel of FP8 inputs is told beside.
+        fp8: parameters of FP8 inputs; None for 16-bit ones.
     """
 
-    spec_json: str
+    scored: ScoredPattern
     list_shape: tuple[int, ...]
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
@@ -88,7 +87,7 @@ class ShapeClass:
     """A class of calls that share a kernel.
 
     Attributes:
-        pattern: of the spec, and its score, as JSON.
+        scored: pattern and score of the spec.
         arch: architecture of the device.
         device_name: as torch has it; None if there is no device.
         dtype: of inputs and outputs.
@@ -100,10 +99,10 @@ class ShapeClass:
         pad_heads: whether their heads are filled up by a kernel that does not copy by TMA, which does so by itself.
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
-        fp8: what a kernel of FP8 inputs is told beside.
+        fp8: parameters of FP8 inputs; None for 16-bit ones.
     """
 
-    pattern: str
+    scored: ScoredPattern
     arch: str
     device_name: str | None
     dtype: str
@@ -123,7 +122,7 @@ class ShapeClass:
     fp8: Fp8Call | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return what the spec says of the problem; options that are off are left out."""
+        """Fields of the spec that define the problem, without options that are off."""
         softcap = None if self.softcap is None else float(self.softcap)
         options: dict[str, Any] = {
             "softcap": softcap,
@@ -131,19 +130,20 @@ class ShapeClass:
             "kv_lengths": self.kv_lengths,
             "pad_heads": self.pad_heads,
         }
-        pattern, options["score"] = split(self.pattern)
+        options["score"] = self.scored.score_fields
         return {
             "op": "attention",
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
-            "pattern": pattern,
+            "pattern": self.scored.pattern_fields,
             **{name: value for name, value in options.items() if value},
             **({} if self.fp8 is None else self.fp8.fields()),
         }
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes that are known."""
+        """Known sizes, by name."""
         names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
-        return {name: value for name, value in asdict(self).items() if name in names and value is not None}
+        sizes = {name: getattr(self, name) for name in names}
+        return {name: size for name, size in sizes.items() if size is not None}
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class Resolution:
 
     Attributes:
         shape_class: the class that the call is of.
-        choice: the kernel, and why it.
-        fit: what becomes of the caller's lists; None: nothing.
+        choice: the kernel, and the reason.
+        fit: how the caller's lists become those of the kernel; None where they are the same.
         repeated: how often each head of the lists is repeated.
     """
 
@@ -163,7 +163,7 @@ class Resolution:
     repeated: int
 
     def lists_of(self) -> Callable[[Tensors, int, int], Tensors] | None:
-        """Return what makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same."""
+        """Function from the caller's index tensors, q_len and kv_len to the kernel's; None if they are the same."""
         fit, repeated = self.fit, self.repeated
         if fit is None and repeated == 1:
             return None
@@ -179,13 +179,13 @@ class Resolution:
 
 
 def rounded(size: int) -> int:
-    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below ``size``."""
     power = 1 << max(0, size - 1).bit_length()
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
 
 
 def arch_of(device: torch.device) -> str:
-    """Return the architecture whose kernels a device runs.
+    """The architecture whose kernels a device runs.
 
     Raises:
         DeviceError: if none are written for it. Those of another architecture are not taken instead.
@@ -199,7 +199,7 @@ def arch_of(device: torch.device) -> str:
 
 
 def kernel_head_dim(head_dim: int) -> int:
-    """Return the head size of the kernel.
+    """The head size of the kernel.
 
     Raises:
         ArgumentError: if no kernel takes it.
@@ -230,9 +230,9 @@ def resolve(call: Call, arch: str, device_name: str | None) -> Resolution:
 def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Resolution:
     """Choose the kernel of a call with so many heads packed, where its blocks need not be merged."""
     (batch, heads, q_len, head_dim), (_, kv_heads, kv_len, _) = call.q_shape, call.k_shape
-    fit = block_fit(call.spec_json, arch, packed)
+    fit = block_fit(call.scored, arch, packed)
     if fit is not None and fit.merges and packed > 1:
-        packed, fit = 1, block_fit(call.spec_json, arch, 1)
+        packed, fit = 1, block_fit(call.scored, arch, 1)
     list_heads = call.list_shape[1] if len(call.list_shape) > 1 else 1
     width = call.list_shape[3] if len(call.list_shape) > LIST_RANK else 0
     pads = head_dim not in HEAD_DIMS and not any(how.copy == "tma" for how in ARCHS[arch].of("attention"))
@@ -240,7 +240,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         sizes = ", ".join(map(str, HEAD_DIMS))
         raise ArgumentError("q", f"has head size {head_dim}; kernels of FP8 for {arch} have {sizes}")
     shape_class = ShapeClass(
-        pattern=call.spec_json if fit is None else fit.spec_json(call.spec_json),
+        scored=call.scored if fit is None else fit.fitted(call.scored),
         arch=arch,
         device_name=device_name,
         dtype=_NAMES[call.dtype],
@@ -261,12 +261,12 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
 
 
 def _packed_heads(call: Call) -> int:
-    """Return how many query heads share their lists within a tile, where lists are those of K/V heads or of all."""
+    """Query heads in a tile that share their lists, where lists are those of K/V heads or of all heads."""
     if len(call.list_shape) < LIST_RANK:
         return 1
     heads, kv_heads, list_heads = call.q_shape[1], call.k_shape[1], call.list_shape[1]
     if list_heads == 1 < kv_heads:
-        few_queries = json.loads(call.spec_json)["block"]["q"] < _FEW_QUERIES
+        few_queries = call.scored.block is not None and call.scored.block.q < _FEW_QUERIES
         return next((pack for pack in _PACKS if heads // kv_heads % pack == 0), 1) if few_queries else 1
     packed = heads // list_heads
     return packed if packed in _PACKS else 1
@@ -281,4 +281,4 @@ def chosen(shape_class: ShapeClass) -> Choice:
     choice = choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name)
     if shape_class.lse:
         return choice
-    return replace(choice, named=find_spec({**json.loads(choice.spec.canonical_json()), "lse": False}))
+    return replace(choice, named=find_spec(choice.spec.model_copy(update={"lse": False})))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from codegen.scored_pattern import ScoredPattern
 from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_scale, check_shape, check_tensor
@@ -37,11 +38,10 @@ _routes = Signatures()
 def attend_quantised(
     given: QuantisedAttention,
     tensors: Tensors,
-    spec_json: str,
+    scored: ScoredPattern,
     *,
     scale: float | None,
     softcap: float | None,
-    scored: bool,
     sink: torch.Tensor | None,
     kv_lengths: torch.Tensor | None,
     lse: bool,
@@ -54,9 +54,8 @@ def attend_quantised(
     Args:
         given: the operands.
         tensors: index tensors of the pattern, in order.
-        spec_json: the pattern, and the score, as JSON.
+        scored: the pattern and the score.
         scale, softcap, sink, kv_lengths, out, validate: as there.
-        scored: whether there is a score.
         lse: whether to return the log-sum-exp.
         overflow: of the lists.
 
@@ -64,10 +63,10 @@ def attend_quantised(
         ArgumentError, SpecError: before anything is launched.
     """
     q, k = given.q, given.k
-    tensors, aux = apart(spec_json, tensors)
+    tensors, aux = apart(scored, tensors)
     if given.k_mean is not None:
-        for name, has in (("softcap", softcap is not None), ("score", scored), ("sink", sink is not None)):
-            if has:
+        for name, option in (("softcap", softcap), ("score", scored.score), ("sink", sink)):
+            if option is not None:
                 raise ArgumentError(name, _SMOOTHED)
     if scale is not None:
         check_scale(scale)
@@ -81,20 +80,20 @@ def attend_quantised(
         fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         more = (softcap, sink is not None, kv_lengths is not None, lse, fp8)
-        key = (spec_json, shape, q.shape, k.shape, q.dtype, q.device, *more)
+        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, *more)
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         key = route = None  # something is of another type, which the checks name
     if route is None:
-        _check(given, tensors, spec_json, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
-        route = remember(Call(*key))
+        _check(given, tensors, scored, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
+        route = remember(Call(scored, *key[1:]))
         _routes.keep(key, route)
     try:
-        found = _call(given, tensors, aux, spec_json, route, **options)
+        found = _call(given, tensors, aux, scored, route, **options)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
-        _check(given, tensors, spec_json, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
+        _check(given, tensors, scored, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
         raise
     if found.lse is None or given.mean_logits is None:
         return found
@@ -102,18 +101,18 @@ def attend_quantised(
     return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
 
 
-def _check(given: QuantisedAttention, tensors: Tensors, spec_json: str, **options: Any) -> None:
+def _check(given: QuantisedAttention, tensors: Tensors, scored: ScoredPattern, **options: Any) -> None:
     """Check all arguments of a call."""
     check_codes(given)
     check_options(given.q, **options)
-    check_lists(spec_json, tensors, given.q, given.k)
+    check_lists(scored, tensors, given.q, given.k)
 
 
 def _call(
     given: QuantisedAttention,
     tensors: Tensors,
     aux: dict[str, torch.Tensor],
-    spec_json: str,
+    scored: ScoredPattern,
     route: Route,
     *,
     scale: float | None,
@@ -136,9 +135,9 @@ def _call(
         check_out(out, q, {**inputs, **scales, "mean_logits": given.mean_logits}, dtype=given.output)
     if validate:
         check_overflow(overflow)
-    arranged = route.lists_of(spec_json, tensors, q, k)
+    arranged = route.lists_of(scored, tensors, q, k)
     if validate and route.arranged is not None:
-        check_values(spec_json, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+        check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
         check_scales(scales)
     if kv_lengths is not None:
         arranged = (*arranged, *(None,) * (route.indices - 1 - len(arranged)), kv_lengths)

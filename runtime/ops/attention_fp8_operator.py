@@ -1,4 +1,4 @@
-"""torch's operators of attention with operands in FP8: what ``torch.compile`` and dispatch modes see.
+"""torch's operators of attention with operands in FP8, which ``torch.compile`` and dispatch modes see.
 
 They are registered when this module is imported. They have no backward, and refuse operands that require one.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from codegen.scored_pattern import scored_pattern
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import never_with_gradients
 from runtime.ops.attention_fp8 import attend_quantised
@@ -23,7 +24,7 @@ _TENSORS = (
     "Tensor? mean_logits, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
 )
 _NUMBERS = (
-    "str spec_json, *, int q_rows, int k_rows, ScalarType output, bool scored=False, float? scale=None, "
+    "str spec_json, *, int q_rows, int k_rows, ScalarType output, float? scale=None, "
     "float? softcap=None, bool lse=False, bool validate=False"
 )
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -39,28 +40,28 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator."""
     codes = dict(zip(_CODES, arguments, strict=False))
-    tensors, sink, kv_lengths, overflow, spec_json = arguments[len(_CODES) :]
+    tensors, sink, kv_lengths, overflow, text = arguments[len(_CODES) :]
     given = QuantisedAttention(**codes, q_rows=q_rows, k_rows=k_rows, output=output)
-    defaults: dict[str, Any] = {"scale": None, "softcap": None, "scored": False, "lse": False, "validate": False}
+    defaults: dict[str, Any] = {"scale": None, "softcap": None, "lse": False, "validate": False}
     options = {**defaults, **options, "sink": sink, "kv_lengths": kv_lengths, "overflow": overflow, "out": out}
-    written, found = attend_quantised(given, tuple(tensors), spec_json, **options)
+    written, found = attend_quantised(given, tuple(tensors), scored_pattern(text), **options)
     return written, nothing(given.q) if found is None or not options["lse"] else found
 
 
 def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
     """Compute the operator that writes into ``out``."""
-    *inputs, out, spec_json = arguments
-    return _run(*inputs, spec_json, out=out, **options)[1]
+    *inputs, out, text = arguments
+    return _run(*inputs, text, out=out, **options)[1]
 
 
 def _fake(*arguments: Any, output: torch.dtype, lse: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors like the results, without values."""
+    """Tensors like the results, without values."""
     q: torch.Tensor = arguments[0]
     return like(q, output), q.new_empty(q.shape[:3], dtype=torch.float32) if lse else nothing(q)
 
 
 def _fake_out(*arguments: Any, **options: Any) -> torch.Tensor:
-    """Return a tensor like the LSE, without values."""
+    """A tensor like the LSE, without values."""
     return _fake(*arguments, **options)[1]
 
 
@@ -77,7 +78,7 @@ for _name, _implementation, _without_values in (
 def operator(
     given: QuantisedAttention,
     tensors: Tensors,
-    spec_json: str,
+    text: str,
     *,
     sink: torch.Tensor | None,
     kv_lengths: torch.Tensor | None,
@@ -86,12 +87,12 @@ def operator(
     lse: bool,
     **options: Any,
 ) -> AttentionResult:
-    """Call the operator, or the one that writes into ``out``. Arguments as of ``attend_quantised``."""
+    """Call the operator, or the one that writes into ``out``. ``text`` is the pattern, and the score."""
     operators = torch.ops.sparse_kernel_codegen
     inputs = (*(getattr(given, name) for name in _CODES), list(tensors), sink, kv_lengths, overflow)
     options |= {"q_rows": given.q_rows, "k_rows": given.k_rows, "output": given.output, "lse": lse}
     if out is not None:
-        found = operators.block_sparse_attention_fp8_out(*inputs, out, spec_json, **options)
+        found = operators.block_sparse_attention_fp8_out(*inputs, out, text, **options)
     else:
-        out, found = operators.block_sparse_attention_fp8(*inputs, spec_json, **options)
+        out, found = operators.block_sparse_attention_fp8(*inputs, text, **options)
     return AttentionResult(out, found if lse else None)

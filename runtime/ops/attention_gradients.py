@@ -1,8 +1,7 @@
-"""Gradients of block-sparse attention on real tensors: which kernels compute them, and their calls."""
+"""Gradients of block-sparse attention on real tensors: the choice of kernels, and their calls."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.library import NamedSpec
+from codegen.scored_pattern import ScoredPattern
 from codegen.select.backward import (
     BLOCK_SIZES,
     BackwardKernels,
@@ -30,7 +30,6 @@ from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
-from runtime.ops.scores import split
 
 KERNELS_KEPT = 256
 
@@ -59,48 +58,45 @@ class GradientChoice:
 
     Attributes:
         kernels: their specs.
-        fit: what becomes of the caller's lists; None: nothing.
+        fit: how the caller's lists become those of the kernels; None where they are the same.
     """
 
     kernels: BackwardKernels
     fit: BlockFit | None
 
 
-def check_gradients(spec_json: str, aux_gradients: Sequence[str] = ()) -> None:
-    """Refuse what has no gradient on any device, of tensors whose sizes may not be known.
+def check_gradients(scored: ScoredPattern, aux_gradients: Sequence[str] = ()) -> None:
+    """Refuse patterns and tensors without a gradient on any device; sizes need not be known.
 
     Args:
-        spec_json: the pattern, with the score, as JSON.
+        scored: the pattern and the score.
         aux_gradients: tensors of the score that require one.
 
     Raises:
         ArgumentError, SpecError: naming the argument.
     """
-    pattern, score = split(spec_json)
-    check_pattern(pattern)
+    check_pattern(scored.pattern)
     if aux_gradients:
-        aux_with_gradients(score, aux_gradients)
-    _fitted(spec_json, backward_archs()[0])
+        aux_with_gradients(scored.score, aux_gradients)
+    _fitted(scored, backward_archs()[0])
 
 
-def _fitted(spec_json: str, arch: str) -> BlockFit | None:
-    """Return what becomes of the caller's lists."""
-    fit = block_fit(spec_json, arch, 1)
-    pattern = json.loads(spec_json)
-    block = pattern.get("block")
-    if not isinstance(block, dict):
+def _fitted(scored: ScoredPattern, arch: str) -> BlockFit | None:
+    """How the caller's lists become those of the kernels; None where they are the same."""
+    fit, block = block_fit(scored, arch, 1), scored.block
+    if block is None:
         return fit
-    sizes = (block["q"], block["kv"]) if fit is None else fit.split
+    sizes = (block.q, block.kv) if fit is None else fit.split
     if (fit is not None and fit.merges) or not set(sizes) <= set(BLOCK_SIZES):
         least = BLOCK_SIZES[0]
         allowed = f"with a gradient blocks have {least} queries, {least} keys or multiples of them"
-        raise ArgumentError("block", f"is {(block['q'], block['kv'])}; {allowed}")
+        raise ArgumentError("block", f"is {(block.q, block.kv)}; {allowed}")
     return fit
 
 
 @lru_cache(maxsize=CLASSES_KEPT)
 def gradient_choice(
-    spec_json: str,
+    scored: ScoredPattern,
     arch: str,
     dtype: torch.dtype,
     head_dim: int,
@@ -113,7 +109,7 @@ def gradient_choice(
     """Choose the kernels of the gradients of a call.
 
     Args:
-        spec_json: the pattern, as JSON.
+        scored: the pattern and the score.
         arch: architecture of the device.
         dtype: of q, k and v.
         head_dim: of the call.
@@ -126,24 +122,24 @@ def gradient_choice(
         ArgumentError, SpecError: naming what has no gradient.
     """
     check_arch(arch)
-    check_pattern(json.loads(spec_json))
-    fit = _fitted(spec_json, arch)
-    pattern, score = split(spec_json if fit is None else fit.spec_json(spec_json))
+    check_pattern(scored.pattern)
+    fit = _fitted(scored, arch)
+    fitted = scored if fit is None else fit.fitted(scored)
     options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths, "deterministic": deterministic}
-    options |= {"score": score, "aux_gradients": aux_gradients}
-    return GradientChoice(backward_kernels(pattern, arch=arch, dtype=DTYPES[dtype], head_dim=head_dim, **options), fit)
+    options |= {"score": fitted.score, "aux_gradients": aux_gradients, "dtype": DTYPES[dtype], "head_dim": head_dim}
+    return GradientChoice(backward_kernels(fitted.pattern, arch=arch, **options), fit)
 
 
 def chosen_for(
     q: torch.Tensor,
-    spec_json: str,
+    scored: ScoredPattern,
     *,
     softcap: float | None,
     kv_lengths: bool,
     deterministic: bool,
     aux_gradients: Sequence[str] = (),
 ) -> GradientChoice:
-    """Return the choice for a call.
+    """The choice for a call.
 
     Raises:
         DeviceError, ArgumentError, SpecError: for what has no gradient.
@@ -151,7 +147,7 @@ def chosen_for(
     options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap), "kv_lengths": kv_lengths}
     options["aux_gradients"] = tuple(aux_gradients)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    return gradient_choice(spec_json, arch_of(q.device), q.dtype, q.shape[3], **options, deterministic=deterministic)
+    return gradient_choice(scored, arch_of(q.device), q.dtype, q.shape[3], **options, deterministic=deterministic)
 
 
 def attend_backward(
@@ -159,7 +155,7 @@ def attend_backward(
     k: torch.Tensor,
     v: torch.Tensor,
     tensors: Tensors,
-    spec_json: str,
+    scored: ScoredPattern,
     *,
     dout: torch.Tensor,
     out: torch.Tensor,
@@ -182,7 +178,7 @@ def attend_backward(
     Args:
         q, k, v: the operands.
         tensors: index tensors of the pattern, as the call was given them.
-        spec_json: the pattern, as JSON.
+        scored: the pattern and the score.
         dout: (batch, heads, q_len, head_dim), the gradient of the result.
         out: the result.
         lse: float32 (batch, heads, q_len), its log-sum-exp.
@@ -200,10 +196,10 @@ def attend_backward(
         DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
     """
     asked: dict[str, Any] = {"softcap": softcap, "deterministic": deterministic, "aux_gradients": daux}
-    choice = chosen_for(q, spec_json, kv_lengths=kv_lengths is not None, **asked)
+    choice = chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
     if dsink:
         check_sink(sink, q.shape[1], q.device)
-    tensors, aux = apart(spec_json, tensors)
+    tensors, aux = apart(scored, tensors)
     lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
     lists = _of_heads(lists, q.shape[1])
     if kv_lengths is not None:
@@ -242,7 +238,7 @@ def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _statistics(q: Any, dout: Any, out: Any, lse: Any, dlse: Any) -> torch.Tensor:
-    """Return the statistics where no kernel was called that makes them: the sinks alone have a gradient."""
+    """Statistics of a call in which only the sinks have a gradient, so that no kernel makes them."""
     rows = {"lse": (lse, q.shape[:3]), "dlse": (dlse, q.shape[:3]), "out": (out, q.shape), "dout": (dout, q.shape)}
     for name, (tensor, shape) in rows.items():
         if tensor is not None and tensor.shape != shape:
@@ -253,7 +249,7 @@ def _statistics(q: Any, dout: Any, out: Any, lse: Any, dlse: Any) -> torch.Tenso
 
 
 def _of_heads(tensors: Tensors, heads: int) -> Tensors:
-    """Return lists of the heads of q, or of all at once, of lists of fewer heads."""
+    """Repeat lists of fewer heads for the heads of q; lists for all heads at once stay."""
     return tuple(
         t
         if t is None or t.dim() < LIST_RANK or t.shape[1] in (1, heads)
@@ -263,7 +259,7 @@ def _of_heads(tensors: Tensors, heads: int) -> Tensors:
 
 
 def _addressable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose rows kernels can read: itself, or a contiguous copy."""
+    """A tensor whose rows kernels can read: itself, or a contiguous copy."""
     step = TMA_ALIGNMENT // tensor.element_size()
     strides = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     fits = tensor.stride(-1) == 1 and all(size == 1 or stride % step == 0 for size, stride in strides)

@@ -1,4 +1,4 @@
-"""torch's operators of block-sparse attention: what ``torch.compile``, ``torch.export`` and dispatch modes see.
+"""torch's operators of block-sparse attention, which ``torch.compile``, ``torch.export`` and dispatch modes see.
 
 They are registered when this module is imported. Their arguments are tensors, numbers and the pattern of the kernel's
 spec as JSON, so that an exported program can be saved, and depends on lengths and lists as on any tensor.
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
+from codegen.scored_pattern import scored_pattern
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import with_gradients, without_gradients
@@ -46,7 +47,8 @@ def _run(
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator; with ``gradients`` also the LSE that they want, if they can be computed at all."""
-    q, k, v, tensors, sink, kv_lengths, overflow, spec_json = arguments
+    q, k, v, tensors, sink, kv_lengths, overflow, text = arguments
+    scored = scored_pattern(text)
     options |= {"sink": sink, "kv_lengths": kv_lengths}
     if gradients:
         check_operands(q, k, v)
@@ -57,31 +59,32 @@ def _run(
             "deterministic": deterministic,
             "aux_gradients": aux_gradients or (),
         }
-        chosen_for(q, spec_json, kv_lengths=kv_lengths is not None, **asked)
+        chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
     options |= {"overflow": overflow, "lse": lse or gradients}
-    out, found = attend(q, k, v, tuple(tensors), spec_json, out=out, **options)
+    out, found = attend(q, k, v, tuple(tensors), scored, out=out, **options)
     return out, nothing(q) if found is None else found
 
 
 def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
     """Compute the operator that writes into ``out``."""
-    *inputs, out, spec_json = arguments
-    return _run(*inputs, spec_json, out=out, **options)[1]
+    *inputs, out, text = arguments
+    return _run(*inputs, text, out=out, **options)[1]
 
 
 def _fake(
     *arguments: Any, lse: bool = False, gradients: bool = False, aux_gradients: Sequence[str] | None = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors like the results, without values."""
-    q, k, v, tensors, sink, kv_lengths, *_rest, spec_json = arguments
-    check_types(q, k, v, tensors, spec_json, sink=sink, kv_lengths=kv_lengths)
+    """Tensors like the results, without values."""
+    q, k, v, tensors, sink, kv_lengths, *_rest, text = arguments
+    scored = scored_pattern(text)
+    check_types(q, k, v, tensors, scored, sink=sink, kv_lengths=kv_lengths)
     if gradients:
-        check_gradients(spec_json, aux_gradients or ())
+        check_gradients(scored, aux_gradients or ())
     return like(q), q.new_empty(q.shape[:3], dtype=torch.float32) if lse or gradients else nothing(q)
 
 
 def _fake_out(*arguments: Any, **options: Any) -> torch.Tensor:
-    """Return a tensor like the LSE, without values."""
+    """A tensor like the LSE, without values."""
     return _fake(*arguments, **options)[1]
 
 
@@ -106,7 +109,7 @@ def operator(
     k: torch.Tensor,
     v: torch.Tensor,
     tensors: Tensors,
-    spec_json: str,
+    text: str,
     *,
     sink: torch.Tensor | None,
     kv_lengths: torch.Tensor | None,
@@ -119,7 +122,7 @@ def operator(
     operators = torch.ops.sparse_kernel_codegen
     inputs = q, k, v, tensors, sink, kv_lengths, overflow
     if out is not None:
-        found = operators.block_sparse_attention_out(*inputs, out, spec_json, lse=lse, **options)
+        found = operators.block_sparse_attention_out(*inputs, out, text, lse=lse, **options)
     else:
-        out, found = operators.block_sparse_attention(*inputs, spec_json, lse=lse, **options)
+        out, found = operators.block_sparse_attention(*inputs, text, lse=lse, **options)
     return AttentionResult(out, found if lse else None)

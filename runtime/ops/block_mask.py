@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 
 from codegen.expressions.ranges import list_sizes
-from codegen.patterns.block_lists import expression_of
+from codegen.patterns.block_lists import BlockLists as BlockListsSpec
+from codegen.scored_pattern import scored_pattern
 from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
@@ -90,7 +90,8 @@ def create_block_mask(
 def _kernel(index: int, pattern: str) -> BlockMaskKernel:
     device = torch.device("cuda", index)
     refuse_capture("mask", device)
-    kernel = load_kernel({"op": "block_mask", "arch": arch_of(device), "pattern": json.loads(pattern)}, device=device)
+    fields = {"op": "block_mask", "arch": arch_of(device), "pattern": scored_pattern(pattern).pattern_fields}
+    kernel = load_kernel(fields, device=device)
     assert isinstance(kernel, BlockMaskKernel)
     return kernel
 
@@ -107,12 +108,12 @@ def _run(
 def _fake(
     aux: list[torch.Tensor], *, pattern: str, batch: int, heads: int, q_len: int, kv_len: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Return tensors like the result, without values."""
+    """Tensors like the result, without values."""
     del aux
-    fields = json.loads(pattern)
-    block, mask = fields["block"], expression_of(fields["mask"], fields.get("aux", {}))
-    counts = (*list_sizes(mask, batch, heads), -(-q_len // block["q"]))
-    shapes = (counts, (*counts, -(-kv_len // block["kv"]))) * 2
+    lists = scored_pattern(pattern).pattern
+    assert isinstance(lists, BlockListsSpec) and lists.expression is not None
+    counts = (*list_sizes(lists.expression, batch, heads), -(-q_len // lists.block.q))
+    shapes = (counts, (*counts, -(-kv_len // lists.block.kv))) * 2
     return tuple(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes)
 
 

@@ -6,15 +6,14 @@ keys. Small ones are merged: a block of 64 keys is listed where one of its block
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from codegen.block_sizes import common_key_sizes, key_sizes, query_sizes
-from codegen.patterns.block_lists import NAMED_MASKS
+from codegen.patterns.block_lists import NAMED_MASKS, BlockLists
+from codegen.scored_pattern import ScoredPattern
 from runtime.errors import ArgumentError
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -45,16 +44,15 @@ class BlockFit:
         """Whether blocks are merged, which makes bits of the mask."""
         return self.merged != self.split
 
-    def spec_json(self, spec_json: str) -> str:
-        """Return the kernel's pattern, as JSON."""
-        pattern: dict[str, Any] = json.loads(spec_json)
-        pattern["block"] = dict(zip(("q", "kv"), self.merged, strict=True))
+    def fitted(self, scored: ScoredPattern) -> ScoredPattern:
+        """The kernel's pattern, and the caller's score."""
+        block = dict(zip(("q", "kv"), self.merged, strict=True))
         if self.merges:
-            pattern |= {"kind": "block_lists", "mask": "bits"}
-        return json.dumps(pattern)
+            return scored.with_pattern(kind="block_lists", mask="bits", block=block)
+        return scored.with_pattern(block=block)
 
     def __str__(self) -> str:
-        """Return what happens to the lists, in words."""
+        """The steps in words."""
         steps = [
             f"blocks of {before[0]} x {before[1]} are {word} blocks of {after[0]} x {after[1]}"
             for word, before, after in (
@@ -66,7 +64,7 @@ class BlockFit:
         return ", ".join(steps) + ", in each call"
 
     def apply(self, tensors: Tensors, q_len: int, kv_len: int) -> Tensors:
-        """Return the index tensors of a call with the kernel's blocks."""
+        """Index tensors of a call with the kernel's blocks."""
         counted = self.mask is not None
         if self.split != self.block:
             tensors = _split(tensors, self.block, self.split, counted=counted, lengths=(q_len, kv_len))
@@ -75,16 +73,15 @@ class BlockFit:
         return tensors
 
 
-def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
-    """Return how the lists of a pattern become those of a kernel; None where there is nothing to do.
+def block_fit(scored: ScoredPattern, arch: str, pack_gqa: int) -> BlockFit | None:
+    """How the lists of a pattern become those of a kernel; None where they are the same.
 
     Raises:
         ArgumentError: where that is not possible, with the sizes that are.
     """
-    pattern = json.loads(spec_json)
-    if not isinstance(pattern.get("block"), dict):
+    if scored.block is None:
         return None
-    block = pattern["block"]["q"], pattern["block"]["kv"]
+    block = scored.block.q, scored.block.kv
     allowed = query_sizes(pack_gqa), key_sizes(arch)
     sizes = [_kernel_size(size, legal) for size, legal in zip(block, allowed, strict=True)]
     if None in sizes or block[1] % _UNIT:
@@ -95,7 +92,8 @@ def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
     split = min(q, block[0]), min(kv, block[1])
     if (q, kv) != split:  # merged blocks have bits, in words
         kv = min(size for size in allowed[1] if size % kv == 0 and size % _WORD == 0)
-    fit = BlockFit(block, split, (q, kv), pattern.get("mask"))
+    mask = scored.pattern.mask if isinstance(scored.pattern, BlockLists) else None
+    fit = BlockFit(block, split, (q, kv), mask)
     if fit.merges and fit.mask not in (None, *NAMED_MASKS):
         reason = f"is {block}, and blocks of partial ones with an expression are not merged; {_allowed(allowed)}"
         raise ArgumentError("block", reason)
@@ -105,7 +103,7 @@ def block_fit(spec_json: str, arch: str, pack_gqa: int) -> BlockFit | None:
 
 
 def _kernel_size(size: int, legal: Sequence[int]) -> int | None:
-    """Return the size that blocks of a size are split or merged into; None for neither."""
+    """The size that blocks of a size are split or merged into; None if there is none."""
     if size in legal:
         return size
     parts = [each for each in legal if size % each == 0]
@@ -114,7 +112,7 @@ def _kernel_size(size: int, legal: Sequence[int]) -> int | None:
 
 
 def _allowed(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
-    """Return the sizes that work, in words."""
+    """Legal sizes, in words."""
     queries, keys = sizes
     return (
         f"allowed are {queries[0]} queries, {keys[0]} keys and multiples of them; smaller blocks where these divide by "
@@ -136,7 +134,7 @@ def mask_block(block: tuple[int, int]) -> tuple[int, int]:
 def _split(
     tensors: Tensors, block: tuple[int, int], split: tuple[int, int], *, counted: bool, lengths: tuple[int, int]
 ) -> Tensors:
-    """Return index tensors with each block split into equal parts."""
+    """Index tensors with each block split into equal parts."""
     rows, parts = block[0] // split[0], block[1] // split[1]
     blocks, needed = -(-lengths[1] // block[1]), -(-lengths[0] // split[0])
 
@@ -163,7 +161,7 @@ def _split(
 def _merged(
     tensors: Tensors, block: tuple[int, int], merged: tuple[int, int], *, mask: str | None, lengths: tuple[int, int]
 ) -> Tensors:
-    """Return counts, lists, no full lists and bits of larger blocks. A block that a list repeats counts once."""
+    """Counts, lists, no full lists and bits of larger blocks. A block that a list repeats counts once."""
     q_len, kv_len = lengths
     blocks = -(-kv_len // block[1])
     if mask is None:
@@ -192,7 +190,7 @@ def _merged(
 def _listed(
     lists: torch.Tensor | None, counts: torch.Tensor | None, blocks: int, *, rows: int, keys: int
 ) -> torch.Tensor:
-    """Return which blocks are listed: (batch, heads, query blocks, rows, key blocks, keys), bool, of larger blocks."""
+    """Mask of the listed blocks: (batch, heads, query blocks, rows, key blocks, keys), bool, of larger blocks."""
     assert lists is not None
     named = (lists >= 0) & (lists < blocks)
     if counts is not None:
@@ -207,7 +205,7 @@ def _listed(
 
 
 def _words(seen: torch.Tensor, order: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """Return the bits of listed blocks: (batch, heads, query blocks, entries, queries, words)."""
+    """Bits of listed blocks: (batch, heads, query blocks, entries, queries, words)."""
     chosen = seen.transpose(3, 4).take_along_dim(order[..., None, None], 3)
     halves: torch.Tensor = chosen.repeat_interleave(block[1] // _UNIT, 5).unflatten(5, (-1, 2)).to(torch.int32)
     words = halves[..., 0] * _HALF_WORD[0] + halves[..., 1] * _HALF_WORD[1]
@@ -215,7 +213,7 @@ def _words(seen: torch.Tensor, order: torch.Tensor, block: tuple[int, int]) -> t
 
 
 def _bits_of_entries(tensors: Tensors, order: torch.Tensor, groups: torch.Size, block: tuple[int, int]) -> torch.Tensor:
-    """Return the caller's bits in larger blocks: (batch, heads, query blocks, entries, queries, words).
+    """The caller's bits in larger blocks: (batch, heads, query blocks, entries, queries, words).
 
     Args:
         tensors: counts, lists, full counts, full lists, bits.
@@ -244,7 +242,7 @@ def _bits_of_entries(tensors: Tensors, order: torch.Tensor, groups: torch.Size, 
 
 
 def _causal_words(order: torch.Tensor, merged: tuple[int, int], shift: int) -> torch.Tensor:
-    """Return the bits of the keys up to each query's position, of listed blocks."""
+    """Bits of the keys up to each query's position, of listed blocks."""
     first_query = merged[0] * torch.arange(order.shape[2], device=order.device)
     query = first_query[:, None] + torch.arange(merged[0], device=order.device)
     word = _WORD * torch.arange(merged[1] // _WORD, device=order.device)

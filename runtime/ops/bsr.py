@@ -157,7 +157,7 @@ def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr 
 
 
 def _is_direct(tensors: tuple[Any, ...], others: tuple[Any, ...], names: str) -> bool:
-    """Return whether the kernel alone is to see a call: no mode, transform, tracer, subclass or autograd.
+    """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient.
 
     Args:
         tensors: those that may have a gradient, or None.

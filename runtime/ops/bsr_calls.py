@@ -135,10 +135,10 @@ def multiply(
     with torch.no_grad():
         operand = _operand(a, route, given)
         if route.fused:
-            found: torch.Tensor = route.kernel(operand, b, bias=bias, c=c, beta=beta, validate=validate)
+            found: torch.Tensor = route.kernel._multiply_parts(operand, b, bias=bias, c=c, beta=beta, validate=validate)
             return found
         check_added(a, b, bias, c, transpose_a=transpose_a)
-        return _finished(route.kernel(operand, b, validate=validate), bias, c, beta, activation)
+        return _finished(route.kernel._multiply_parts(operand, b, validate=validate), bias, c, beta, activation)
 
 
 def sample(

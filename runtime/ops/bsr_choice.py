@@ -67,7 +67,7 @@ class Product:
     kernel: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return what the spec says of the problem; options that are off are left out."""
+        """Fields of the spec that define the problem, without options that are off."""
         rows, cols = self.block
         found: dict[str, Any] = {"op": self.op, "arch": self.arch, "dtype": self.dtype}
         found["block"] = {"rows": rows, "cols": cols}
@@ -82,7 +82,7 @@ class Product:
         return found
 
     def sizes(self) -> dict[str, Any]:
-        """Return the sizes that are known."""
+        """Known sizes, by name."""
         blocks = self.rows // self.block[0] * (self.columns // self.block[1])
         found: dict[str, Any] = {"density": min(1.0, self.stored / max(1, blocks))}
         if self.evenness is not None:
@@ -112,7 +112,7 @@ class Resolution:
     copied: bool
 
     def steps(self) -> list[str]:
-        """Return what is done beside the kernel, in words."""
+        """Work beside the kernel, in words."""
         steps = ["each call copies the stored blocks, transposed: no kernel reads them so"] if self.copied else []
         return steps + ([] if self.fused else ["bias, c and activation follow in torch: no kernel has them"])
 
@@ -170,6 +170,6 @@ def _chosen(product: Product) -> Choice:
 
 
 def takes_order(choice: Choice) -> bool:
-    """Return whether a kernel reads an order of block rows."""
+    """Whether a kernel reads an order of block rows."""
     spec = choice.spec
     return isinstance(spec, BsrSpmmSpec) and spec.is_dynamic

@@ -96,7 +96,7 @@ def explain_matmul(
 
 
 def _sizes(product: Product) -> str:
-    """Return what calls of a class have in common."""
+    """Sizes of a class of products, in words."""
     rows, cols = product.block
     width = "depth" if product.op == "bsr_sddmm" else "N"
     sizes = f"matrix {product.rows} x {product.columns}, blocks {rows} x {cols}, {product.stored} stored"

@@ -12,7 +12,7 @@ ALIGNED = STORE
 
 
 def is_by_columns(b: torch.Tensor) -> bool:
-    """Return whether a kernel is to read the columns of a dense operand, as its rows are not contiguous and aligned."""
+    """Whether a kernel must read a dense operand by columns, as its rows are not contiguous and aligned."""
     rows, columns = b.shape[-2:]
     row, column = b.stride()[-2:]
     by_rows_too = (column == 1 or columns == 1) and (row % ALIGNED == 0 or rows == 1)
@@ -20,12 +20,12 @@ def is_by_columns(b: torch.Tensor) -> bool:
 
 
 def _starts_aligned(t: torch.Tensor) -> bool:
-    """Return whether the first element lies where 16-byte loads may begin."""
+    """Whether the first element is aligned to 16 bytes."""
     return bool(t.data_ptr() % (ALIGNED * t.element_size()) == 0)
 
 
 def is_by_rows(t: torch.Tensor) -> bool:
-    """Return whether the rows of a matrix, or of a batch, are contiguous and aligned, so that kernels read them."""
+    """Whether the rows of a matrix, or of a batch, are contiguous and aligned, as kernels need them."""
     starts = all(stride % ALIGNED == 0 or size == 1 for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True))
     return starts and (t.stride(-1) == 1 or t.shape[-1] == 1)
 

@@ -18,23 +18,22 @@ from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
-from runtime.ops.aux_tensors import learned_aux
-from runtime.ops.scores import joined
-from runtime.patterns import Score
+from runtime.ops.aux_tensors import learned_aux, with_score
+from runtime.patterns import Score, scored_of
 
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call takes, and why; as text, one line for each thing.
+    """The kernels of a call, and the reasons; as text, one fact a line.
 
     Attributes:
         choice: the kernel's spec, the rule and the reason of ``codegen.select``.
         shape_class: the class of calls that share the kernel.
         head_dim: of the call; the kernel's is ``shape_class.head_dim``.
-        lists: what becomes of the caller's lists; "": nothing.
-        gradients: the kernels of the gradients; None where they were not asked for.
+        lists: how the caller's lists become those of the kernel; "" where they are the same.
+        gradients: the kernels of the gradients; None without ``gradients=True``.
     """
 
     choice: Choice
@@ -49,7 +48,7 @@ class Explanation:
         return 1 - self.head_dim / self.shape_class.head_dim
 
     def __str__(self) -> str:
-        """Return all of it."""
+        """All fields, in words."""
         wanted = self.shape_class
         sizes = ", ".join(f"{name} {size}" for name in FIELDS if (size := getattr(wanted, name)) is not None)
         lines = [
@@ -114,16 +113,17 @@ def explain_attention(
         check_flag(flag, value)
     _check_arch(arch, q)
     pattern = pattern_of(pattern, q, k)
-    tensors, spec_json = pattern.index_tensors(), pattern.spec_json
+    tensors = pattern.index_tensors()
     if score is not None:
-        spec_json, tensors = joined(pattern, tensors, score)
+        score, tensors = with_score(pattern, tensors, score)
+    scored = scored_of(pattern, score)
     with torch.no_grad():  # what is explained may want gradients, which the kernels of the forward have not
         check_operands(q, k, v, on_gpu=arch is None)
-    check_lists(spec_json, tensors, q, k)
+    check_lists(scored, tensors, q, k)
     check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
     _check_sink(sink, q.shape[1])
     call = Call(
-        spec_json,
+        scored,
         tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
         tuple(q.shape),
         tuple(k.shape),
@@ -136,15 +136,15 @@ def explain_attention(
     )
     backward = None
     if gradients:
-        learned = learned_aux(spec_json, tensors)
-        check_gradients(spec_json, learned)
+        learned = learned_aux(scored, tensors)
+        check_gradients(scored, learned)
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
         options: dict[str, Any] = {
             "softcap": None if softcap is None else float(softcap),
             "deterministic": deterministic,
             "aux_gradients": learned,
         }
-        kind = spec_json, arch_of(q.device) if arch is None else arch, q.dtype, q.shape[3]
+        kind = scored, arch_of(q.device) if arch is None else arch, q.dtype, q.shape[3]
         backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
     found = resolve(call, arch_of(q.device) if arch is None else arch, name)

@@ -1,4 +1,4 @@
-"""What a call looks at of torch's modes: whether anything but the kernel is to see it, and autocast."""
+"""torch's modes: whether a call must go through the dispatcher, and autocast."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
 
 
 def is_watched() -> bool:
-    """Return whether a mode, a transform, a tracer or forward-mode differentiation is about."""
+    """Whether a mode, a transform, a tracer or forward-mode differentiation is active."""
     if _dispatch_modes() or _function_modes() or _is_tracing() or _functorch() is not None:
         return True
     return bool(forward_ad._current_level >= 0)
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Return tensors in autocast's type, if it is on, as SDPA takes them: those with floats, on a GPU, but double."""
+    """Cast floating-point tensors on a GPU, except double ones, to autocast's type if it is on, as SDPA does."""
     if not torch.is_autocast_enabled("cuda"):
         return tensors
     dtype = torch.get_autocast_dtype("cuda")

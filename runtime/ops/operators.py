@@ -1,4 +1,4 @@
-"""What torch's operators of this package have in common."""
+"""Common parts of the package's torch operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a new tensor with the layout of a result: that of the tensor, where it has no gaps, else contiguous.
+    """A new tensor with the layout of a result: that of the tensor, where it has no gaps, else contiguous.
 
     Its type is ``dtype``, or that of the tensor.
     """
@@ -24,7 +24,7 @@ def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor
 
 
 def nothing(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what operators return in place of float32 values that were not asked for."""
+    """An empty float32 tensor, which operators return in place of a result that the call does not want."""
     return torch.empty((0,), dtype=torch.float32, device=tensor.device)
 
 

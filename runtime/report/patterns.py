@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from codegen.patterns.base import PatternBase
 from codegen.plan import Plan
-from codegen.spec import AttentionBackwardSpec, AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec, BlockShape, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
+from runtime.operators import operator_of, part
 from runtime.report.svg import Drawing, number
 
 ROWS = 32  # cells on each side
@@ -43,15 +44,25 @@ Shade = Callable[[int, int], int]
 
 
 def example(plan: Plan) -> Example | None:
-    """Return an example of the pattern of a kernel; None for one that has none."""
-    spec = plan.spec
-    if isinstance(spec, AttentionSpec | AttentionBackwardSpec):
-        return _listed(spec.pattern) if spec.pattern.fixed_block else _positional(spec.pattern)
-    if isinstance(spec, BsrSpgemmSpec):
-        return _product(spec)
-    if isinstance(spec, BsrSpmmSpec | BsrSddmmSpec):
-        return _stored(spec)
-    return None
+    """An example of the pattern of a kernel; None for one that has none."""
+    place = operator_of(plan.spec).example
+    found: Example | None = None if place is None else part(place)(plan.spec)
+    return found
+
+
+def pattern_example(spec: AttentionSpec | AttentionBackwardSpec) -> Example:
+    """An example of the pairs of queries and keys that a pattern selects."""
+    return _listed(spec.pattern) if spec.pattern.fixed_block else _positional(spec.pattern)
+
+
+def stored_example(spec: BsrSpmmSpec) -> Example:
+    """An example of A in BSR."""
+    return _stored(spec.block, "A")
+
+
+def sampled_example(spec: BsrSddmmSpec) -> Example:
+    """An example of the blocks of C that are computed."""
+    return _stored(spec.block, "C, of which these blocks are computed")
 
 
 @cache
@@ -120,11 +131,9 @@ def _matrix(rows: int, columns: int, source: random.Random) -> list[set[int]]:
 
 
 @cache
-def _stored(spec: BsrSpmmSpec | BsrSddmmSpec) -> Example:
-    """Return an example of a BSR matrix."""
+def _stored(block: BlockShape, which: str) -> Example:
+    """An example of a BSR matrix."""
     stored = _matrix(ROWS, ROWS, random.Random(SEED))
-    which = "C, of which these blocks are computed" if isinstance(spec, BsrSddmmSpec) else "A"
-    block = spec.block
     size = f"{ROWS} x {ROWS} blocks of {block.rows} x {block.cols}"
     caption = f"BSR: {which}. Here {size}, a quarter of them stored, at random."
     return Example(
@@ -135,7 +144,7 @@ def _stored(spec: BsrSpmmSpec | BsrSddmmSpec) -> Example:
 
 
 @cache
-def _product(spec: BsrSpgemmSpec) -> Example:
+def product_example(spec: BsrSpgemmSpec) -> Example:
     """Return an example of a product of two BSR matrices: how many pairs of blocks meet in each block of C."""
     source, size = random.Random(SEED), 16
     a, b = _matrix(size, size, source), _matrix(size, size, source)

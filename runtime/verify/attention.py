@@ -37,7 +37,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
 from runtime.verify.aux_tensors import scored, seen_by_expression
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 from runtime.verify.mask_bits import draw_bits, visible_pairs
 
 __all__ = [  # the cases and what runs one, as in the modules of other operators
@@ -415,3 +415,11 @@ def check_lse(lse: torch.Tensor, reference: torch.Tensor, allowed: float = 1e-4)
     if error.numel() and not float(error.max()) < allowed:
         return [f"LSE is off by {float(error.max()):.2g}"]
     return []
+
+
+VERIFICATION = Verification(
+    oracle="float64 softmax over the same pairs, on the GPU",
+    cases=lambda plan, spec: cases_of(spec),
+    run_case=run_case,
+    random_cases=lambda spec: [fitted(case, spec) for case in random_cases()],
+)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.attention_cases import gradient_cases_of
+from codegen.attention_cases import fitted, gradient_cases_of, random_cases
 from codegen.library import find_spec
 from codegen.spec import AttentionBackwardSpec
 from runtime.kernel import Kernel, load_kernel
@@ -19,7 +19,7 @@ from runtime.verify import attention
 from runtime.verify.attention import Case, Inputs
 from runtime.verify.aux_gradients import added_to_elements
 from runtime.verify.aux_tensors import scored
-from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
+from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, Verification, generator, max_error, poisoned_memory
 
 cases_of = gradient_cases_of  # as other operators have it, beside run_case
 
@@ -225,3 +225,11 @@ def _by_name(found: AttentionGradients) -> Gradients:
 def _rms(result: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the root mean square of the differences."""
     return float((result.double() - reference).pow(2).mean().sqrt())
+
+
+VERIFICATION = Verification(
+    oracle="float64 gradients over the same pairs, on the GPU",
+    cases=lambda plan, spec: cases_of(spec),
+    run_case=run_case,
+    random_cases=lambda spec: [fitted(case, spec.forward) for case in random_cases()],
+)

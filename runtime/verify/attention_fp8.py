@@ -139,3 +139,6 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
         tolerance=MAX_TO_EMULATION * emulation_error + rounding,
         problem="; ".join(problems),
     )
+
+
+VERIFICATION = replace(attention.VERIFICATION, run_case=run_case)

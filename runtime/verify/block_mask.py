@@ -14,7 +14,7 @@ from codegen.spec import BlockMaskSpec
 from runtime.expressions.draw import draw_aux
 from runtime.expressions.evaluate import evaluate
 from runtime.kernels.block_mask import BlockMaskKernel, BlockMaskLists
-from runtime.verify.common import Outcome, generator, poisoned_memory
+from runtime.verify.common import Outcome, Verification, generator, poisoned_memory
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,10 @@ def run_case(kernel: BlockMaskKernel, case: Case, device: torch.device) -> Outco
         sum(float((one != other).sum()) for one, other in zip(found, right, strict=True)) if shapes else float("nan")
     )
     return Outcome(case.name, case.describe(), wrong, None, 0.0, "" if same else "two runs differ")
+
+
+VERIFICATION = Verification(
+    oracle="the mask of every pair, by torch, on the GPU: errors are elements of lists that differ",
+    cases=lambda plan, spec: CASES,
+    run_case=run_case,
+)

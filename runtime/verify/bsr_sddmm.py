@@ -11,7 +11,7 @@ from codegen.spec import BsrSddmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.verify import bsr_fp8
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
 
 @dataclass(frozen=True)
@@ -176,3 +176,10 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
         tolerance=allowed,
         problem=problem,
     )
+
+
+VERIFICATION = Verification(
+    oracle="blocks of the float64 dense product, on the GPU",
+    cases=lambda plan, spec: CASES,
+    run_case=run_case,
+)

@@ -10,7 +10,7 @@ from codegen.spec import BsrSpgemmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.verify.bsr_sddmm import sampled
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
 
 @dataclass(frozen=True)
@@ -262,3 +262,10 @@ def run_patterned_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device
         tolerance=tolerance(spec.dtype, torch_error, float(reference.abs().max())),
         problem=problem,
     )
+
+
+VERIFICATION = Verification(
+    oracle="float64 product of the dense matrices, on the GPU",
+    cases=lambda plan, spec: cases_of(spec),
+    run_case=run_case,
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from codegen.cases import grouped_column_tiles
+from codegen.operators.bsr_spmm import grouped_column_tiles
 from codegen.plan import Plan
 from codegen.spec import BsrSpmmSpec
 from runtime.kernels.arguments import TORCH_DTYPES
@@ -15,7 +15,7 @@ from runtime.kernels.bsr_batch import column_step
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.prepare.prepared import PreparedBsr
 from runtime.verify import bsr_fp8
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def cases_of(plan: Plan) -> tuple[Case, ...]:
         return CASES + GATHER_CASES
     if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
         return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
-    group = grouped_column_tiles(plan)
+    group = grouped_column_tiles(plan, spec)
     if group > 1:  # column tiles in groups: two, and a narrower one
         columns = 2 * group * spec.tile.n + 8
         return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
@@ -321,3 +321,10 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
         tolerance=allowed,
         problem=problem,
     )
+
+
+VERIFICATION = Verification(
+    oracle="float64 product with the dense matrix, on the GPU",
+    cases=lambda plan, spec: cases_of(plan),
+    run_case=run_case,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from codegen.cases import ABSOLUTE
+from codegen.plan import Plan
 
 RELATIVE_TO_TORCH = 2.0
 # Unit roundoff: a correctly rounded result may be off by this much of its size.
@@ -41,6 +42,23 @@ class Outcome:
     def passed(self) -> bool:
         """Whether the case holds. NaN never passes."""
         return self.max_error <= self.tolerance and not self.problem
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Cases of an operator, and their oracle.
+
+    Attributes:
+        oracle: what results are compared with, in words.
+        cases: cases of a kernel, by its plan and its spec.
+        run_case: runs a case on a device; the kernel is called through guard bands.
+        random_cases: further ones of a spec, of random shapes, which count as one.
+    """
+
+    oracle: str
+    cases: Callable[[Plan, Any], tuple[Any, ...]]
+    run_case: Callable[[Any, Any, torch.device], Outcome]
+    random_cases: Callable[[Any], Sequence[Any]] = lambda spec: ()
 
 
 def worst(errors: Iterable[float]) -> float:

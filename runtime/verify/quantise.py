@@ -17,7 +17,7 @@ from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, LEAST_AMAX, SIGN_BITS, V_KEYS,
 from codegen.spec import QuantiseSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary
-from runtime.verify.common import Outcome, generator, poisoned_memory
+from runtime.verify.common import Outcome, Verification, generator, poisoned_memory
 
 CLOSE = 2.0**-20  # of the largest magnitude, of means and products in fp32
 _NAN_CODE = 0x7F  # of both types
@@ -282,3 +282,10 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
         return one is other
     bits = [tensor.contiguous().view(torch.uint8) for tensor in (one, other)]
     return bool(torch.equal(*bits))
+
+
+VERIFICATION = Verification(
+    oracle="codes and scales by torch in fp32, bit for bit, on the GPU: errors are numbers that differ",
+    cases=lambda plan, spec: CASES,
+    run_case=run_case,
+)

@@ -9,7 +9,7 @@ import torch
 
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.select_topk import SelectTopkKernel
-from runtime.verify.common import Outcome, generator, poisoned_memory
+from runtime.verify.common import Outcome, Verification, generator, poisoned_memory
 
 CLOSE = 2.0**-20  # of the largest product: in fp32, products that are as close may change places
 
@@ -149,3 +149,10 @@ def run_case(kernel: SelectTopkKernel, case: Case, device: torch.device) -> Outc
         problem = "ties are not taken in order"
     error = gap(lists, ranked, case.topk)
     return Outcome(case.name, case.describe(), error, None, CLOSE * float(finite.abs().max()), problem)
+
+
+VERIFICATION = Verification(
+    oracle="float64 products of means, on the GPU: lists are right if no product that is left out is larger",
+    cases=lambda plan, spec: CASES,
+    run_case=run_case,
+)

@@ -8,7 +8,7 @@ import torch
 
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.tile_copy import TileCopyKernel
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, worst
+from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, worst
 
 
 @dataclass(frozen=True)
@@ -67,3 +67,10 @@ def run_case(kernel: TileCopyKernel, case: Case, device: torch.device) -> Outcom
         if not bool(whole[:, case.columns :].isnan().all()):
             problem = "wrote beside out"
     return Outcome(case.name, case.describe(), worst(errors), torch_error=None, tolerance=0.0, problem=problem)
+
+
+VERIFICATION = Verification(
+    oracle="the input, bit for bit, on the GPU",
+    cases=lambda plan, spec: CASES,
+    run_case=run_case,
+)

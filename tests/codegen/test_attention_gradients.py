@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.patterns import PATTERNS as PATTERN_MODELS  # noqa: E402
+from codegen.scored_pattern import pattern_of  # noqa: E402
 from codegen.select.backward import DQ_DKDV_HEAD_DIMS, HEAD_DIMS, backward_kernels  # noqa: E402
 from codegen.spec import AttentionBackwardSpec  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, patterns  # noqa: E402
@@ -571,7 +572,7 @@ def test_heads_and_devices_without_a_gradient_are_refused_in_the_forward(monkeyp
         block_sparse_attention(*qkv(), Causal())
     oracle_kernel.install(monkeypatch)
     with pytest.raises(SpecError, match="head_dim: is 264, and gradients are written for heads of up to 256"):
-        backward_kernels({"kind": "causal"}, arch="sm_90a", dtype="bf16", head_dim=264)
+        backward_kernels(pattern_of({"kind": "causal"}), arch="sm_90a", dtype="bf16", head_dim=264)
     with pytest.raises(ArgumentError, match="q: has head size 264, expected a multiple of 8 up to 256"):
         block_sparse_attention(*qkv(head_dim=264), Causal())
     assert not loaded
@@ -587,20 +588,20 @@ def test_operands_are_checked_as_without_gradients(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_choice_says_what_it_refuses() -> None:
-    dense = {"kind": "dense"}
+    dense = pattern_of({"kind": "dense"})
     found = backward_kernels(dense, arch="sm_90a", dtype="fp16", head_dim=112)
     specs = (found.dq.spec, found.dkdv.spec)
     assert [(s.gradients, s.head_dim, s.dtype) for s in specs] == [("dq", 128, "fp16"), ("dkdv", 128, "fp16")]  # type: ignore[union-attr]
     ada = backward_kernels(dense, arch="sm_89", dtype="bf16", head_dim=80)
     assert (ada.dq.stem, ada.dkdv.stem) == ("l4_dense_dq_bf16", "l4_dense_dkdv_bf16")
-    lists = {"kind": "topk", "block": {"q": 64, "kv": 32}}
+    lists = pattern_of({"kind": "topk", "block": {"q": 64, "kv": 32}})
     with pytest.raises(SpecError, match=r"pattern\.block\.kv: is 32; allowed in a gradient: 64, 128"):
         backward_kernels(lists, arch="sm_90a", dtype="fp16", head_dim=64)
 
 
 def test_a_pattern_without_a_walk_over_queries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PATTERN_MODELS["strided"], "queries", None)
-    pattern = {"kind": "strided", "stride": 3, "local": 1, "block": 64}
+    pattern = pattern_of({"kind": "strided", "stride": 3, "local": 1, "block": 64})
     with pytest.raises(SpecError, match="pattern: is strided, which has no gradient; there is one of block_lists"):
         backward_kernels(pattern, arch="sm_90a", dtype="fp16", head_dim=64)
 
@@ -620,7 +621,7 @@ def test_explain_names_the_kernels_of_the_gradients() -> None:
 def test_rows_of_another_call_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_backward, "check_tensor", oracle_kernel._check_tensor)
     kernel = AttentionBackwardKernel.__new__(AttentionBackwardKernel)
-    spec = backward_kernels({"kind": "causal"}, arch="sm_90a", dtype="bf16", head_dim=64).dq.spec
+    spec = backward_kernels(pattern_of({"kind": "causal"}), arch="sm_90a", dtype="bf16", head_dim=64).dq.spec
     assert isinstance(spec, AttentionBackwardSpec)
     kernel.spec, kernel._dtype = spec, torch.bfloat16
     q, k, v = (t.detach() for t in qkv())

@@ -317,7 +317,7 @@ def test_a_kernel_is_checked_then_timed_beside_what_agrees(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(bench, "load_kernel", lambda named, forward_compatible: kernel)
     monkeypatch.setattr(bench, "plain_failure", lambda kernel: "")
-    monkeypatch.setitem(bench.WORKLOADS, "attention", workload)
+    monkeypatch.setattr(bench, "workload_of", lambda spec: workload)
     monkeypatch.setattr(bench, "single_calls", lambda calls: dict.fromkeys(calls, 1.0))
     monkeypatch.setattr(bench, "back_to_back", lambda calls, rounds: dict.fromkeys(calls, 2.0))
     found = bench.measure(named, {"length": 64}, (), 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from codegen.plans import plan_of  # noqa: E402
 from codegen.select import choose  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.ops.block_sizes import block_fit, mask_block  # noqa: E402
-from runtime.patterns import BlockLists, TopK  # noqa: E402
+from runtime.patterns import BlockLists, TopK, scored_of  # noqa: E402
 
 BATCH, HEADS = 2, 2
 
@@ -44,15 +43,16 @@ def lists(block: tuple[int, int], lengths: tuple[int, int], mask: str, full: boo
 
 
 def assert_same(pattern: Any, lengths: tuple[int, int], arch: str, pack_gqa: int = 1) -> Any:
-    fit = block_fit(pattern.spec_json, arch, pack_gqa)
+    fit = block_fit(scored_of(pattern), arch, pack_gqa)
     assert fit is not None
     q_len, kv_len = lengths
     made, shape = fit.apply(pattern.index_tensors(), q_len, kv_len), (BATCH, HEADS, q_len, kv_len)
-    spec = fit.spec_json(pattern.spec_json)
-    block = json.loads(spec)["block"]
+    fitted = fit.fitted(scored_of(pattern))
+    block = fitted.block
+    assert block is not None
     for tensor in made:
-        assert tensor is None or (tensor.dtype == torch.int32 and tensor.shape[2] == -(-q_len // block["q"]))
-    seen = times_seen(spec, made, shape)
+        assert tensor is None or (tensor.dtype == torch.int32 and tensor.shape[2] == -(-q_len // block.q))
+    seen = times_seen(fitted.text, made, shape)
     assert seen.any() and torch.equal(seen, times_seen(pattern.spec_json, pattern.index_tensors(), shape))
     return fit
 
@@ -116,8 +116,8 @@ def test_entries_far_out_of_range_name_no_block() -> None:
 
 def test_packed_heads_need_fewer_queries_to_a_block() -> None:
     pattern = TopK(drawn(200, 11, 3), block=(1, 64))
-    assert block_fit(pattern.spec_json, "sm_90a", 16) is None
-    assert block_fit(pattern.spec_json, "sm_90a", 8).merged == (2, 64)  # type: ignore[union-attr]
+    assert block_fit(scored_of(pattern), "sm_90a", 16) is None
+    assert block_fit(scored_of(pattern), "sm_90a", 8).merged == (2, 64)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_no_blocks_make_up_is_refused(block: tuple[int, int], mask: str | N
     else:
         pattern = TopK(drawn(9, 9, 3), block=block)
     with pytest.raises(ArgumentError, match=message):
-        block_fit(pattern.spec_json, "sm_90a", 1)
+        block_fit(scored_of(pattern), "sm_90a", 1)
 
 
 def test_blocks_of_masks_have_a_kernel_on_every_architecture() -> None:

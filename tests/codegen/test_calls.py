@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import for_each
 from scripts import imported
 
 from codegen.dtypes import FP8
@@ -826,19 +827,19 @@ def test_keys_and_values_that_tensor_maps_reach_may_lie_far_apart(kernel: Any) -
 ATTENTION = [named for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
 
 
-@pytest.mark.parametrize("named", ATTENTION, ids=lambda named: named.stem)
+@for_each("named", lambda: ATTENTION, lambda named: named.stem)
 def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.MonkeyPatch, named: Any) -> None:
     monkeypatch.setattr(attention, "check_sink", lambda *given: None)  # it is on the CPU
     call, driver = kernel(named.stem)
     spec, block = named.spec, named.spec.pattern.fixed_block
     packed, kv_heads, length = spec.pack_gqa, 2, 600
     q, k, v = (torch.zeros(1, h, length, spec.head_dim).half() for h in (2 * packed * kv_heads, kv_heads, kv_heads))
-    q, k, v = (t.to(attention.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
+    q, k, v = (t.to(arguments.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
     (q, k, v), scales = as_given(spec, q, k, v)
     sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3}
     indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
     sink = torch.zeros(q.shape[1]) if spec.sink else None
-    out, aux = torch.zeros(q.shape, dtype=attention.TORCH_DTYPES[call.compiled.plan.output]), looked_up(spec, q)
+    out, aux = torch.zeros(q.shape, dtype=arguments.TORCH_DTYPES[call.compiled.plan.output]), looked_up(spec, q)
     found = call(q, k, v, *indices, out=out, sink=sink, aux=aux, **scales)
     assert (found if not spec.lse else found[0]) is out
     *before, (grid, _, launched) = driver.launches
@@ -885,7 +886,7 @@ def listing(call: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return q, k and v, and lists of blocks 1 and 0 or the first of them alone, in two batches and two heads."""
     spec, block = call.spec, call.spec.pattern.fixed_block
     q, k, v = (torch.zeros(2, h, 256, spec.head_dim).half() for h in (2 * spec.pack_gqa, 2, 2))
-    q, k, v = (t.to(attention.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
+    q, k, v = (t.to(arguments.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
     sizes = {"batch": 2, "heads": 2, "query_blocks": -(-256 // block.q), "any": 4}
     indices = {t.name: torch.full([sizes.get(n, n) for n in t.dims], -1).int() for t in spec.index_tensors}
     for name, tensor in indices.items():

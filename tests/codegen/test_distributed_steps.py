@@ -32,6 +32,7 @@ from runtime.patterns import (  # noqa: E402
     SlidingWindow,
     Strided,
     TopK,
+    scored_of,
 )
 
 
@@ -77,9 +78,9 @@ def seen_by_steps(steps: Steps, layout: Layout, rank: int, lengths: tuple[int, i
         kv_lengths = None
         if limit is not None:
             kv_lengths = sum((limit - span.start).clamp(0, span.size) for span in step.spans)
-        given_ = tensors if "prefix_lm" in step.spec_json else ()
+        given_ = tensors if step.scored.pattern.kind == "prefix_lm" else ()
         shape = (1, 1, step.rows.size, len(keys))
-        seen = attention_oracle.times_seen(step.spec_json, given_, shape, kv_lengths)
+        seen = attention_oracle.times_seen(step.scored.text, given_, shape, kv_lengths)
         total[slice(*step.rows)] = total[slice(*step.rows)].index_add(1, keys, seen[0, 0])
     return total
 
@@ -90,16 +91,16 @@ def test_calls_see_what_the_pattern_shows_once(layout: Layout, pattern: Any, q_r
     tensors = pattern.index_tensors()
     right = attention_oracle.times_seen(pattern.spec_json, tensors, (1, 1, *lengths))[0, 0]
     for rank in range(layout.ranks):
-        steps = steps_of(pattern.spec_json, layout, rank, *lengths)
+        steps = steps_of(scored_of(pattern), layout, rank, *lengths)
         found = seen_by_steps(steps, layout, rank, lengths, tensors)
         assert torch.equal(found, right[layout.positions(rank, lengths[0])])
 
 
 def test_a_window_needs_little_of_others_and_works_on_its_own_first() -> None:
     layout, pattern = Layout.contiguous(4), SlidingWindow(10)
-    steps = steps_of(pattern.spec_json, layout, 1, 400, 400)
+    steps = steps_of(scored_of(pattern), layout, 1, 400, 400)
     assert [step.rows for step in steps.steps if step.buffer == OWN] == [(10, 100)]
-    assert steps.steps[0].buffer == OWN and steps.steps[0].spec_json == pattern.spec_json.replace("  ", " ")
+    assert steps.steps[0].buffer == OWN and steps.steps[0].scored == scored_of(pattern)
     assert keys_received(pattern, layout, 1, 400, 400) == 10 and keys_received(pattern, layout, 0, 400, 400) == 0
     assert keys_received(Causal(), Layout.zigzag(2), 1, 400, 400) == 100
     assert keys_received(Dense(), layout, 0, 400, 400) == 300
@@ -168,7 +169,7 @@ def test_lists_name_the_same_keys_where_they_arrive(drawn: tuple[Layout, BlockLi
     wanted = []
     for rank in range(layout.ranks):
         tensors = local_lists(pattern, layout, rank).index_tensors()
-        wanted.append(wanted_blocks(pattern.spec_json, tensors, kv_heads, blocks))
+        wanted.append(wanted_blocks(scored_of(pattern), tensors, kv_heads, blocks))
     theirs = [blocks_of(layout, rank, length, BLOCK, torch.device("cpu")) for rank in range(layout.ranks)]
     caps = tuple(
         tuple(
@@ -180,7 +181,7 @@ def test_lists_name_the_same_keys_where_they_arrive(drawn: tuple[Layout, BlockLi
     local = length // layout.ranks
     for rank in range(layout.ranks):
         lists = local_lists(pattern, layout, rank)
-        steps = listed_steps(pattern.spec_json, rank, (local, local), BLOCK, caps)
+        steps = listed_steps(scored_of(pattern), rank, (local, local), BLOCK, caps)
         own = layout.positions(rank, length)
         parts = [whole[:, :, own].unflatten(2, (-1, BLOCK))]
         for piece in steps.buffers[0][1:] if steps.buffers else ():
@@ -191,7 +192,7 @@ def test_lists_name_the_same_keys_where_they_arrive(drawn: tuple[Layout, BlockLi
         buffer = torch.cat(parts, 2)
         names = names_of(wanted[rank], layout, rank, length, block=BLOCK, caps=caps)
         assert not names.missing
-        found = relabelled(pattern.spec_json, lists.index_tensors(), names.table)
+        found = relabelled(scored_of(pattern), lists.index_tensors(), names.table)
         for counts, before, after in (
             (lists.kv_num_blocks, lists.kv_indices, found[1]),
             (lists.full_kv_num_blocks, lists.full_kv_indices, found[3]),
@@ -237,7 +238,7 @@ def test_lists_of_strides(causal: bool, layout: Layout) -> None:
 
 def test_runs_of_heads_grow() -> None:
     def sizes(pattern: Pattern, shape: tuple[int, ...], kv_heads: int = 16, heads: int = 0) -> list[int]:
-        plan = Plan("g", Layout.contiguous(2), pattern.spec_json, None, heads, False, 1.0)
+        plan = Plan("g", Layout.contiguous(2), scored_of(pattern), None, heads, False, 1.0)
         return [run.stop - run.start for run in plan.runs(shape, kv_heads)]
 
     lists = TopK(torch.zeros(1, 16, 256, 32, dtype=torch.int32), block=(128, 128))
@@ -253,7 +254,7 @@ def test_runs_of_heads_grow() -> None:
 def test_ranks_with_heads_of_their_own_have_two_runs() -> None:
     def sizes(heads: int, at_once: int = 0) -> list[int]:
         lists = TopK(torch.zeros(1, heads, 512, 32, dtype=torch.int32), block=(128, 128))
-        plan = Plan("g", Layout.contiguous(2), lists.spec_json, None, at_once, True, 1.0)
+        plan = Plan("g", Layout.contiguous(2), scored_of(lists), None, at_once, True, 1.0)
         return [run.stop - run.start for run in plan.runs((1, heads, 65536, 128), heads, by_heads=True)]
 
     assert [sizes(heads) for heads in (1, 2, 3, 8)] == [[1], [1, 1], [2, 1], [4, 4]]
@@ -263,7 +264,7 @@ def test_ranks_with_heads_of_their_own_have_two_runs() -> None:
 @pytest.mark.parametrize("heads", range(1, 40))
 def test_runs_of_gradients_are_short_at_both_ends(heads: int) -> None:
     lists = TopK(torch.zeros(1, heads, 256, 32, dtype=torch.int32), block=(128, 128))
-    plan = Plan("g", Layout.contiguous(2), lists.spec_json, None, 0, False, 1.0)
+    plan = Plan("g", Layout.contiguous(2), scored_of(lists), None, 0, False, 1.0)
     runs = plan.runs((1, heads, 32768, 128), heads, gives_back=True)
     sizes = [run.stop - run.start for run in runs]
     assert [place for run in runs for place in range(run.start, run.stop)] == list(range(heads))

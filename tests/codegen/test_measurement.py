@@ -15,7 +15,7 @@ from codegen.library import find_spec  # noqa: E402
 from codegen.parse import parse_spec  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.bench import measurement  # noqa: E402
-from runtime.kernel import KERNELS  # noqa: E402
+from runtime.operators import OPERATORS, part  # noqa: E402
 
 BLOCK_LISTS = "h100_block_lists"
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -49,7 +49,7 @@ def test_a_peer_is_compiled_for_every_kernel(monkeypatch: pytest.MonkeyPatch) ->
             call()
         return dict.fromkeys(calls, 1.0)
 
-    monkeypatch.setitem(measurement.WORKLOADS, "attention", workload)
+    monkeypatch.setattr(measurement, "workload_of", lambda spec: workload)
     monkeypatch.setattr(measurement, "single_calls", timed)
     kernels = torch._dynamo.config.recompile_limit + 4
     for size in range(1, kernels + 1):
@@ -106,7 +106,7 @@ def test_speed_is_work_over_time_and_a_dense_peer_does_more(monkeypatch: pytest.
     peers = {"dense": lambda: None, "sparse": lambda: None}
     load = measurement.Workload("a shape", 6e12, lambda: None, peers, {"dense": 30e12})
     times = {"ours": 2.00004, "dense": 5.0, "sparse": 4.0}
-    monkeypatch.setitem(measurement.WORKLOADS, "attention", lambda kernel: load)
+    monkeypatch.setattr(measurement, "workload_of", lambda spec: lambda kernel: load)
     monkeypatch.setattr(measurement, "single_calls", lambda calls: {name: times[name] for name in calls})
     kernel: Any = SimpleNamespace(**KERNEL)
     found = [record.model_dump() for record in measurement.measure(kernel)]
@@ -362,8 +362,8 @@ def test_flex_caps_logits_and_takes_a_sink(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_operator_has_the_workload_of_its_kernels() -> None:
-    takes = {op: get_type_hints(workload)["kernel"] for op, workload in measurement.WORKLOADS.items()}
-    assert takes == KERNELS
+    for operator in OPERATORS.values():
+        assert get_type_hints(part(operator.workload))["kernel"] is part(operator.kernel)
 
 
 @pytest.mark.parametrize(("mask", "diagonal"), [("causal", 64 * 65 // 2), ("bits", 64 * 65 // 2), ("none", 64 * 64)])

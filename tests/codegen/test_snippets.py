@@ -23,7 +23,7 @@ import typer
 from codegen.library import find_spec
 from runtime import load_kernel
 from runtime.cli import app
-from runtime.kernel import KERNELS
+from runtime.kernel import kernel_class
 
 PROJECT = snippets.PROJECT
 MOST_OF_QUICKSTART = 30  # lines of code
@@ -85,7 +85,7 @@ class Names:
             first = value.args[0] if value.args else None
             if made is load_kernel and isinstance(first, ast.Constant):
                 stem = Path(first.value).name  # of a folder that `codegen export` wrote, too
-                made = KERNELS[find_spec(stem).spec.op]
+                made = kernel_class(find_spec(stem).spec)
             if isinstance(made, type):
                 self.known[target.id] = Instance(made)
 

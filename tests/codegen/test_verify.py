@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +16,29 @@ from codegen.spec import OPS
 
 torch = pytest.importorskip("torch")
 
+from runtime.kernel import kernel_class  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402
+from runtime.kernels.attention_fp8 import Fp8AttentionKernel  # noqa: E402
+from runtime.kernels.bound_call import BoundCall  # noqa: E402
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel  # noqa: E402
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel  # noqa: E402
 from runtime.kernels.bsr_spmm import BsrSpmmKernel  # noqa: E402
 from runtime.kernels.quantise import QuantiseKernel  # noqa: E402
 from runtime.kernels.select_topk import SelectTopkKernel  # noqa: E402
 from runtime.kernels.tile_copy import TileCopyKernel  # noqa: E402
-from runtime.verify import attention, bsr_sddmm, bsr_spgemm, bsr_spmm, quantise, run, select_topk, tile_copy  # noqa: E402
-from runtime.verify.common import ABSOLUTE, Outcome, tolerance  # noqa: E402
+from runtime.operators import OPERATORS, part  # noqa: E402
+from runtime.verify import (  # noqa: E402
+    attention,
+    attention_fp8,
+    bsr_sddmm,
+    bsr_spgemm,
+    bsr_spmm,
+    quantise,
+    run,
+    select_topk,
+    tile_copy,
+)
+from runtime.verify.common import ABSOLUTE, Outcome, Verification, tolerance  # noqa: E402
 from runtime.verify.guard import Guarded  # noqa: E402
 
 KINDS: list[tuple[str, Any, Any, Any]] = [
@@ -67,10 +82,7 @@ TABLES = [
 @pytest.mark.parametrize("name", TABLES)
 def test_a_receipt_is_held_to_the_cases_that_are_run(name: str) -> None:
     plan = plan_for(find_spec(name))
-    kernel: Any = SimpleNamespace(spec=plan.spec)
-    cases: Any = run.cases_of(kernel)
-    if name.split("_")[2].startswith(("spmm", "spgemm")):
-        cases = bsr_spmm.cases_of(plan) if "spmm" in name else bsr_spgemm.cases_of(plan.spec)  # type: ignore[arg-type]
+    cases = run.verification_of(plan.spec).cases(plan, plan.spec)
     assert [case.name for case in cases] == case_names(plan)
     assert len({*case_names(plan)}) == len(case_names(plan))
 
@@ -100,7 +112,7 @@ def test_every_case_of_a_kernel_is_run(
         return Outcome(case.name, "", 1e-3 if case.name == "random_042" else 0.0, 0.0, 5e-4)
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(module, "run_case", run_case)
+    monkeypatch.setattr(module, "VERIFICATION", replace(module.VERIFICATION, run_case=run_case))
     found = list(run.outcomes(kernel))
     expected = [case.name for case in cases_of(kernel.spec)]
     if module is attention:
@@ -142,11 +154,29 @@ def test_a_record_has_every_case_and_what_was_wrong(target: str, told: str, monk
         (3e-3, None, 2e-3),
     ]
     assert (record.device, record.driver, record.target) == ("a device", "580.0", told)
-    assert record.oracle == run.ORACLE["attention"] and record.torch == torch.__version__
+    assert record.oracle == attention.VERIFICATION.oracle and record.torch == torch.__version__
 
 
-def test_every_operator_has_cases_and_an_oracle() -> None:
-    assert run.MODULES.keys() == run.ORACLE.keys() == set(OPS)
+def test_every_operator_has_all_parts_in_the_packages_that_use_them() -> None:
+    assert tuple(OPERATORS) == OPS
+    homes = {"kernel": "kernels", "verification": "verify", "workload": "bench", "inputs": "tune", "example": "report"}
+    for operator in (*OPERATORS.values(), *filter(None, (each.fp8 for each in OPERATORS.values()))):
+        places = {name: getattr(operator, name) for name in homes if getattr(operator, name) is not None}
+        assert all(place.startswith(f"runtime.{homes[name]}.") for name, place in places.items())
+        parts = {name: part(place) for name, place in places.items()}
+        assert issubclass(parts["kernel"], BoundCall) and isinstance(parts["verification"], Verification)
+        assert parts["verification"].oracle and callable(parts["workload"]) and callable(parts.get("example", len))
+
+
+def test_kernels_in_fp8_have_parts_of_their_own_where_these_differ() -> None:
+    for dtype, kind in (("bf16", AttentionKernel), ("e4m3", Fp8AttentionKernel)):
+        pattern = {"kind": "causal"}
+        spec = find_spec(
+            {"op": "attention", "arch": "sm_90a", "dtype": dtype, "head_dim": 128, "pattern": pattern}
+        ).spec
+        assert kernel_class(spec) is kind
+        module = attention if dtype == "bf16" else attention_fp8
+        assert run.verification_of(spec).run_case is module.run_case
 
 
 def test_the_driver_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,8 @@ class Loaded:
         numbers: Mapping[str, Any],
         tensors: Mapping[str, Any],
         *,
-        size: Any = None,
         prologue_grid: int = 0,
+        **more: Any,
     ) -> Any:
         wanted = {param.name for param in self.plan.params if param.type in ("i32", "i64", "f32")}
         assert set(numbers) == wanted
@@ -607,23 +607,23 @@ def test_parts_are_read_as_the_matrix_that_they_make(
     how = json.loads(of_matrix.how) if of_matrix.order else {}
     parts = Parts(of_matrix, how, of_matrix.index)
     kernel(prepared, b)
-    kernel(parts, b)
+    kernel._multiply_parts(parts, b)
     assembled = []
     monkeypatch.setattr(Parts, "assembled", lambda parts: assembled.append(parts) or prepared)
     for _ in range(2):
-        assert kernel(parts, b).shape == (3 * size, 304)
+        assert kernel._multiply_parts(parts, b).shape == (3 * size, 304)
     assert len(kernel._loaded.signatures) == 1 and not assembled  # like parts are neither checked nor put together
     tensors = (of_matrix.values, of_matrix.crow_indices, of_matrix.col_indices, *of_matrix.order, *of_matrix.index, b)
     given = {tensor.data_ptr() for tensor in tensors}
     read = [{name: at for name, at in launch.items() if at in given} for launch in kernel._loaded.launches]
     assert len(read) == 4 and all(each == read[0] for each in read) and len(read[0]) > 3
-    kernel(parts, b, validate=True)
+    kernel._multiply_parts(parts, b, validate=True)
     assert len(assembled) == 1
     indices = [*of_matrix.order, *of_matrix.index]
     if indices:  # at an address that copies cannot begin at
         moved = [torch.cat((x.flatten()[:1], x.flatten()))[1:].view(x.shape) for x in indices]
         order, index = tuple(moved[: len(of_matrix.order)]), tuple(moved[len(of_matrix.order) :])
-        kernel(Parts(replace(of_matrix, order=order, index=index), how, index), b)
+        kernel._multiply_parts(Parts(replace(of_matrix, order=order, index=index), how, index), b)
         assert len(assembled) == 2
 
 

@@ -28,7 +28,7 @@ from runtime.distributed import (
     shared_keys,
 )
 from runtime.distributed.agreement import state_of
-from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
+from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK, scored_of
 
 LENGTH, BLOCK = 256, 32
 BACKEND = "gloo"
@@ -98,7 +98,7 @@ def weights_of(q: Any) -> Any:
 def definition(tensors: list[Any], pattern: Any, *, kv_lengths: Any = None, sink: Any = None, **options: Any) -> Any:
     """Return what is right for the whole sequence, by name: result, log-sum-exp and gradients of the loss."""
     q, k, v = tensors
-    seen = oracle_calls.seen_by(q, k, pattern.index_tensors(), pattern.spec_json, kv_lengths)
+    seen = oracle_calls.seen_by(q, k, pattern.index_tensors(), scored_of(pattern), kv_lengths)
     out, lse = attention_oracle.attention(q, k, v, seen, sink=sink, **options)
     weights = weights_of(q)
     dlse = torch.where(lse == -torch.inf, 0.0, weights[..., 0])

@@ -37,7 +37,7 @@ from runtime.distributed import (  # noqa: E402
 )
 from runtime.distributed.agreement import state_of  # noqa: E402
 from runtime.distributed.transfer import Transfer  # noqa: E402
-from runtime.patterns import Causal, Dense, SlidingWindow, TopK  # noqa: E402
+from runtime.patterns import Causal, Dense, SlidingWindow, TopK, scored_of  # noqa: E402
 
 RANKS, LENGTH, BLOCK = 2, 128, 32
 AGREE, MOVE = 2.0, 4.0
@@ -167,7 +167,7 @@ def attention(group: Any, call: int, pattern: Any, *, gradients: bool = False, b
     if isinstance(pattern, TopK):
         every = pattern.kv_indices.repeat(1, 1, RANKS, 1)
         seen = TopK(every, block=(BLOCK, BLOCK))
-    times = oracle_calls.seen_by(*whole[:2], seen.index_tensors(), seen.spec_json, None)
+    times = oracle_calls.seen_by(*whole[:2], seen.index_tensors(), scored_of(seen), None)
     right, lse = attention_oracle.attention(*whole, times)
     wrong = [] if close(out.detach(), layout.shard(right, rank)) else ["out"]
     if gradients:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import attention_oracle
@@ -10,6 +9,7 @@ import oracle_kernel
 import torch
 
 from codegen.patterns import PATTERNS
+from codegen.scored_pattern import ScoredPattern
 from runtime.distributed import context, heads, inputs
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
@@ -18,30 +18,45 @@ from runtime.ops.attention_gradients import Gradients
 from runtime.ops.aux_tensors import apart
 
 
-def seen_by(q: Any, k: Any, tensors: Any, spec_json: str, kv_lengths: Any) -> torch.Tensor:
+def seen_by(q: Any, k: Any, tensors: Any, scored: ScoredPattern, kv_lengths: Any) -> torch.Tensor:
     """Return how often each query sees each key; the pattern is one that a spec may have."""
-    spec = json.loads(spec_json)
-    PATTERNS[spec["kind"]].model_validate(spec)
-    lists, aux = apart(spec_json, tuple(tensors))
-    return attention_oracle.times_seen(spec_json, lists, (*q.shape[:3], k.shape[2]), kv_lengths, aux)
+    PATTERNS[scored.pattern.kind].model_validate(scored.pattern_fields)
+    lists, aux = apart(scored, tuple(tensors))
+    return attention_oracle.times_seen(scored.text, lists, (*q.shape[:3], k.shape[2]), kv_lengths, aux)
 
 
 def attend(
-    q: Any, k: Any, v: Any, tensors: Any, spec_json: str, *, kv_lengths: Any = None, out: Any = None, **options: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    tensors: Any,
+    scored: ScoredPattern,
+    *,
+    kv_lengths: Any = None,
+    out: Any = None,
+    **options: Any,
 ) -> AttentionResult:
     """Stand for ``attend``, in the types of kernels."""
     assert options.pop("lse", True) and not (torch.is_grad_enabled() and q.requires_grad)
-    found, lse = attention_oracle.attention(q, k, v, seen_by(q, k, tensors, spec_json, kv_lengths), **options)
+    found, lse = attention_oracle.attention(q, k, v, seen_by(q, k, tensors, scored, kv_lengths), **options)
     out = torch.empty_like(q) if out is None else out
     return AttentionResult(out.copy_(found), lse)
 
 
 def attend_backward(
-    q: Any, k: Any, v: Any, tensors: Any, spec_json: str, *, kv_lengths: Any = None, deterministic: bool, **passed: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    tensors: Any,
+    scored: ScoredPattern,
+    *,
+    kv_lengths: Any = None,
+    deterministic: bool,
+    **passed: Any,
 ) -> Gradients:
     """Stand for ``attend_backward``, in the types of kernels."""
     out, lse, dout = (passed.pop(name) for name in ("out", "lse", "dout"))
-    seen = seen_by(q, k, tensors, spec_json, kv_lengths)
+    seen = seen_by(q, k, tensors, scored, kv_lengths)
     found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **passed)
     return Gradients(*(found[name].to(q.dtype) for name in ("dq", "dk", "dv")), None, ())
 

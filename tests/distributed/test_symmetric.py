@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from codegen.scored_pattern import ScoredPattern  # noqa: E402
 from runtime.distributed import shuffle, symmetric  # noqa: E402
 from runtime.distributed.exchange import Exchange  # noqa: E402
 from runtime.distributed.layout import Layout  # noqa: E402
-from runtime.distributed.steps import Steps, steps_of  # noqa: E402
+from runtime.distributed.steps import CAUSAL, DENSE, Steps, steps_of  # noqa: E402
 from runtime.distributed.symmetric import Symmetric, SymmetricExchange, check_not_kept, fits  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.patterns import SlidingWindow, scored_of  # noqa: E402
 
 RANKS, LENGTH = 2, 64
-CAUSAL, DENSE = '{"kind": "causal", "align": "bottom_right"}', '{"kind": "dense"}'
 
 
 class Handle:
@@ -37,10 +37,10 @@ class Handle:
         self.waited.append(channel)
 
 
-def exchanges(spec_json: str, layout: Layout) -> tuple[list[SymmetricExchange], Any, Any]:
+def exchanges(scored: ScoredPattern, layout: Layout) -> tuple[list[SymmetricExchange], Any, Any]:
     whole_k, whole_v = torch.randn(2, 1, 4, LENGTH, 8).unbind()
     everywhere = [torch.full((2, 1, 4, LENGTH, 8), torch.nan) for _ in range(RANKS)]
-    steps = [steps_of(spec_json, layout, rank, LENGTH, LENGTH) for rank in range(RANKS)]
+    steps = [steps_of(scored, layout, rank, LENGTH, LENGTH) for rank in range(RANKS)]
     assert fits(steps)
     found = []
     for rank in range(RANKS):
@@ -52,9 +52,9 @@ def exchanges(spec_json: str, layout: Layout) -> tuple[list[SymmetricExchange], 
 
 @pytest.mark.parametrize("gives_back", [False, True])
 @pytest.mark.parametrize("layout", [Layout.contiguous(RANKS), Layout.zigzag(RANKS)], ids=["contiguous", "zigzag"])
-@pytest.mark.parametrize("spec_json", [DENSE, CAUSAL])
-def test_each_rank_has_the_keys_that_its_steps_see(spec_json: str, layout: Layout, *, gives_back: bool) -> None:
-    ranks, whole_k, whole_v = exchanges(spec_json, layout)
+@pytest.mark.parametrize("scored", [DENSE, CAUSAL])
+def test_each_rank_has_the_keys_that_its_steps_see(scored: ScoredPattern, layout: Layout, *, gives_back: bool) -> None:
+    ranks, whole_k, whole_v = exchanges(scored, layout)
     for each in ranks:
         each.fill()
     for each in ranks:
@@ -89,7 +89,7 @@ def test_keys_that_later_calls_write_to_have_no_gradients(monkeypatch: pytest.Mo
 
 
 def test_only_whole_sequences_are_read_from_peers() -> None:
-    window = json.dumps({"kind": "sliding_window", "left": 5, "right": 0})
+    window = scored_of(SlidingWindow(5))
     every = [steps_of(window, Layout.contiguous(RANKS), rank, LENGTH, LENGTH) for rank in range(RANKS)]
     assert not fits(every)
     assert fits([Steps((), ())])

@@ -13,24 +13,17 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.plans import plan_for  # noqa: E402
-from codegen.spec import AttentionBackwardSpec, AttentionSpec, BsrSpgemmSpec, BsrSpmmSpec  # noqa: E402
+from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402
 from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
-from runtime.verify import attention, attention_backward, bsr_spgemm, bsr_spmm  # noqa: E402
+from runtime.verify import attention  # noqa: E402
 from runtime.verify.common import summary  # noqa: E402
-from runtime.verify.run import MODULES, run_case  # noqa: E402
+from runtime.verify.run import run_case, verification_of  # noqa: E402
 
 
 def cases_of(named: NamedSpec) -> tuple[Any, ...]:
-    spec = named.spec
-    if isinstance(spec, BsrSpgemmSpec):
-        return bsr_spgemm.cases_of(spec)
-    if isinstance(spec, BsrSpmmSpec):
-        return bsr_spmm.cases_of(plan_for(named))
-    if isinstance(spec, AttentionBackwardSpec):
-        return attention_backward.cases_of(spec)
-    return attention.cases_of(spec) if isinstance(spec, AttentionSpec) else MODULES[spec.op].CASES
+    return verification_of(named.spec).cases(plan_for(named), named.spec)
 
 
 BSR = {"op": "bsr_spmm", "arch": "sm_90a"}

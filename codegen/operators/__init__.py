@@ -1,0 +1,38 @@
+"""The operators, a record each: what differs between them, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.operators.attention import ATTENTION_OPERATOR
+from codegen.operators.attention_backward import ATTENTION_BACKWARD_OPERATOR
+from codegen.operators.block_mask import BLOCK_MASK_OPERATOR
+from codegen.operators.bsr_sddmm import BSR_SDDMM_OPERATOR
+from codegen.operators.bsr_spgemm import BSR_SPGEMM_OPERATOR
+from codegen.operators.bsr_spmm import BSR_SPMM_OPERATOR
+from codegen.operators.quantise import QUANTISE_OPERATOR
+from codegen.operators.record import Operator
+from codegen.operators.select_topk import SELECT_TOPK_OPERATOR
+from codegen.operators.tile_copy import TILE_COPY_OPERATOR
+from codegen.spec import Spec
+
+OPERATORS: dict[str, Operator[Any]] = {
+    operator.name: operator
+    for operator in (
+        ATTENTION_OPERATOR,
+        ATTENTION_BACKWARD_OPERATOR,
+        BLOCK_MASK_OPERATOR,
+        BSR_SPMM_OPERATOR,
+        BSR_SDDMM_OPERATOR,
+        BSR_SPGEMM_OPERATOR,
+        QUANTISE_OPERATOR,
+        SELECT_TOPK_OPERATOR,
+        TILE_COPY_OPERATOR,
+    )
+}
+"""Records by the name of the operator."""
+
+
+def operator_of(spec: Spec) -> Operator[Any]:
+    """The record of a spec's operator."""
+    return OPERATORS[spec.op]

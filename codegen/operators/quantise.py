@@ -1,0 +1,34 @@
+"""The record of quantising to FP8."""
+
+from __future__ import annotations
+
+from codegen.operators.record import Operator, Sizes, Unit
+from codegen.plans import quantise
+from codegen.problem import QuantiseShape
+from codegen.select.default_tables import QUANTISE
+from codegen.spec import QuantiseSpec
+
+_CASES = (
+    "plain many_heads long one_row odd_length short_of_a_block outliers offset small zeros strange given into "
+    "given_into"
+)
+
+
+def _units(spec: QuantiseSpec, sizes: Sizes) -> list[Unit]:
+    del spec
+    return [("heads", sizes.get("kv_heads") or 1, "the heads of the mean")]  # without a mean, of none
+
+
+QUANTISE_OPERATOR = Operator(
+    model=QuantiseSpec,
+    shape=QuantiseShape,
+    kernel=lambda spec: quantise,
+    rows=QUANTISE,
+    stem=lambda spec: [spec.codes, f"d{spec.head_dim}", spec.scales],
+    title=lambda spec: spec.op,
+    units=_units,
+    counts=lambda plan, spec: ("kv_heads",) if spec.mean == "product" else (),
+    smallest=lambda plan, spec: {"kv_heads": int(spec.mean == "product")},
+    cases=lambda plan, spec: _CASES.split(),
+    tolerance=0.0,  # bit for bit
+)

@@ -1,0 +1,88 @@
+"""The record of an operator: all that the rest of the package asks by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, get_args
+
+from codegen.plan import Plan
+from codegen.problem import Shape
+from codegen.select.default_tables import Row
+from codegen.select.defaults import Choice, Fields
+from codegen.spec import SpecBase
+from codegen.tile_rules import Rule
+
+S = TypeVar("S", bound=SpecBase)
+Sizes = Mapping[str, int]
+Unit = tuple[str, int, str]
+"""A size, its divisor, and the meaning of that."""
+
+
+def no_preference(spec: SpecBase) -> tuple[Choice | None, Fields]:
+    """Default features of a spec: no preferred combination, and fields alone."""
+    del spec
+    return None, {}
+
+
+class Kernel(Protocol):
+    """A module of a kernel."""
+
+    __name__: str
+    TILE: tuple[Rule[Any], ...]
+
+    def plan(self, spec: Any, stem: str) -> Plan:
+        """Plan of a spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator(Generic[S]):
+    """An operator. Its functions take specs of its model; those that take a plan take that of the spec.
+
+    Attributes:
+        model: model of its specs.
+        shape: model of the sizes of a problem.
+        kernel: kernel of a spec; raises SpecError for an option that none has.
+        heights: heights of tiles for which it has kernels of their own.
+        rows: tiles and stages of specs that leave them out.
+        features: preferred combination of a partial spec, and the features that ``rows`` ask for beside its fields.
+        variations: tunings that are tried for a problem; empty for operators whose kernels follow from a call.
+        check: checks of fields that go together, which raise SpecError.
+        stem: words of the name of a spec without a file, behind operator, architecture and type.
+        title: words of a listing, before the options.
+        computes: fields that say, beside operator and type, what a kernel computes, for operators whose kernels
+            ``codegen.select`` does not choose; with their options.
+        units: divisors of sizes.
+        counts: sizes with a default of which a kernel needs 1 or more.
+        smallest: sizes with a default in the smallest problem of a kernel.
+        cases: names of the cases of a kernel.
+        random_shapes: whether it has a case of many random shapes too.
+        tolerance: largest tolerance of its cases; None: that of the type of its results.
+    """
+
+    model: type[S]
+    shape: type[Shape]
+    kernel: Callable[[S], Kernel]
+    heights: tuple[int, ...] = ()
+    rows: tuple[Row, ...]
+    features: Callable[[S], tuple[Choice | None, Fields]] = no_preference
+    variations: Callable[[Any], Iterator[Fields]] = lambda problem: iter(())
+    check: Callable[[S], None] = lambda spec: None
+    stem: Callable[[S], list[str]]
+    title: Callable[[S], str]
+    computes: tuple[str, ...] = ()
+    units: Callable[[S, Sizes], list[Unit]] = lambda spec, sizes: []
+    counts: Callable[[Plan, S], tuple[str, ...]] = lambda plan, spec: ()
+    smallest: Callable[[Plan, S], dict[str, Any]] = lambda plan, spec: {}
+    cases: Callable[[Plan, S], Sequence[str]]
+    random_shapes: bool = False
+    tolerance: float | None = None
+
+    def plan(self, spec: S, stem: str) -> Plan:
+        """Plan of the kernel of a spec, which has a stem for its name."""
+        return self.kernel(spec).plan(spec, stem)
+
+    @property
+    def name(self) -> str:
+        """Name of the operator in specs."""
+        return str(get_args(self.model.model_fields["op"].annotation)[0])

@@ -1,0 +1,80 @@
+"""What kernel objects have in common: their attributes, their name in messages, the signatures of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from codegen.plan import Plan
+from codegen.problem import LaunchArgs
+from codegen.spec import SpecBase
+from runtime.compile.compiler import Compiled
+from runtime.driver.launch import LoadedKernel, Signature
+from runtime.kernels.arguments import TORCH_DTYPES, Signatures
+from runtime.kernels.sharing import SharedKernel
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides of a tensor."""
+S = TypeVar("S", bound=SpecBase)
+
+
+class BoundCall(SharedKernel, Generic[S]):
+    """A kernel object whose calls are checked, and bound to a signature, once for each key.
+
+    A call enters the context of its device, looks its key up by ``_bound``, has ``_check`` make the signature of a new
+    key, allocates its results, and launches.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    _argument_names: tuple[str, ...] = ()
+    """Names of the arguments that ``repr`` shows."""
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        self.compiled = compiled
+        self.spec = cast(S, compiled.plan.spec)
+        self._plan: Plan = compiled.plan
+        self._loaded = loaded
+        self._dtype, self._output = TORCH_DTYPES[self.spec.dtype], TORCH_DTYPES[compiled.plan.output]
+        self._signatures = Signatures()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._argument_names)
+        return f"<{self._plan.spec.op} kernel {self.compiled.named.stem}({names}) for {self.spec.arch}>"
+
+    def _bound(self, key: Any) -> Any:
+        """Look up what an earlier call of the same key was bound to; None for a new key."""
+        last, bound = self._signatures.last
+        return bound if key == last else self._signatures.find(key)
+
+    def _signature(
+        self,
+        device: torch.device,
+        args: LaunchArgs,
+        values: Mapping[str, int | float],
+        tensors: Mapping[str, Layout] | None = None,
+        extra: Any = None,
+    ) -> Signature:
+        """Bind a checked call.
+
+        Args:
+            device: of the call.
+            args: what follows from the shape of the problem.
+            values: number parameters beside those of ``args``.
+            tensors: shape and strides of each tensor that has a tensor map.
+            extra: what calls find in the signature.
+        """
+        return self._loaded.signature(
+            device.index,
+            args.tiles,
+            {**args.numbers, **values},
+            tensors or {},
+            extra=extra,
+            prologue_grid=args.prologue_grid,
+            epilogue_grid=args.epilogue_grid,
+            size=args.block,
+        )

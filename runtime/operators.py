@@ -1,0 +1,112 @@
+"""The operators, a record each: where the parts are that the packages of this one have of it.
+
+A part is named by module and name, and imported by the package that uses it: torch is not imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+from codegen.spec import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """Parts of an operator.
+
+    Attributes:
+        kernel: class of what ``load_kernel`` returns.
+        verification: its cases and their oracle, a ``Verification``.
+        workload: its reference workload, from a kernel and sizes of it to a ``Workload``.
+        inputs: inputs that ``codegen tune`` draws, from a problem and a device; None for an operator without problems.
+        example: example of its sparsity in the report, from a spec; None for an operator on dense operands.
+        fp8: the same of kernels with FP8 inputs, where they are called otherwise.
+    """
+
+    kernel: str
+    verification: str
+    workload: str
+    inputs: str | None = None
+    example: str | None = None
+    fp8: Operator | None = None
+
+
+_ATTENTION = Operator(
+    kernel="runtime.kernels.attention:AttentionKernel",
+    verification="runtime.verify.attention:VERIFICATION",
+    workload="runtime.bench.measurement:attention_workload",
+    inputs="runtime.tune.data:AttentionInputs",
+    example="runtime.report.patterns:pattern_example",
+)
+OPERATORS: dict[str, Operator] = {
+    "attention": replace(
+        _ATTENTION,
+        fp8=replace(
+            _ATTENTION,
+            kernel="runtime.kernels.attention_fp8:Fp8AttentionKernel",
+            verification="runtime.verify.attention_fp8:VERIFICATION",
+        ),
+    ),
+    "attention_backward": Operator(
+        kernel="runtime.kernels.attention_backward:AttentionBackwardKernel",
+        verification="runtime.verify.attention_backward:VERIFICATION",
+        workload="runtime.bench.measurement:backward_workload",
+        example="runtime.report.patterns:pattern_example",
+    ),
+    "block_mask": Operator(
+        kernel="runtime.kernels.block_mask:BlockMaskKernel",
+        verification="runtime.verify.block_mask:VERIFICATION",
+        workload="runtime.bench.measurement:block_mask_workload",
+    ),
+    "bsr_spmm": Operator(
+        kernel="runtime.kernels.bsr_spmm:BsrSpmmKernel",
+        verification="runtime.verify.bsr_spmm:VERIFICATION",
+        workload="runtime.bench.measurement:bsr_workload",
+        inputs="runtime.tune.data:SpmmInputs",
+        example="runtime.report.patterns:stored_example",
+    ),
+    "bsr_sddmm": Operator(
+        kernel="runtime.kernels.bsr_sddmm:BsrSddmmKernel",
+        verification="runtime.verify.bsr_sddmm:VERIFICATION",
+        workload="runtime.bench.measurement:sddmm_workload",
+        inputs="runtime.tune.data:SddmmInputs",
+        example="runtime.report.patterns:sampled_example",
+    ),
+    "bsr_spgemm": Operator(
+        kernel="runtime.kernels.bsr_spgemm:BsrSpgemmKernel",
+        verification="runtime.verify.bsr_spgemm:VERIFICATION",
+        workload="runtime.bench.measurement:spgemm_workload",
+        inputs="runtime.tune.data:SpgemmInputs",
+        example="runtime.report.patterns:product_example",
+    ),
+    "quantise": Operator(
+        kernel="runtime.kernels.quantise:QuantiseKernel",
+        verification="runtime.verify.quantise:VERIFICATION",
+        workload="runtime.bench.measurement:quantise_workload",
+    ),
+    "select_topk": Operator(
+        kernel="runtime.kernels.select_topk:SelectTopkKernel",
+        verification="runtime.verify.select_topk:VERIFICATION",
+        workload="runtime.bench.measurement:select_workload",
+    ),
+    "tile_copy": Operator(
+        kernel="runtime.kernels.tile_copy:TileCopyKernel",
+        verification="runtime.verify.tile_copy:VERIFICATION",
+        workload="runtime.bench.measurement:copy_workload",
+    ),
+}
+"""Records by the name of the operator."""
+
+
+def operator_of(spec: Spec) -> Operator:
+    """The record of a spec's operator."""
+    found = OPERATORS[spec.op]
+    return found.fp8 or found if spec.is_fp8 else found
+
+
+def part(place: str) -> Any:
+    """Import a part of an operator, named ``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -54,6 +54,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=_reason()))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_graph_ends_in_a_capture() -> None:
+    """Collect garbage before each capture: the graph of an earlier test that is freed in one invalidates it."""
+    import torch
+
+    torch.compiler.config.force_cudagraph_gc = True
+
+
 MOST_KEPT = 1 << 30  # bytes
 """Of the GPU's memory that torch keeps for a process after a test: oracles take up to 10 GB, and processes share it."""
 

@@ -1,7 +1,8 @@
 """The second tier: tests of tools, pages and scripts, which run when something that they test has changed.
 
-A group is some test files and what they prove. ``tiers.json`` has a digest of both from a run in which all tests of the
-group passed. As long as the digest is the same, the files are not collected, unless the command line names one:
+A group is some test files and what they prove. ``tiers.json`` has a digest of both from a run in which no test of the
+group failed. As long as the digest is the same, tests that passed do not run again, unless the command line names their
+file; those that were skipped do.
 
     pytest --all-tiers       # all tests, those marked nightly too
     pytest --record-tiers    # writes the digests of the groups that pass; commit it
@@ -318,26 +319,35 @@ class Run:
         self.config = config
         self.digests = digests  # of groups, before the run
         self.left_out = left_out  # groups
-        self.left_out_files = {path for name in left_out for path in files_of(GROUPS[name].tests)}
+        known = recorded()
+        self.left_out_files = {file for name in left_out for file in test_files(name)}
+        self.again = {test for name in left_out for test in known[name].get("skipped", ())}
+        self.ignored = {PROJECT / file for file in self.left_out_files - {file_of(test) for test in self.again}}
         self.collected: Counter[str] = Counter()
         self.partial: set[str] = set()  # files that are not run as a whole
         self.nightly = 0
         self.passed: set[str] = set()  # ids of tests
-        self.skipped: set[str] = set()
+        self.skipped: set[str] = set()  # and files that are skipped as a whole
         self.failed: set[str] = set()  # and files that cannot be imported
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        return True if collection_path in self.left_out_files else None
+        return True if collection_path in self.ignored else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out what runs at night, unless the command line names it."""
+        """Leave out what has passed, and what runs at night, unless the command line names it."""
         option, single = self.config.option, {path for path, test in arguments(self.config) if test}
+        at_night = not option.all_tiers and not option.markexpr
         nightly = [item for item in items if item.get_closest_marker("nightly") and item.path not in single]
-        if nightly and not option.all_tiers and not option.markexpr:
-            self.nightly = len(nightly)
-            self.config.hook.pytest_deselected(items=nightly)
-            items[:] = [item for item in items if item not in nightly]
+        self.nightly = len(nightly) if at_night else 0
+        left_out = {*nightly} if at_night else set()
+        for item in items:
+            file = file_of(item.nodeid)
+            if file in self.left_out_files and not {file, item.nodeid} & self.again:
+                left_out.add(item)
+        if left_out:
+            self.config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+            items[:] = [item for item in items if item not in left_out]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         self.partial |= {file_of(item.nodeid) for item in items if not item.get_closest_marker("nightly")}
@@ -374,6 +384,8 @@ class Run:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.failed.add(report.nodeid)
+        elif report.skipped:
+            self.skipped.add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         known = recorded()
@@ -393,29 +405,35 @@ class Run:
             terminalreporter.write_line(f"tiers: {len(new)} groups run each time until this is run: {command}")
         elif self.config.option.record_tiers:
             failed_files = {file_of(test) for test in self.failed}
-            failed = {name for name in GROUPS if self.files(name) & failed_files}
-            partly = {name for name in self.digests.keys() - passed if self.files(name) & self.collected.keys()}
-            write_record({name: record for name, record in {**known, **new}.items() if name in GROUPS.keys() - failed})
-            why = (
-                f"; a test did not pass or did not run: {', '.join(sorted(failed | partly))}" if failed | partly else ""
-            )
+            failed = {name for name in GROUPS if test_files(name) & failed_files}
+            others = self.digests.keys() - passed - {*self.left_out}
+            partly = {name for name in others if test_files(name) & self.collected.keys()}
+            kept = GROUPS.keys() - failed
+            write_record({name: record for name, record in {**known, **passed}.items() if name in kept})
+            lacking = ", ".join(sorted(failed | partly))
+            why = f"; a test failed or did not run: {lacking}" if lacking else ""
             terminalreporter.write_line(f"{RECORD.name}: {len(new)} groups recorded{why}")
 
-    def files(self, name: str) -> set[str]:
-        """Test files of a group, as ids of tests have them."""
-        return {path.relative_to(PROJECT).as_posix() for path in files_of(GROUPS[name].tests)}
-
     def record_of(self, name: str) -> dict[str, Any] | None:
-        """The record of a group whose tests all ran and passed, with inputs that are what they were before the run."""
-        files = self.files(name)
+        """The record of a group whose tests all ran, none of which failed, with the inputs of before the run."""
+        files = test_files(name)
         single = {path for path, test in arguments(self.config) if test} & {*files_of(GROUPS[name].tests)}
-        whole = all(self.collected[file] for file in files) and not single and not files & self.partial
+        skipped = sorted(test for test in self.skipped if file_of(test) in files)
         passed = sum(file_of(test) in files for test in self.passed - self.skipped - self.failed)
-        tests = sum(self.collected[file] for file in files)
-        if not whole or passed != tests:
+        tests = passed + sum("::" in test for test in skipped)
+        whole = (
+            all(self.collected[file] or file in skipped for file in files) and not single and not files & self.partial
+        )
+        if not whole or tests != sum(self.collected[file] for file in files):
             return None
         digest = digest_of(GROUPS[name])
-        return {"sha256": digest, "tests": tests} if digest == self.digests[name] else None
+        record = {"sha256": digest, "tests": passed, **({"skipped": skipped} if skipped else {})}
+        return record if digest == self.digests[name] else None
+
+
+def test_files(name: str) -> set[str]:
+    """Test files of a group, as ids of tests have them."""
+    return {path.relative_to(PROJECT).as_posix() for path in files_of(GROUPS[name].tests)}
 
 
 def file_of(test: str) -> str:

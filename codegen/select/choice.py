@@ -226,7 +226,7 @@ def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> t
             label = each.label
             if label in refused or not _allowed(each, problem):
                 continue
-            if label in labels or _applied(written, problem, each):
+            if label in labels or _as_measured(written, problem, each) is not None:
                 labels.setdefault(label, each)
                 costs[label] = min(cost, costs.get(label, math.inf))
             else:
@@ -255,7 +255,13 @@ def _dense(rows: Sequence[Measurement], label: str) -> str:
 
 
 def _applied(written: Fields, problem: Problem, timing: Timing) -> NamedSpec | None:
-    """Return the spec that computes a problem as a measured kernel does; None if what was written says otherwise.
+    """The spec that computes a problem as a measured kernel does, by its name; None if what was written differs."""
+    spec = _as_measured(written, problem, timing)
+    return None if spec is None else _named(spec, problem)
+
+
+def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | None:
+    """The spec that computes a problem as a measured kernel does; None if what was written differs.
 
     Sizes of a problem are no part of its spec: it need not have the name of the measured one.
     """
@@ -268,7 +274,7 @@ def _applied(written: Fields, problem: Problem, timing: Timing) -> NamedSpec | N
         plan_of(spec, "choice")
     except SpecError:
         return None
-    return _named(spec, problem)
+    return spec
 
 
 def _named(spec: Spec, problem: Problem) -> NamedSpec:

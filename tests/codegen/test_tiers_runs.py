@@ -72,15 +72,48 @@ def test_what_the_command_line_names_runs(passed: Project, arguments: list[str],
 
 
 FAILS = "def test_one(): assert 0\ndef test_two(): pass\n"
-SKIPS = "import pytest\n\ndef test_one(): pytest.skip('no')\ndef test_two(): pass\n"
 CHANGES = "from pathlib import Path\n\ndef test_one(): Path('page.md').write_text('another')\ndef test_two(): pass\n"
 
 
-@pytest.mark.parametrize("text", [FAILS, SKIPS, CHANGES, "import pytest\npytest.skip('no', allow_module_level=True)"])
-def test_a_group_is_recorded_only_if_all_its_tests_ran_and_passed(project: Project, text: str) -> None:
+@pytest.mark.parametrize("text", [FAILS, CHANGES, "import nothing_of_this_name\n"])
+def test_a_group_is_recorded_only_if_all_its_tests_ran_and_none_failed(project: Project, text: str) -> None:
     project.write("tests/test_tool.py", text)
-    project.run("--record-tiers")
+    project.run("--record-tiers", "--continue-on-collection-errors")
     assert project.record().keys() == {"script"}
+
+
+ONE_SKIPPED = """
+import pathlib, pytest
+
+def test_one():
+    if not pathlib.Path("library").exists():
+        pytest.skip("there is no library")
+def test_two(): pass
+"""
+ALL_SKIPPED = """
+import pathlib, pytest
+
+if not pathlib.Path("library").exists():
+    pytest.skip("there is no library", allow_module_level=True)
+def test_one(): pass
+def test_two(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "skipped", "again"),
+    [
+        (ONE_SKIPPED, ["tests/test_tool.py::test_one"], {"test_one"}),
+        (ALL_SKIPPED, ["tests/test_tool.py"], {"test_one", "test_two"}),
+    ],
+)
+def test_what_was_skipped_runs_where_it_can(project: Project, text: str, skipped: list[str], again: set[str]) -> None:
+    project.write("tests/test_tool.py", text)
+    project.run("--record-tiers", *TWO)
+    assert project.record()["tool"]["skipped"] == skipped
+    assert project.run(project.seed_for("script"))[0] == SCRIPT | CORE
+    project.write("library", "")
+    assert project.run(project.seed_for("script"))[0] == SCRIPT | CORE | again
 
 
 @pytest.mark.parametrize(

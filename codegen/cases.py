@@ -1,4 +1,4 @@
-"""What a receipt must hold to vouch for a kernel: the cases of its spec, and the most that a case may allow an error.
+"""Requirements of a receipt: the cases of its spec, and the largest tolerance of a case.
 
 Names alone: inputs and oracles are in ``runtime/verify``, whose tests hold its tables to these names.
 """

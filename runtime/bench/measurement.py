@@ -274,7 +274,7 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
 
 
 def score_mod(spec: AttentionSpec) -> Callable[..., torch.Tensor] | None:
-    """Return what the spec does to a logit, as FlexAttention wants it; None for nothing."""
+    """The spec's change of a logit, as a ``score_mod`` of FlexAttention; None without one."""
     cap = spec.softcap
     if cap is None:
         return None
@@ -520,7 +520,7 @@ def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 1
 
 
 def blocks_stored(matrix: torch.Tensor) -> torch.Tensor:
-    """Return how often each block of a BSR matrix is stored: float32 (block rows, block columns)."""
+    """Counts of how often each block of a BSR matrix is stored: float32 (block rows, block columns)."""
     crow, col = matrix.crow_indices(), matrix.col_indices()
     row = torch.repeat_interleave(torch.arange(crow.shape[0] - 1, device=crow.device), crow.diff())
     stored = torch.zeros((crow.shape[0] - 1, matrix.shape[1] // matrix.values().shape[2]), device=crow.device)

@@ -392,6 +392,8 @@ def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[st
         others = [{}] if alone else list(found.values())
         for name in model.options:
             types = {"dtype": FP8[0]} if name in FP8_OPTIONS and base["op"] in FP8_OPS else {}
+            if types and not may_be_fp8(base, tried):
+                continue
             settings = ({name: value, **types, **other} for other in others for value in values_on(model, name))
             if name not in found and (first := first_planned(base, settings, tried)) is not None:
                 found[name] = {name: first[name]}
@@ -401,7 +403,19 @@ def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[st
 def first_planned(base: Fields, settings: Iterable[Fields], tried: Sequence[Fields]) -> Fields | None:
     """Return the first settings with which one of the problems has a kernel."""
     every = ((setting, {**base, **problem, **setting}) for setting in settings for problem in tried)
-    return next((setting for setting, fields in every if planned(fields)), None)
+    return next((setting for setting, fields in every if is_planned(json.dumps(fields, sort_keys=True))), None)
+
+
+@cache
+def is_planned(fields: str) -> bool:
+    """Whether a spec, as JSON, can be planned."""
+    return planned(json.loads(fields)) is not None
+
+
+def may_be_fp8(base: Fields, tried: Iterable[Fields]) -> bool:
+    """Whether a kernel of one of the problems is refused for anything but its type, if that is FP8."""
+    found = (attempt({**base, **problem, "dtype": FP8[0]}) for problem in tried)
+    return any(not isinstance(each, SpecError) or each.field != "dtype" for each in found)
 
 
 def values_on(model: Model, name: str) -> list[Any]:

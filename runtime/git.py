@@ -1,7 +1,8 @@
-"""What git has of a commit: files as they were, and whether the tree is that of a commit."""
+"""Files of commits, and changes of a tree since its commit, by git."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
@@ -12,13 +13,23 @@ from codegen.wording import one_line, shown
 from runtime.errors import ToolchainError
 
 INSTALL = "apt-get install git"
+ELSEWHERE = frozenset(
+    f"GIT_{name}"
+    for name in (
+        *("DIR", "WORK_TREE", "IMPLICIT_WORK_TREE", "COMMON_DIR", "INDEX_FILE", "PREFIX", "INTERNAL_SUPER_PREFIX"),
+        *("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "SHALLOW_FILE", "GRAFT_FILE", "NAMESPACE"),
+        *("REPLACE_REF_BASE", "NO_REPLACE_OBJECTS"),
+    )
+)
+"""Environment variables, as hooks of git have them, that name another repository, tree, index or objects than those of
+the folder that git is given."""
 
 
 def commit_of(revision: str, folder: Path) -> str:
-    """Return the hash of a commit, by any name that git knows.
+    """Resolve a revision to the hash of its commit.
 
     Raises:
-        CodegenError: if it is none, or the folder is in no repository.
+        CodegenError: for a revision that is no commit, or a folder in no repository.
         ToolchainError: without git.
     """
     try:
@@ -30,7 +41,7 @@ def commit_of(revision: str, folder: Path) -> str:
 
 
 def file_of(commit: str, path: str, folder: Path) -> str:
-    """Return what a file of a commit holds.
+    """Read a file of a commit.
 
     Args:
         commit: its hash.
@@ -47,16 +58,16 @@ def file_of(commit: str, path: str, folder: Path) -> str:
 
 
 def files_of(commit: str, below: str, folder: Path) -> list[str]:
-    """Return the files of a commit in a folder of the repository, from its root."""
+    """List the files of a commit in a folder of the repository, by their paths from its root."""
     return git(folder, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, f"{below}/").split("\0")[:-1]
 
 
 def texts_of(commit: str, below: str, suffixes: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """Return what the files of a commit in a folder of the repository hold, by their places from its root.
+    """Read the files of a commit in a folder of the repository, by their paths from its root.
 
     Args:
         commit: its hash.
-        below: the folder; what a commit does not have holds nothing.
+        below: the folder; one that the commit does not have holds nothing.
         suffixes: endings of the files that are read; no links are.
         folder: a folder in the repository.
 
@@ -88,12 +99,11 @@ def texts_of(commit: str, below: str, suffixes: tuple[str, ...], folder: Path) -
 
 
 def changed_files(folder: Path, written: Collection[Path] = ()) -> list[str]:
-    """Return the files of a repository that are not as its last commit has them, new ones too.
+    """List the files of a repository that differ from its last commit, new ones too.
 
     Args:
         folder: a folder of the repository.
-        written: files that are left out, each by its own path: what a command writes is no change. Nothing else in
-            their folders is left out.
+        written: files that are left out, each by its own path: those that a command writes are no changes.
     """
     top = resolved(Path(git(folder, "rev-parse", "--show-toplevel").removesuffix("\n")))
     own = {resolved(path.parent) / path.name for path in written}
@@ -102,10 +112,10 @@ def changed_files(folder: Path, written: Collection[Path] = ()) -> list[str]:
 
 
 class GitError(CodegenError):
-    """Git refuses.
+    """An error of git.
 
     Attributes:
-        told: what it says, in one line.
+        told: its message, on one line.
     """
 
     def __init__(self, told: str) -> None:
@@ -114,18 +124,20 @@ class GitError(CodegenError):
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Return what git prints.
+    """Run git on the repository that a folder is in, and return its output.
 
     Raises:
         GitError: if it fails.
-        ToolchainError: if it is not there.
+        ToolchainError: if it is not installed.
     """
     return _run(folder, arguments).decode(errors="surrogateescape")
 
 
 def _run(folder: Path, arguments: tuple[str, ...], given: bytes = b"") -> bytes:
+    environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        result = subprocess.run(["git", "-C", str(folder), *arguments], input=given, capture_output=True, check=False)
+        result = subprocess.run(command, input=given, capture_output=True, check=False, env=environment)
     except OSError as error:
         raise ToolchainError(f"git cannot be started ({error.strerror}): {INSTALL}") from None
     if result.returncode != 0:

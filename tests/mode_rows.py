@@ -589,7 +589,9 @@ def matrix_rows() -> Iterable[Row]:
         "prepare_bsr", ("runtime.prepare_bsr",), prepare, torch_refuses=TRACED + SPARSE, floats=(0,), constant=True
     )
     problem = with_sparse(lambda a: runtime.bsr_problem(a, 128, arch="sm_90a").text())
-    yield Row("bsr_problem", ("runtime.bsr_problem",), problem, torch_refuses=HOST + SPARSE, floats=(0,), constant=True)
+    yield Row(
+        "bsr_problem", ("runtime.bsr_problem",), problem, torch_refuses=TRACED + SPARSE, floats=(0,), constant=True
+    )
     explain = with_matrix(lambda a, b: str(runtime.explain_matmul(a, b, arch="sm_90a", gradients=True)), WIDE)
     name = ("runtime.explain_matmul",)
     yield Row("explain_matmul", name, explain, floats=(0, 1), constant=True, torch_refuses=OUTSIDE)

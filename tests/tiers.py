@@ -8,8 +8,8 @@ group passed. As long as the digest is the same, the files are not collected, un
 
 The digest covers the test files and their conftests, the helpers that they import from ``tests/`` and ``benchmarks/``,
 the files that the group proves, the modules of this project that all these import, and the installed versions of what
-``constraints.txt`` pins. It covers neither what such a module imports in turn nor other installed packages: one group a
-day runs whatever its digest, and all groups run at night.
+``constraints.txt`` pins. It does not cover what such a module imports in turn, other installed packages, or the
+machine: one group a day runs whatever its digest, and all groups run at night.
 """
 
 from __future__ import annotations
@@ -75,6 +75,14 @@ GROUPS: dict[str, Group] = {
         ("runtime/bench", "runtime/baselines"),
     ),
     "new specs": Group((f"{C}/test_new.py",), ("codegen/new*.py", "codegen/wizard.py")),
+    # Packages that import no others of runtime/
+    "compiler": Group(
+        tuple(f"{K}/test_{name}.py" for name in ("child", "toolchain", "findings")), ("runtime/compile",)
+    ),
+    "cache": Group(
+        (f"{K}/test_cache.py", *(f"{C}/test_{name}.py" for name in ("cache_files", "cache_lock", "cache_trust"))),
+        ("runtime/compile", "tests/stress/cache*.py"),
+    ),
     # Scripts that measure, and the pages that they write
     "attention benchmarks": Group(
         tuple(f"{C}/test_{name}_benchmark.py" for name in ("attention", "data", "compare", "prefill")),
@@ -109,7 +117,10 @@ GROUPS: dict[str, Group] = {
     ),
     "tables of results": Group(
         (f"{C}/test_results_table.py", f"{C}/test_json_files.py"),
-        (*scripts("results_table"), "benchmarks/results", "generated", "README.md", "docs/*.md"),
+        (
+            *(*scripts("results_table"), "benchmarks/results", "generated", "README.md"),
+            *(f"docs/{name}.md" for name in ("results", "measuring", "expressions", "fp8", "scale-out", "select")),
+        ),
     ),
     "table of receipts": Group(
         (f"{C}/test_verified_page.py",),
@@ -123,18 +134,26 @@ GROUPS: dict[str, Group] = {
     "samples of tools": Group((f"{K}/test_tools_page.py",), (*scripts("tools_page"), "docs/tools.md")),
     # What is installed, and what is run by hand
     "packages": Group(
-        (f"{C}/test_wheel.py", f"{K}/test_wheel.py", f"{C}/test_lock.py"),
+        (f"{C}/test_wheel.py", f"{K}/test_wheel.py"),
         (
-            *("pyproject.toml", ".gitignore", "LICENSE", "README.md", "CONTRIBUTING.md", "sparse_kernel_codegen.py"),
-            *("codegen/__init__.py", "codegen/library.py", "runtime/cli.py", "tests/requirements.lock"),
+            *("pyproject.toml", ".gitignore", "LICENSE", "sparse_kernel_codegen.py"),
+            *("codegen/__init__.py", "codegen/library.py", "runtime/cli.py"),
         ),
     ),
     "installation": Group(
         (f"{C}/test_install.py",),
         ("scripts", "Dockerfile", ".dockerignore", ".ci/run", "pyproject.toml", "tests/stress/clean_install.py"),
     ),
+    "integrations": Group(
+        (f"{C}/test_integrations.py", f"{C}/test_integration_snippets.py"),
+        ("runtime/integrations", "runtime/video", "docs/integrations.md"),
+    ),
     "examples": Group(
         (f"{C}/test_examples.py", f"{K}/test_driver_api.py"), ("examples", "tests/compile/fake_libcuda.c")
+    ),
+    "faults of ranks": Group(
+        ("tests/distributed/test_faults.py",),
+        ("runtime/distributed", "tests/distributed/*.py", "tests/stress/ranks_faults.py"),
     ),
     "scripts on a GPU": Group(
         tuple(f"{C}/test_{name}.py" for name in ("launches", "fresh_specs", "garbage", "guard", "small_call")),
@@ -146,6 +165,7 @@ GROUPS: dict[str, Group] = {
         ),
     ),
     "second tier": Group((f"{C}/test_tiers_runs.py",), ("tests/tiers.py",)),
+    "host runs": Group((f"{C}/test_recorded.py",), ("tests/recorded.py",)),
 }
 """Groups by name. What many tests look at, as names in documents, is in none."""
 
@@ -206,8 +226,8 @@ def inputs_of(group: Group) -> list[Path]:
 
 @cache
 def hash_of(path: Path) -> str:
-    """SHA-256 of a file's content; of an empty one where there is none."""
-    return hashlib.sha256(path.read_bytes() if path.is_file() else b"").hexdigest()
+    """SHA-256 of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @cache

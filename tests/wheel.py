@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).resolve().parents[1]
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Make a folder for all processes and test files of a run: one makes it, the others wait."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.with_suffix(".made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            folder.with_suffix(".made").touch()
+    return folder
+
+
+def built_wheel(factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, built once in a run."""
+    (path,) = made_once(factory, "wheel", build).glob("*.whl")
+    return path
+
+
+def installed_wheel(factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment with that wheel, installed once in a run; tests write nothing there."""
+    wheel = built_wheel(factory)
+    return made_once(factory, "environment", lambda folder: install(wheel, folder)) / "bin"
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -173,7 +173,7 @@ def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...
 
 
 def _flags(spec: AttentionBackwardSpec, sizes: Sizes) -> AttentionBackwardSm90aFlags:
-    """Return what the templates ask."""
+    """Template parameters."""
     return AttentionBackwardSm90aFlags(
         walk=walk_flags(spec),
         consumers=sizes.consumers,

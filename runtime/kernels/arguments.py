@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from codegen.wording import shown
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError, DeviceError
 
+View = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides of a tensor, as a tensor map sees it."""
 TORCH_DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -237,6 +240,21 @@ def check_address(name: str, address: int, alignment: int = TMA_ALIGNMENT) -> No
     """
     if address % alignment:
         raise ArgumentError(name, f"starts at address {address:#x}, which is not a multiple of {alignment} bytes")
+
+
+def check_addresses(addresses: Mapping[str, int], names: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Check the alignment of the first elements of tensors that TMA or 16-byte loads read.
+
+    Args:
+        addresses: by parameter.
+        names: arguments of parameters that are called otherwise.
+
+    Raises:
+        ArgumentError: with the address.
+    """
+    for name, address in addresses.items():
+        if address % TMA_ALIGNMENT:
+            check_address(names.get(name, name), address)
 
 
 def check_output(name: str, tensor: torch.Tensor) -> None:

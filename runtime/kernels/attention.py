@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.dtypes import FP8
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
@@ -111,7 +110,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._argument_names = ("q", "k", "v", *self._index_names)
-        self._takes_scales = self.spec.dtype in FP8
+        self._takes_scales = self.spec.is_fp8
 
     def __call__(
         self,

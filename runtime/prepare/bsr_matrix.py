@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from codegen.wording import one_line
-from runtime.checks import check_dense, refuse_capture
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.prepare.matrix import check_layout, check_row_pointers
 from runtime.prepare.prepared import PreparedBsr, RowOrder
@@ -171,7 +171,6 @@ def prepare_bsr(a: torch.Tensor) -> BsrMatrix:
     check_layout("a", a)
     if a.dim() != 2:
         raise ArgumentError("a", f"has {a.dim()} dimensions {tuple(a.shape)}, expected 2")
-    refuse_capture("a", a.device, "the host reads its row pointers")
     check_row_pointers("a", a)
     own = parts_of(a)
     # Views of a sparse tensor are nothing that torch.compile takes, and .data is none.

@@ -45,7 +45,8 @@ def bsr_problem(
         The problem: sizes in elements, *density* from 0 to 1, *evenness* 1 or more.
 
     Raises:
-        ArgumentError: for what is no such matrix; for a size that it says itself, or a type or GPU without kernels.
+        ArgumentError: for what is no such matrix; for a size that it says itself, or a type or GPU without kernels; in
+            the capture of a CUDA graph.
         SpecError: for another field that is wrong.
     """
     check_layout("a", a)
@@ -72,7 +73,7 @@ def bsr_problem(
 
 
 def _sizes(op: str, transposed: bool) -> tuple[str, str]:
-    """Return which sizes of the product the rows and the columns of its sparse matrix are."""
+    """Names of the sizes of a product that are the rows and the columns of its sparse matrix."""
     if transposed:
         return "k", "m"
     return "m", "n" if op == "bsr_sddmm" else "k"

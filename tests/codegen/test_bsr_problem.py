@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +18,10 @@ from codegen.select.table import measurements
 
 torch = pytest.importorskip("torch")
 
-from runtime import bsr_problem  # noqa: E402
+from runtime import bsr_problem, prepare_bsr  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels.bsr_spmm import BsrSpmmKernel  # noqa: E402
+from runtime.prepare.matrix import check_row_pointers  # noqa: E402
 from runtime.prepare.prepared import PreparedBsr  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -212,3 +215,28 @@ def test_problems_are_read_as_they_are_written() -> None:
     assert topk["pattern"]["block"] == {"q": 64, "kv": 64}  # and that of `strided` is a number
     square = BsrProblem(op="bsr_spmm", block={"rows": 64, "cols": 64}, density=0.25)  # type: ignore[arg-type]
     assert square.text() == "op=bsr_spmm,block.rows=64,block.cols=64,density=0.25"
+
+
+def test_reads_of_row_pointers_in_a_capture_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    @contextmanager
+    def device(which: Any) -> Iterator[None]:
+        entered.append(which)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: entered[-1] == torch.device("cuda", 5))
+    there = SimpleNamespace(is_meta=False, device=torch.device("cuda", 5))  # whose row pointers nobody reads
+    with pytest.raises(ArgumentError, match="a: is in a CUDA graph capture, and the host reads its row pointers"):
+        check_row_pointers("a", there)  # type: ignore[arg-type]
+    assert bsr_problem(matrix()).m == 256  # a capture concerns no matrix on the CPU
+
+    def refuse(name: str, device: torch.device, reason: str) -> None:
+        raise ArgumentError(name, f"on {device}: {reason}")
+
+    monkeypatch.setattr("runtime.prepare.matrix.refuse_capture", refuse)
+    for read in (bsr_problem, prepare_bsr):
+        with pytest.raises(ArgumentError, match="a: on cpu: the host reads its row pointers"):
+            read(matrix())

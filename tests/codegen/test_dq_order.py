@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, lengths_of, problems
+from batch_values import declarations, key_end_functions, lengths_of, problems
 
 from codegen.library import find_spec
 from codegen.plan import Plan
@@ -98,12 +98,12 @@ def pieces(plan: Plan) -> list[str]:
     """The parts of a source that say which tiles add to a step, and in which order."""
     spec, folder = spec_of(plan), "attention_backward"
     names = (
-        *(("attention/kv_lengths",) if spec.kv_lengths else ()),
         f"{folder}/queries/{spec.pattern.queries}",
         f"{folder}/dq_order/{spec.pattern.dq_order}",
         f"{folder}/dq_order/turn",
     )
-    return [render_template(plan, f"{name}.cuh.j2").strip() for name in names]
+    texts = [key_end_functions(plan), *(render_template(plan, f"{name}.cuh.j2") for name in names)]
+    return [text.strip() for text in texts if text.strip()]
 
 
 def check_pieces(plans: Iterable[Plan]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -27,6 +28,7 @@ from codegen.prune import without_comments
 from codegen.receipts import Receipt, source_sha256, state
 from codegen.render import generate
 from runtime.cli import app
+from runtime.git import ELSEWHERE
 from runtime.report import cli, patterns, pipeline, site, tree
 from runtime.report.chain import links
 from runtime.report.changes import changes
@@ -262,6 +264,20 @@ def test_the_tree_of_a_report(repository: Path) -> None:
     assert tree.tree_of([out / "index.html"], repository).changed == changed
     # From a folder of the repository, as where the project is a part of another one.
     assert tree.tree_of([out / "index.html"], repository / "generated").changed == changed
+
+
+def test_variables_of_git_name_no_other_tree(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    git(tmp_path, "init", "-q", str(other))
+    (other / "theirs.py").write_text("")
+    (repository / "ours.py").write_text("")
+    right = tree.tree_of((), repository), changes(("HEAD~1", "HEAD"), repository)
+    assert right[0].changed == ("ours.py",)
+    named = {"DIR": other / ".git", "WORK_TREE": other, "INDEX_FILE": other / "index", "COMMON_DIR": other / ".git"}
+    for name, place in {**named, "OBJECT_DIRECTORY": other / "objects"}.items():
+        monkeypatch.setenv(f"GIT_{name}", str(place))
+        assert (tree.tree_of((), repository), changes(("HEAD~1", "HEAD"), repository)) == right, name
+    assert set(os.environ) & ELSEWHERE == {f"GIT_{name}" for name in (*named, "OBJECT_DIRECTORY")}
 
 
 def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.library import shipped_specs
 from codegen.patterns import PATTERNS
-from codegen.plans import tiles_of
+from codegen.planning import tiles_of
 from codegen.spec import MODELS, AttentionSpec, BsrSpmmSpec, HalfName, SpecBase, json_schema
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -28,7 +28,7 @@ def kernel_of(name: str) -> tuple[tile_copy.TileCopyKernel, dict[str, Any]]:
     named = find_spec(name)
     plan, seen = plan_for(named), {}
 
-    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any) -> None:
+    def signature(device: Any, tiles: int, numbers: dict[str, int], tensors: Any, **more: Any) -> None:
         ParameterLayout.of(plan.params).pack(numbers)  # raises where a number is on one side only
         seen.update(numbers, tensors=tensors)
 

@@ -10,7 +10,7 @@ import pytest
 
 from codegen.errors import SpecError
 from codegen.library import shipped_specs
-from codegen.plans import plan_of, tiles_of
+from codegen.planning import plan_of, tiles_of
 from codegen.spec import TileCopySpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, tiles, with_tile
 

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from wheel import PROJECT, build, build_editable, build_from, call, install, run
+from wheel import PROJECT, build_editable, build_from, built_wheel, call, install, installed_wheel, run
 
 from codegen import __version__
 from codegen.library import find_spec, shipped_names
@@ -18,12 +18,12 @@ from codegen.render import render
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("dist"))
+    return built_wheel(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(wheel, tmp_path_factory.mktemp("env"))
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_wheel(tmp_path_factory)
 
 
 def test_contents(wheel: Path) -> None:

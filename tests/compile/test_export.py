@@ -29,6 +29,24 @@ KERNEL = "l4_tile_copy_cp_async"  # small: compiles in a moment
 FORBIDDEN = "and CODEGEN_NO_JIT=1 forbids to compile"
 
 
+@pytest.fixture(scope="module")
+def cache_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(cache_of_all: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile a kernel for the first test that wants it."""
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(cache_of_all))
+
+
+@pytest.fixture
+def empty_cache(compiled_once: None, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without any kernel, for tests that look at what is compiled."""
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
+    return own_cache
+
+
 @pytest.fixture
 def no_jit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")
@@ -40,6 +58,7 @@ def exported(out: Path, *arguments: str) -> Any:
     return json.loads(result.stdout)["rows"]
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_a_folder_has_what_was_compiled(tmp_path: Path) -> None:
     (row,) = exported(tmp_path)
     assert row["folder"] == str(tmp_path / KERNEL) and row["changed"] and not row["was_cached"]
@@ -108,12 +127,12 @@ def test_bad_shapes_are_refused_before_anything_is_written(tmp_path: Path, argum
     assert result.exit_code == 2 and message in result.stderr and not (tmp_path / "out").exists()
 
 
-def test_a_foreign_folder_stops_all_before_anything_is_compiled(tmp_path: Path, own_cache: Path) -> None:
+def test_a_foreign_folder_stops_all_before_anything_is_compiled(tmp_path: Path, empty_cache: Path) -> None:
     (tmp_path / "h100_tile_copy_tma").mkdir()
     (tmp_path / "h100_tile_copy_tma" / "mine").touch()
     result = run.invoke(app, ["export", KERNEL, "h100_tile_copy_tma", "--out", str(tmp_path)])
     assert result.exit_code == 2 and "holds mine, which no export wrote" in result.stderr
-    assert [each.name for each in tmp_path.iterdir()] == ["h100_tile_copy_tma"] and not list(own_cache.iterdir())
+    assert [each.name for each in tmp_path.iterdir()] == ["h100_tile_copy_tma"] and not list(empty_cache.iterdir())
 
 
 # What follows has torch see a GPU that is not there.
@@ -202,15 +221,15 @@ def names_what_is_missing(error: NoJitError, hash_of_spec: str) -> None:
 @pytest.mark.usefixtures("no_jit")
 @pytest.mark.parametrize("command", [["compile"], ["export", "--out", "out"], ["compile", "--check"]])
 def test_commands_do_not_compile(
-    command: list[str], own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: list[str], empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = run.invoke(app, [*command, KERNEL])
     spec_hash = find_spec(KERNEL).spec.hash
     assert result.exit_code == 2 and result.stderr.startswith(f"error: {KERNEL} (spec hash {spec_hash})")
-    assert f"its sm_89 cubin is missing (the cache {own_cache} has no entry " in result.stderr
+    assert f"its sm_89 cubin is missing (the cache {empty_cache} has no entry " in result.stderr
     assert f"`codegen compile {KERNEL}` where compiling is allowed" in result.stderr
-    assert not list(own_cache.iterdir()) and not list(tmp_path.iterdir())
+    assert not list(empty_cache.iterdir()) and not list(tmp_path.iterdir())
     monkeypatch.delenv("CODEGEN_NO_JIT")
     compile_spec(find_spec(KERNEL))
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")
@@ -236,11 +255,11 @@ def test_tuning_begins_no_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("no_jit")
-def test_load_kernel_does_not_compile(gpu: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_kernel_does_not_compile(gpu: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoJitError) as caught:
         gpu(KERNEL)
     names_what_is_missing(caught.value, find_spec(KERNEL).spec.hash)
-    assert str(own_cache) in caught.value.reason
+    assert str(empty_cache) in caught.value.reason
     monkeypatch.setenv("CODEGEN_NO_JIT", "0")
     assert not gpu(KERNEL).compiled.was_cached
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")
@@ -260,7 +279,7 @@ def test_the_driver_compiles_no_ptx_either(gpu: Any, monkeypatch: pytest.MonkeyP
         gpu(KERNEL, forward_compatible=True)
 
 
-@pytest.mark.usefixtures("no_jit", "gpu")
+@pytest.mark.usefixtures("no_jit", "gpu", "empty_cache")
 def test_the_first_use_of_an_operator_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     import oracle_kernel
     import torch

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from wheel import PROJECT, build, call, install, run
+from wheel import PROJECT, built_wheel, call, installed_wheel, run
 
 from codegen.library import GENERATED
 from codegen.receipts import Receipt
@@ -19,12 +19,12 @@ OWN_SPEC = "op: tile_copy\narch: sm_89\ntile: {m: 64, n: 64}\n"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("dist"))
+    return built_wheel(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(wheel, tmp_path_factory.mktemp("env"))
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_wheel(tmp_path_factory)
 
 
 def of_this_compiler() -> bool:

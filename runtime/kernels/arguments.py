@@ -339,7 +339,7 @@ def check_keys(q: torch.Tensor, k: torch.Tensor) -> None:
         ArgumentError: naming ``k``.
     """
     check_sizes("k", k, KV_AXES, (q.shape[0], None, None, q.shape[3]))
-    if q.shape[1] % k.shape[1]:
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ArgumentError("k", f"has {k.shape[1]} heads, q has {q.shape[1]}: not a multiple")
 
 

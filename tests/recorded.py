@@ -4,7 +4,7 @@ A test with a host run calls the fixture ``recorded`` before it compiles anythin
 outcome. If ``tests/host/known.json`` has the key of these texts, the test ends there as passed.
 
 The key covers the node id, these texts, the headers in tests/host, the test's module, and the modules of tests/ that it
-imports, directly or through others. Comments of CUDA and C++ do not count. The key does not cover codegen/, runtime/
+imports, directly or through others. Comments and docstrings do not count. The key does not cover codegen/, runtime/
 (launches, cases, oracles), torch, nor the compiler of the host. A sample of the recorded runs, another one each day,
 and ``--all-host`` cover those.
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import json
 import random
+import tokenize
 from collections.abc import Callable, Generator, Iterable
 from functools import cache
 from pathlib import Path
@@ -58,7 +60,7 @@ def modules_of(path: Path) -> tuple[Path, ...]:
     """A module of the tests and the modules of tests/ that it imports, directly or through others; sorted."""
     found, left = set(), [path]
     while left:
-        if (module := left.pop()) in found:
+        if (module := left.pop()) in found or module == Path(__file__):
             continue
         found.add(module)
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
@@ -70,9 +72,24 @@ def modules_of(path: Path) -> tuple[Path, ...]:
 
 @cache
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file; comments of a header do not count."""
+    """SHA-256 of a module or header without comments."""
     text = path.read_text(encoding="utf-8")
-    return hashlib.sha256((code_of(text) if path.suffix == ".h" else text).encode()).hexdigest()
+    return hashlib.sha256((code_of(text) if path.suffix == ".h" else python_code(text)).encode()).hexdigest()
+
+
+def python_code(source: str) -> str:
+    """A Python module without comments and docstrings."""
+    text = source.split("\n")
+    lines: list[str | None] = [*text]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = text[row - 1][:column].rstrip() or None
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            end = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : end] = [None] * (end + 1 - node.lineno)
+    return "\n".join(line for line in lines if line is not None)
 
 
 def code_of(source: str) -> str:

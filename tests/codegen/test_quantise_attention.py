@@ -19,6 +19,7 @@ from codegen.library import find_spec
 torch = pytest.importorskip("torch")
 
 import host_quantise  # noqa: E402
+from recorded import digest_of  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -70,8 +71,8 @@ def _host_kernel(index: None, spec: str) -> host_quantise.HostKernel:
 @pytest.fixture
 def end_if_known(recorded: Callable[..., None]) -> Callable[[], None]:
     """A function that ends a test if the same run of these kernels has passed (tests/recorded.py)."""
-    templates, modules = ([path.read_text(encoding="utf-8") for path in paths] for paths in (TEMPLATES, SUBJECT))
-    return lambda: recorded("".join(templates), *modules)
+    templates = (path.read_text(encoding="utf-8") for path in TEMPLATES)
+    return lambda: recorded("".join(templates), *map(digest_of, SUBJECT))
 
 
 def drawn(heads: int = 4, kv_heads: int = 2, q_len: int = 200, kv_len: int = 300, head_dim: int = 64) -> Any:

@@ -118,7 +118,7 @@ def test_a_record_of_another_run_does_not_count(runs: Runs) -> None:
     runs.known = {A: runs.key(B), B: runs.key(A)}
     assert runs.run() == {"a", "b"}
     runs.known = {A: runs.key(A), B: runs.key(B)}
-    (runs.folder / "test_one.py").write_text(MODULE + "# a comment\n", encoding="utf-8")
+    (runs.folder / "test_one.py").write_text(MODULE + "C = 1\n", encoding="utf-8")
     assert runs.run() == {"a", "b"}
 
 
@@ -144,6 +144,13 @@ def test_the_sample_is_another_each_day_and_the_same_for_a_seed() -> None:
     drawn = recorded.sample(names, 20260101)
     assert len(drawn) == 20 and drawn == recorded.sample(reversed(names), 20260101) != recorded.sample(names, 20260102)
     assert len(recorded.sample(names[:30], 1)) == 4 and len(recorded.sample(names[:3], 1)) == 3
+
+
+def test_comments_and_docstrings_of_modules_do_not_count() -> None:
+    code = 'X = "# no comment"{}\n{}\n\ndef f():\n{}    return """\n# text\n"""\n'
+    prose = code.format("  # one", '"""Of X."""\n', '    """Of f,\n    two lines."""\n    # more\n')
+    assert recorded.python_code('"""Module."""\n' + prose) == code.format("", "", "")
+    assert recorded.python_code(prose.replace("# text", "# another")) != code.format("", "", "")
 
 
 def test_a_key_covers_the_modules_that_build_and_run_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which spec of another architecture computes the same."""
+"""Specs of another architecture that compute the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codegen.spec import Spec
 
 
 def suggest(spec: Spec, arch: str) -> str:
-    """Return what to do on a device of another architecture, ``arch``, than a spec's.
+    """Advice for a device of another architecture, ``arch``, than a spec's.
 
     Names the shipped specs that compute the same there, the one that codegen.select chooses first; without one, the
     spec that would, or why none can.

@@ -91,7 +91,7 @@ class Arch:
         return min(self.registers_per_thread, each // REGISTER_UNIT * REGISTER_UNIT)
 
     def blocks_for(self, threads: int, registers: int) -> int:
-        """Return how many thread blocks of ``threads`` with ``registers`` a thread fit the registers of an SM."""
+        """The number of thread blocks of ``threads``, with ``registers`` a thread, that fit the registers of an SM."""
         each = -(-min(registers, self.registers_per_thread) // REGISTER_UNIT) * REGISTER_UNIT
         warps = PARTITIONS * (self.registers_per_sm // PARTITIONS // (WARP * each))
         return warps * WARP // threads

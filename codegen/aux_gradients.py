@@ -126,7 +126,7 @@ def sums_name(reads: Sequence[Read], number: int) -> str:
 
 
 def lines_of(read: Read, *, q_len: int, kv_len: int) -> int:
-    """Return how many lines have sums: queries, keys or distances, of which there are as many as diagonals."""
+    """The number of lines that have sums: queries, keys, or diagonals (one for each distance)."""
     return {ROWS: q_len, COLUMNS: kv_len, DIAGONALS: q_len + kv_len - 1}[read.lines]
 
 
@@ -142,7 +142,7 @@ def _check(score: Score, names: tuple[str, ...]) -> None:
 
 
 def _lines(item: Item) -> str:
-    """Return which pairs share an element; they are of one kind."""
+    """The kind of the pairs that share an element: rows, columns or diagonals."""
     counted = [index.counts for index in indices_of(item, {"q_len": 1, "kv_len": 1}) if index.counts]
     lines = [_LINES[counts] for counts in counted if counts in _LINES]
     if len(lines) > 1 or len(set(counted)) < len(counted):
@@ -171,7 +171,7 @@ def _counting(found: _Linear) -> Index | None:
 
 
 def _linear(node: Node, lengths: Mapping[str, int]) -> _Linear | None:
-    """Return what a tree of integers is; None if it is something else."""
+    """A tree of integers as a linear function of variables; None if it is none."""
     if isinstance(node, Literal):
         return _Linear((), int(node.value))
     if isinstance(node, Variable):

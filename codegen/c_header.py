@@ -122,7 +122,7 @@ def _tensor_map_type(facts: KernelFacts) -> list[str]:
 
 
 def _dialect(prefix: str) -> list[str]:
-    """Return what C and C++ spell in different ways."""
+    """Lines of macros that C and C++ spell in different ways."""
     return [
         "#ifdef __cplusplus",
         f"#define {prefix}_ASSERT static_assert",

@@ -1,11 +1,10 @@
-"""What a receipt must hold to vouch for a kernel: the cases of its spec, and the most that a case may allow an error.
+"""Requirements of a receipt: the cases of its spec, and the largest tolerance of a case.
 
 Names alone: inputs and oracles are in ``runtime/verify``, whose tests hold its tables to these names.
 """
 
 from __future__ import annotations
 
-from codegen.dtypes import FP8
 from codegen.operators import operator_of
 from codegen.plan import Plan
 
@@ -29,4 +28,4 @@ def most_allowed(plan: Plan) -> float:
     tolerance = operator_of(plan.spec).tolerance
     if tolerance is not None:
         return tolerance
-    return BEYOND_FP8 if plan.spec.dtype in FP8 else ABSOLUTE[plan.output]
+    return BEYOND_FP8 if plan.spec.is_fp8 else ABSOLUTE[plan.output]

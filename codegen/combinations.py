@@ -1,4 +1,4 @@
-"""Which fields of a spec go together, beyond its types: instructions of its architecture, options of attention."""
+"""Combinations of fields that a spec may have: instructions of its architecture, options of attention."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
 
 
 def asks_head(node: Node) -> bool:
-    """Return whether an expression depends on the head of its row: by name, or through a tensor that has heads."""
+    """Whether an expression depends on the head of its row: by name, or through a tensor that has heads."""
     if isinstance(node, Variable):
         return node.name == "head"
     of_heads = isinstance(node, Item) and "heads" in node.aux.dims

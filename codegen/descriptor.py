@@ -212,14 +212,13 @@ def asdict_without_none(shape: Any) -> dict[str, int]:
 
 
 def _param(param: Param, offset: int, *, in_workspace: bool) -> ParamRecord:
-    points_to = param.ctype.removeprefix("const ").removesuffix("*") if param.type == "pointer" else None
-    alignment = None if points_to is None else _POINTEES[points_to]
+    alignment = None if param.element is None else _POINTEES[param.element]
     return ParamRecord(
         name=param.name,
         type=param.type,
         offset=offset,
         size=PARAM_ABI[param.type][0],
-        points_to=points_to,
+        points_to=param.element,
         address_alignment=WORKSPACE_ALIGNMENT if in_workspace else alignment,
         what=param.doc,
     )

@@ -40,7 +40,7 @@ class EncodeTiled:
 
 
 def encode_tiled(how: TensorMap, dtype: str) -> EncodeTiled:
-    """Return how the driver is to encode a tensor map of a tensor of ``dtype``, unless the map says another one."""
+    """Arguments of the driver for a tensor map of a tensor of ``dtype``, unless the map has a type of its own."""
     rank = len(how.box)
     return EncodeTiled(
         data_type=f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[how.dtype or dtype]}",

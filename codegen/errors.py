@@ -30,7 +30,7 @@ class FileError(CodegenError):
         super().__init__(f"{one_line(str(path), MOST_OF_PLACE)}: {self.reason}")
 
     def __reduce__(self) -> tuple[type[FileError], tuple[Path, str]]:
-        """Return how to make it anew, in another process."""
+        """The constructor and its arguments, for another process."""
         return type(self), (self.path, self.reason)
 
 
@@ -54,7 +54,7 @@ class SpecError(CodegenError):
         super().__init__(": ".join(part for part in (self.location, self.field, self.reason) if part))
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
-        """Return how to make it anew, in another process."""
+        """The constructor and its arguments, for another process."""
         return type(self), (self.field, self.reason, self.location)
 
     def at(self, location: str) -> SpecError:

@@ -20,17 +20,17 @@ SYSTEM_SHARED_BYTES = KIB  # that every thread block costs beyond its own (CUDA 
 
 
 def blocks_by_shared_memory(plan: Plan) -> int:
-    """Return how many thread blocks fit the shared memory of an SM."""
+    """The number of thread blocks that fit the shared memory of an SM."""
     return plan.arch.shared_memory_per_sm // (plan.shared_bytes + SYSTEM_SHARED_BYTES)
 
 
 def blocks_by_threads(plan: Plan) -> int:
-    """Return how many thread blocks fit the warp slots of an SM."""
+    """The number of thread blocks that fit the warp slots of an SM."""
     return plan.arch.warps_per_sm * 32 // plan.threads
 
 
 def blocks_by_registers(plan: Plan) -> int:
-    """Return how many thread blocks fit the registers of an SM, if a thread has what the plan reckons with.
+    """The number of thread blocks that fit the registers of an SM, if a thread has as many as the plan reckons with.
 
     That is what the compiler makes do with, not what it takes where more are free: ``plan.ctas_per_sm`` holds it to
     the number of that. Warps that hand registers over all start with the same number.
@@ -40,7 +40,7 @@ def blocks_by_registers(plan: Plan) -> int:
 
 
 def occupancy(plan: Plan) -> str:
-    """Return how many of an SM's warps are resident, and what keeps others out."""
+    """The resident warps of an SM, and the resource that limits them, in words."""
     fits = {
         "shared memory": blocks_by_shared_memory(plan),
         "registers": blocks_by_registers(plan),
@@ -114,14 +114,14 @@ def explained(plan: Plan, choice: Choice | None = None) -> dict[str, Any]:
 
 
 def _short_of(registers: Registers) -> str:
-    """Return what there is to say of a heavy expression."""
+    """A warning of a heavy expression, as the end of a sentence; "" for others."""
     return (
         f"; its expression would have about {registers.expression}: some bytes may spill" if registers.may_spill else ""
     )
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
-    """Return what there is to say of a plan in one line each."""
+    """Facts of a plan: a name and a line each."""
     spec, arch, registers = plan.spec, plan.arch, plan.registers
     written = spec.codes if isinstance(spec, QuantiseSpec) else plan.output
     out = "and out" if written == spec.dtype else f"and {written} out"
@@ -160,7 +160,7 @@ def _dims(spec: AttentionSpec) -> list[tuple[IndexTensor, list[str]]]:
 
 
 def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:
-    """Return which kernel is chosen for a problem, and why."""
+    """The kernel that is chosen for a problem, and the reason."""
     chosen = choice.named.stem
     if choice.spec == plan.spec:
         chosen = f"this one ({chosen})" if chosen != plan.stem else "this one"

@@ -194,7 +194,7 @@ def _record(folder: Path) -> KernelRecord:
 
 
 def _inside(folder: Path) -> str:
-    """Return which exported kernels a folder has in it, in words."""
+    """The exported kernels in a folder, as the end of a message; "" without any."""
     try:
         found = sorted(each.name for each in folder.iterdir() if is_file(each / RECORD))
     except OSError:
@@ -204,7 +204,7 @@ def _inside(folder: Path) -> str:
 
 
 def _checked(folder: Path, name: str, told: FileRecord) -> bytes:
-    """Return what a file holds that has the name and the hash that it should have."""
+    """Read a file of an export, and check its name and its hash."""
     path = folder / name
     if told.file != name:
         raise ExportError(folder / RECORD, f"names the file {one_line(told.file)}, where {name} is expected")
@@ -253,7 +253,7 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def _generated(folder: Path, record: KernelRecord, source: str, origin: str) -> Generated:
-    """Return what this version makes of the spec, with the source as it was exported; their code is the same."""
+    """Generate the spec by this version, with the source as it was exported; their code is the same."""
     try:
         own = generate(NamedSpec(stem=record.kernel.symbol, spec=parse_spec(record.kernel.spec), origin=origin))
     except CodegenError as error:
@@ -287,7 +287,7 @@ def _another(record: KernelRecord) -> str:
 
 
 def _same_but_for_names(own: str, source: str) -> bool:
-    """Return whether a source is this version's, but for names of files in its banner, and as it was sealed.
+    """Whether a source is this version's, but for names of files in its banner, and as it was sealed.
 
     The banner ends where that of this version does: what comes behind it is code.
     """

@@ -17,7 +17,7 @@ MOST_BYTES = 1 << 20
 
 
 def read_text(path: Path) -> str:
-    """Return what a text file holds. Every text file that a user can name is read by this function.
+    """Read a text file. Every text file that a user can name is read by this function.
 
     Raises:
         MissingFileError: if it is not there.
@@ -70,7 +70,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is a regular file; there is none where nobody can look, or by a name that none can have."""
+    """Whether there is a regular file; False in a folder that cannot be read, and for an impossible name."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def resolved(path: Path) -> Path:
 
 
 def holds(path: Path, text: str) -> bool:
-    """Return whether a file holds a text and nothing else.
+    """Whether a file holds a text and nothing else.
 
     Raises:
         FileError: if it cannot be read.

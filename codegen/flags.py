@@ -139,7 +139,7 @@ class ExpressionsFlags(Flags):
 
 @dataclass(frozen=True)
 class PatternFlags(Flags):
-    """What the templates of patterns ask, which all attention kernels and gradients include.
+    """Template parameters of patterns, which all kernels of attention and of its gradients include.
 
     Attributes:
         pattern_template: the pattern's template.
@@ -184,34 +184,31 @@ class Fp8Flags:
     """Template parameters of FP8 inputs.
 
     Attributes:
-        weights: type of P, as instructions have it.
         piece_columns: columns of one product P V.
         sums_by_mma: whether P V has the sums of P's rows.
         first_keys: keys of the first wgmma of Q K^T.
         other_keys: keys of the second one; 0 without.
-        ties: whether the compiler is told that scores are in the registers of a step's P V.
-        v_upper: constant with the upper half of the descriptors of V^T.
+        fence_scores: whether a register fence keeps scores live across the step's P V, which shares their registers.
+        narrow_v: whether rows of V^T in shared memory are narrower than the widest swizzle.
         dequantises: whether scores are multiplied by their scales before anything else.
     """
 
-    weights: str
     piece_columns: int
     sums_by_mma: bool
     first_keys: int
     other_keys: int
-    ties: bool
-    v_upper: str
+    fence_scores: bool
+    narrow_v: bool
     dequantises: bool
 
 
 @dataclass(frozen=True)
 class AttentionSm90aFlags(PatternFlags):
-    """What attention/sm90a.cu.j2 asks.
+    """Template parameters of attention/sm90a.cu.j2.
 
     Attributes:
         consumers: warpgroups that compute.
         sub_tiles: parts of a tile with key blocks of their own.
-        may_lack_list: whether a tile has several lists, the last of which may not exist.
         tile_stages: stages of Q in shared memory.
         packed: whether rows are anything but consecutive queries of one head.
         asks_heads: whether the kernel asks which head of its pack a row is of.
@@ -227,7 +224,6 @@ class AttentionSm90aFlags(PatternFlags):
 
     consumers: int
     sub_tiles: int
-    may_lack_list: bool
     tile_stages: int
     packed: bool
     asks_heads: bool
@@ -560,7 +556,7 @@ class SpmmWmmaFlags(Flags):
 
 @dataclass(frozen=True)
 class AttentionBackwardPatternFlags(PatternFlags):
-    """What all templates of attention_backward/ ask.
+    """Template parameters of all kernels of attention_backward/.
 
     Attributes:
         masks_pairs: whether the pattern hides some pairs of blocks that it shows.
@@ -641,7 +637,7 @@ class AuxSumFlags:
 
 @dataclass(frozen=True)
 class AttentionBackwardAuxFlags(Flags):
-    """What the kernel of gradients of tensors of a score asks.
+    """Template parameters of the kernel of gradients of tensors of a score.
 
     Attributes:
         pattern: what all kernels of gradients ask.

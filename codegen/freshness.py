@@ -1,4 +1,4 @@
-"""Whether the generated sources are what the specs and templates render to, byte for byte."""
+"""Freshness of the generated sources: they are what specs and templates render to, byte for byte."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
 
 
 def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Return what is wrong with the sources of ``specs`` in ``folder``."""
+    """Check the sources of ``specs`` in ``folder``; return their problems."""
     problems = []
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
@@ -152,7 +152,7 @@ def render_command(named: NamedSpec) -> str:
 
 
 def _fix(named: NamedSpec, folder: Path) -> str:
-    """Return what makes the source of a spec in a folder fresh."""
+    """The command that renders the source of a spec in a folder anew."""
     if folder == GENERATED:
         return render_command(named) if IN_SOURCE_TREE else REINSTALL
     return f"{render_command(named)} --out {in_shell(_relative(folder))}"

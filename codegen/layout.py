@@ -1,4 +1,4 @@
-"""How insertions lie in a source: on the indentation of their line, and without a line if they are empty."""
+"""Layout of insertions in a source: on the indentation of their line, and without a line if they are empty."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def read_spec(path: Path, text: str | None = None) -> NamedSpec:
 
 
 def spec_text(path: Path) -> str:
-    """Return what a spec file holds.
+    """Read a spec file.
 
     Raises:
         SpecError: for a file that cannot be read, is too large or is not UTF-8.

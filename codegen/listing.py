@@ -21,7 +21,7 @@ _COLOURS = {ReceiptStatus.OK: "green", ReceiptStatus.FAILED: "red", ReceiptStatu
 
 
 def row_of(named: NamedSpec, found: ReceiptState) -> dict[str, Any]:
-    """Return what a listing has of a kernel."""
+    """The fields of a kernel in a listing."""
     spec = named.spec
     return {
         "spec": named.stem,
@@ -55,7 +55,7 @@ def table_of(rows: Sequence[dict[str, Any]], width: int) -> Table:
 
 
 def what(spec: Spec) -> str:
-    """Return what a kernel computes, and the options that it has."""
+    """The computation of a kernel and its options, in words."""
     told = [operator_of(spec).title(spec)]
     for name in spec.options:
         value = getattr(spec, name)

@@ -1,4 +1,4 @@
-"""What fields and values of specs were called, for specs, receipts and rows that still say so.
+"""Former names of fields and values, for specs, receipts and rows that still have them.
 
 ``codegen migrate`` rewrites spec files by this table and carries receipts and rows over; a spec with an old name gets
 an error that has the new one. Each change is one line, in the order in which they were made:
@@ -43,7 +43,7 @@ class Change:
         return self.field.rpartition(".")[2] != self.name
 
     def __str__(self) -> str:
-        """Return what changes, as in "share_kv -> share_kv_loads"."""
+        """The change in words, as in "share_kv -> share_kv_loads"."""
         if self.new is LEFT_OUT:
             return f"{self.field}: {spelt(self.old)} -> left out"
         if self.new is self.old:
@@ -82,7 +82,7 @@ class Renamed:
     values: Mapping[Any, Any] | None = None
 
     def change(self, spec: object) -> Change | None:
-        """Return what this does to a spec as plain data; None if it is not about it.
+        """The change of a spec in plain data; None if the spec does not have the old name.
 
         Raises:
             SpecError: for a spec that has a field by both names.

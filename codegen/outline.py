@@ -1,4 +1,4 @@
-"""Which function of a generated source a line is in: what its machine code is told by."""
+"""The function of a generated source that a line is in, by which machine code is assigned to stages."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def parse_plain(fields: dict[str, Any], file: str = "") -> Spec:
 
 
 def _is_enough(spec: Spec) -> bool:
-    """Return whether a spec works on its architecture, or would not with fewer stages either."""
+    """Whether a spec works on its architecture, or would not with fewer stages either."""
     try:
         operator_of(spec).plan(spec, spec.op)
     except SpecError as error:

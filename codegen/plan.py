@@ -45,6 +45,8 @@ class Param:
         ctype: its C type in the source.
         doc: the comment behind it.
         dims: names of the dimensions of a ``tensor_map``'s tensor, innermost first.
+        element: C type of what a ``pointer`` points to.
+        writes: whether the kernel writes the tensor.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Param:
     ctype: str
     doc: str
     dims: tuple[str, ...] = ()
+    element: str | None = None
+    writes: bool = False
 
 
 def aligned(end: int, alignment: int) -> int:
@@ -81,7 +85,7 @@ def params_alignment(params: Iterable[Param]) -> int:
     return max((PARAM_ABI[param.type][1] for param in params), default=1)
 
 
-def tensor_map(name: str, tensor: str, dims: tuple[str, ...], *, like: str = "") -> Param:
+def tensor_map(name: str, tensor: str, dims: tuple[str, ...], *, like: str = "", writes: bool = False) -> Param:
     """TMA descriptor parameter.
 
     Args:
@@ -89,14 +93,16 @@ def tensor_map(name: str, tensor: str, dims: tuple[str, ...], *, like: str = "")
         tensor: its tensor, as the comment names it.
         dims: names of the tensor's dimensions, innermost first.
         like: a tensor of the same dimensions, which the comment names in place of them.
+        writes: whether the kernel writes the tensor.
     """
     doc = f"{tensor}, as {like}" if like else f"{tensor} ({', '.join(dims)})"
-    return Param(name, "tensor_map", "TensorMap", doc, dims)
+    return Param(name, "tensor_map", "TensorMap", doc, dims, writes=writes)
 
 
 def pointer(name: str, element: str, doc: str, *, writes: bool = False) -> Param:
     """Return a device pointer parameter."""
-    return Param(name, "pointer", f"{element}*" if writes else f"const {element}*", doc)
+    ctype = f"{element}*" if writes else f"const {element}*"
+    return Param(name, "pointer", ctype, doc, element=element, writes=writes)
 
 
 def i32(name: str, doc: str) -> Param:

@@ -113,7 +113,7 @@ class GatheredLayout:
 
 
 def round_columns(ring_columns: int) -> int:
-    """Return how many block columns a round loads at most, where so many have room in the ring."""
+    """The largest number of block columns that a round loads, for a ring of that many."""
     return min(ROUND_COLUMNS, max(1, ring_columns // ROUNDS_IN_RING))
 
 

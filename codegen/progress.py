@@ -1,4 +1,4 @@
-"""What a command is at, on standard error: a bar on a terminal; elsewhere a line now and then, if it takes long."""
+"""Progress of a command on standard error: a bar on a terminal; elsewhere a line now and then, if it takes long."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def seal(text: str) -> str:
 
 
 def seal_is_intact(text: str) -> bool:
-    """Return whether a source still is what ``seal`` returned: nothing but the generator touched it."""
+    """Whether a source still is the one that ``seal`` returned: nothing but the generator changed it."""
     match = re.search(rf"^{re.escape(SEAL)}([0-9a-f]{{64}})\n", text, re.MULTILINE)
     if match is None:
         return False

@@ -1,4 +1,4 @@
-"""What a command reports: lines as soon as they are known, or with ``--json`` one document, whatever ends it."""
+"""Reports of commands: lines as soon as they are known, or with ``--json`` one document, whatever ends it."""
 
 from __future__ import annotations
 

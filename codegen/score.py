@@ -1,4 +1,4 @@
-"""What becomes of the logits of attention before the softmax: an expression of a spec."""
+"""The change of the logits of attention before the softmax: an expression of a spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with specs and problems, in our words."""
+"""Messages of pydantic's errors in specs and problems."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def ask_sizes() -> str:
 
 
 def _number(name: str, allowed: tuple[int, ...] = (), *, empty: bool = False) -> Callable[[str], Any]:
-    """Return what reads a number, or None of nothing where that is an answer."""
+    """A function that reads a number, or None of an empty answer where that is allowed."""
 
     def read(text: str) -> int | None:
         if not text and empty:

@@ -1,4 +1,4 @@
-"""How text from outside is shown: in messages on one line of bounded length, in sources as printable ASCII."""
+"""Display of text from outside: in messages on one line of bounded length, in sources as printable ASCII."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def shown(value: object) -> str:
-    """Return how Python spells a value, as ``one_line`` shows it."""
+    """The ``repr`` of a value, as ``one_line`` shows it."""
     try:
         return one_line(repr(value))
     except Exception:  # of a foreign type, or an integer of more digits than Python prints
@@ -38,7 +38,7 @@ def shown(value: object) -> str:
 
 
 def alternatives(name: str, known: Iterable[str], listed: str = "") -> str:
-    """Return what to tell somebody who gave a name that there is not: the nearest ones, or all if they are few.
+    """The end of a message on an unknown name: the nearest ones, or all if they are few.
 
     Args:
         name: what was given.

@@ -192,7 +192,7 @@ LOOKS: dict[str, Callable[[], Finding]] = {
 
 
 def look(name: str) -> Finding:
-    """Return what a look finds: whatever goes wrong in it is a finding too."""
+    """Make one check; an error in it is a finding too."""
     try:
         return LOOKS[name]()
     except NoJitError:

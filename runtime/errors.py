@@ -24,7 +24,7 @@ class CompileError(CodegenError):
         super().__init__(f"{name} does not compile:\n{log}")
 
     def __reduce__(self) -> tuple[type[CompileError], tuple[str, str]]:
-        """Return how to make it anew, in another process."""
+        """The constructor and its arguments, for another process."""
         return type(self), (self.name, self.log)
 
 
@@ -45,7 +45,7 @@ class NoJitError(CodegenError):
         super().__init__(one_line(told + (f"; {remedy}" if remedy else ""), MOST_OF_MESSAGE))
 
     def __reduce__(self) -> tuple[type[NoJitError], tuple[str, str, str, str]]:
-        """Return how to make it anew, in another process."""
+        """The constructor and its arguments, for another process."""
         return type(self), (self.kernel, self.spec_hash, self.reason, self.remedy)
 
 
@@ -78,7 +78,7 @@ class CollectiveError(CodegenError):
         super().__init__(one_line(f"{collective}: {which}: {reason}", MOST_OF_MESSAGE))
 
     def __reduce__(self) -> tuple[type[CollectiveError], tuple[str, tuple[int, ...], str]]:
-        """Return how to make it anew, in another process."""
+        """The constructor and its arguments, for another process."""
         return type(self), (self.collective, self.ranks, self.reason)
 
 
@@ -96,5 +96,5 @@ class ArgumentError(CodegenError, ValueError):
         super().__init__(f"{argument}: {reason}")
 
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str]]:
-        """Return how to make it anew, in another process."""
+        """The constructor and its arguments, for another process."""
         return type(self), (self.argument, self.reason)

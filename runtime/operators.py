@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from codegen.dtypes import FP8
 from codegen.spec import Spec
 
 
@@ -21,6 +20,7 @@ class Operator:
         kernel: class of what ``load_kernel`` returns.
         verification: its cases and their oracle, a ``Verification``.
         workload: its reference workload, from a kernel and sizes of it to a ``Workload``.
+        inputs: inputs that ``codegen tune`` draws, from a problem and a device; None for an operator without problems.
         example: example of its sparsity in the report, from a spec; None for an operator on dense operands.
         fp8: the same of kernels with FP8 inputs, where they are called otherwise.
     """
@@ -28,6 +28,7 @@ class Operator:
     kernel: str
     verification: str
     workload: str
+    inputs: str | None = None
     example: str | None = None
     fp8: Operator | None = None
 
@@ -36,6 +37,7 @@ _ATTENTION = Operator(
     kernel="runtime.kernels.attention:AttentionKernel",
     verification="runtime.verify.attention:VERIFICATION",
     workload="runtime.bench.measurement:attention_workload",
+    inputs="runtime.tune.data:AttentionInputs",
     example="runtime.report.patterns:pattern_example",
 )
 OPERATORS: dict[str, Operator] = {
@@ -62,18 +64,21 @@ OPERATORS: dict[str, Operator] = {
         kernel="runtime.kernels.bsr_spmm:BsrSpmmKernel",
         verification="runtime.verify.bsr_spmm:VERIFICATION",
         workload="runtime.bench.measurement:bsr_workload",
+        inputs="runtime.tune.data:SpmmInputs",
         example="runtime.report.patterns:stored_example",
     ),
     "bsr_sddmm": Operator(
         kernel="runtime.kernels.bsr_sddmm:BsrSddmmKernel",
         verification="runtime.verify.bsr_sddmm:VERIFICATION",
         workload="runtime.bench.measurement:sddmm_workload",
+        inputs="runtime.tune.data:SddmmInputs",
         example="runtime.report.patterns:sampled_example",
     ),
     "bsr_spgemm": Operator(
         kernel="runtime.kernels.bsr_spgemm:BsrSpgemmKernel",
         verification="runtime.verify.bsr_spgemm:VERIFICATION",
         workload="runtime.bench.measurement:spgemm_workload",
+        inputs="runtime.tune.data:SpgemmInputs",
         example="runtime.report.patterns:product_example",
     ),
     "quantise": Operator(
@@ -98,7 +103,7 @@ OPERATORS: dict[str, Operator] = {
 def operator_of(spec: Spec) -> Operator:
     """The record of a spec's operator."""
     found = OPERATORS[spec.op]
-    return found.fp8 or found if spec.dtype in FP8 else found
+    return found.fp8 or found if spec.is_fp8 else found
 
 
 def part(place: str) -> Any:

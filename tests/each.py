@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from codegen.library import shipped_specs
+from codegen.dtypes import FP8
+from codegen.library import NamedSpec, shipped_specs
 
 Test = Callable[..., None]
 MOST_OF_REASON = 300
@@ -71,9 +73,13 @@ def _repeat(test: Test, cases: Sequence[tuple[str, dict[str, Any]]], fixtures: d
         own = {name: deepcopy(each) if isinstance(each, dict) else each for name, each in fixtures.items()}
         test(**values, **own)
 
-    checks = {name: functools.partial(run, values) for name, values in cases}
-    assert len(checks) == len(cases), "two cases have the same name"
-    check_each(checks)
+    names = [name for name, _ in cases]
+    check_each(
+        {
+            f"{name}#{number}" if names.count(name) > 1 else name: functools.partial(run, values)
+            for number, (name, values) in enumerate(cases)
+        }
+    )
 
 
 def _cases(names: str | Sequence[str], values: Iterable[Any], ids: Any = None) -> list[tuple[str, dict[str, Any]]]:
@@ -88,8 +94,7 @@ def _cases(names: str | Sequence[str], values: Iterable[Any], ids: Any = None) -
             name = "-".join(str(ids(each)) for each in own) if callable(ids) else ids[number]
         name = name if name is not None else "-".join(repr(each)[:MOST_OF_NAME] for each in own)
         cases.append((str(name), dict(zip(arguments, own, strict=True))))
-    names_of = [name for name, _ in cases]
-    return [(f"{name}#{i}" if names_of.count(name) > 1 else name, each) for i, (name, each) in enumerate(cases)]
+    return cases
 
 
 def _without(test: Test, loop: Test, arguments: set[str]) -> Test:
@@ -136,3 +141,16 @@ def _reason(error: BaseException) -> str:
 
 every_spec = for_each("named", shipped_specs, lambda named: named.stem)
 """Loop over the shipped specs."""
+
+
+def kind_of(named: NamedSpec) -> tuple[object, ...]:
+    """The fields of a spec that decide which rules of the package concern it."""
+    spec = named.spec.model_dump(by_alias=True)
+    names = ("op", "arch", "gradients", "mma", "output", "query_grouping", "share_kv_loads", "scheduler", "transpose_a")
+    return (spec["dtype"] in FP8, (spec.get("pattern") or {}).get("kind"), *(spec.get(name) for name in names))
+
+
+def some_of_each_kind(seed: int) -> list[NamedSpec]:
+    """A shipped spec of each kind, others for another seed: for checks that take longer."""
+    specs = random.Random(seed).sample(shipped_specs(), len(shipped_specs()))
+    return list({kind_of(named): named for named in specs}.values())

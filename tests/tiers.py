@@ -166,6 +166,7 @@ GROUPS: dict[str, Group] = {
         ),
     ),
     "second tier": Group((f"{C}/test_tiers_runs.py",), ("tests/tiers.py",)),
+    "host runs": Group((f"{C}/test_recorded.py",), ("tests/recorded.py",)),
 }
 """Groups by name. What many tests look at, as names in documents, is in none."""
 

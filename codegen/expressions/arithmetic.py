@@ -15,7 +15,7 @@ LEAST_NORMAL = 2.0**-126
 
 
 def is_number(node: Node, value: float) -> bool:
-    """Return whether a node is this number."""
+    """Whether a node is this number."""
     return isinstance(node, Literal) and node.value == value
 
 

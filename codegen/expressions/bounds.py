@@ -1,4 +1,4 @@
-"""What is known of a tree whatever its tensors hold: how wide its integers are, which parts never change.
+"""Properties of a tree for any values of its tensors: bounds of its integers, parts that never change.
 
 A query's number is less than ``q_len``, a key's less than ``kv_len``, and so on, which a kernel has to see to itself
 where its tiles go beyond. A part that occurs twice is looked at once.
@@ -47,7 +47,7 @@ def divides_by_zero(node: Node) -> Node | None:
 
 
 def is_inside(item: Item, axis: int) -> bool:
-    """Return whether an index of an element is always within its dim, so that it need not be clamped.
+    """Whether an index of an element is always within its dim, so that it need not be clamped.
 
     It is if it is the variable that counts the dim, or 0 and the dim has a name: nothing runs where there is nothing.
     """

@@ -1,4 +1,4 @@
-"""What an expression costs: about how many instructions once for a query, once for a key, and for each pair.
+"""Cost of an expression: estimated instructions once for a query, once for a key, and for each pair.
 
 Of 32-bit integers and float32; where a part has 64 bits, twice as many. Addresses of elements are counted, what the
 compiler folds is not: the figures rank masks and scores, they do not time them.

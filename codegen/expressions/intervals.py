@@ -21,7 +21,7 @@ class Interval:
         return self.low <= value <= self.high
 
     def within(self, other: Interval) -> bool:
-        """Return whether all of it lies in another one."""
+        """Whether the interval lies in another one."""
         return other.low <= self.low and self.high <= other.high
 
     @property

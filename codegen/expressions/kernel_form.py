@@ -1,4 +1,4 @@
-"""What a kernel computes of a score: the same value, in fewer instructions for each pair.
+"""The form of a score that a kernel computes: the same value, in fewer instructions for each pair.
 
 A factor that the value is wanted with (log2(e), for 2^x) goes inwards, to where something is multiplied once for many
 pairs: ``score`` is the product of q.k and scale, and tanh and exp are 2^x of what they are given, so each has a factor
@@ -228,7 +228,7 @@ class _Scaled:
 
 
 def _is_factor(by: float, joined: float) -> bool:
-    """Return whether a factor that has joined a number is taken inwards; 0, infinity and NaN remain where they are.
+    """Whether a factor that has joined a number is taken inwards; 0, infinity and NaN remain where they are.
 
     Raises:
         _OutOfRange: if there is a factor, and what has come of it is too large or too small.
@@ -242,7 +242,7 @@ def _is_factor(by: float, joined: float) -> bool:
 
 
 def _is_far(node: Node) -> bool:
-    """Return whether a node is a number that is too large or too small to be a factor."""
+    """Whether a node is a number that is too large or too small to be a factor."""
     return isinstance(node, Literal) and bool(node.value) and not _FACTORS[0] <= abs(node.value) <= _FACTORS[1]
 
 
@@ -277,7 +277,7 @@ def _are_finite(nodes: Iterable[Node]) -> bool:
 
 
 def _is_truth(node: Node) -> bool:
-    """Return whether a node is a truth value, or one as a number."""
+    """Whether a node is a truth value, or one as a number."""
     is_number = isinstance(node, Operation) and node.name in ("float", "int")
     return _is_truth(children(node)[0]) if is_number else node.type is Type.BOOL
 
@@ -308,7 +308,7 @@ class _Depending:
         return self._known[id(node)][1]
 
     def on_all(self, node: Node) -> bool:
-        """Return whether it depends on all of one of the groups."""
+        """Whether a node depends on all of one of the groups."""
         return any(self.of(node).issuperset(group) for group in self._groups)
 
 
@@ -337,7 +337,7 @@ class _Columns:
         return _of_parts(node, tuple(map(self.of, children(node))))
 
     def _slope(self, node: Node) -> Node | None:
-        """Return what a node grows by from a key to the next, None where that is not the same everywhere."""
+        """The difference of a node between a key and the next one; None where it is not the same everywhere."""
         if id(node) not in self._slopes:
             self._slopes[id(node)] = node, self._slope_of(node)
         return self._slopes[id(node)][1]

@@ -157,7 +157,7 @@ _Rule = Callable[..., Type]
 
 
 def _numbers(*types: Type) -> Type:
-    """Return what numbers are together: truth values count as 0 and 1."""
+    """The common type of numbers: truth values count as 0 and 1."""
     return Type.FLOAT if Type.FLOAT in types else Type.INT
 
 
@@ -166,7 +166,7 @@ def _integers(*types: Type) -> Type:
 
 
 def _bits(*types: Type) -> Type:
-    """Return what & | ^ make: of truth values one, of integers one."""
+    """The type of & | ^: truth values of truth values, integers of integers."""
     wanted = {Type.BOOL} if set(types) == {Type.BOOL} else {Type.INT, Type.BOOL}
     return _only("integers or truth values", wanted, types, Type.BOOL if wanted == {Type.BOOL} else Type.INT)
 
@@ -186,7 +186,7 @@ def _compared(*types: Type) -> Type:
 
 
 def _chosen(condition: Type, one: Type, other: Type) -> Type:
-    """Return what where() makes."""
+    """The type of where()."""
     _only("a truth value as its first argument", {Type.BOOL}, (condition,), Type.BOOL)
     return one if one == other else _numbers(one, other)
 
@@ -292,7 +292,7 @@ def item(aux: Aux, *indices: Node) -> Item:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return what a node is made of."""
+    """The operands of a node, or the indices of an element."""
     if isinstance(node, Operation):
         return node.operands
     return node.indices if isinstance(node, Item) else ()

@@ -70,7 +70,7 @@ def _is_never_negative(*nodes: Node) -> bool:
 
 
 def _is_wide(node: Node) -> bool:
-    """Return whether an integer may be beyond 32 bits, whatever it is computed from."""
+    """Whether an integer may be beyond 32 bits for some values of its operands."""
     bounds = bounds_of(node)
     return bounds.low < -(2**31) or bounds.high >= 2**31
 

@@ -87,7 +87,7 @@ class _PlacedError(ExpressionError):
 
 
 def _parsed(line: str, before: int) -> ast.expr:
-    """Return what Python's parser makes of a text, without the space before and behind it."""
+    """Parse a text by Python's parser, without the space before and behind it."""
     try:
         return ast.parse(line.strip(), mode="eval").body
     except SyntaxError as error:
@@ -239,14 +239,14 @@ class _Reader:
         return f", {alternatives(name, self._aux)}" if self._aux else ", none are declared"
 
     def _folded(self, node: ast.expr, name: str, operands: list[Node]) -> Node:
-        """Return what an operator of two makes of more, from the left."""
+        """Fold an operator of two over more operands, from the left."""
         return reduce(lambda left, right: self._operation(node, name, left, right), operands)
 
     def _operation(self, node: ast.expr, name: str, *operands: Node) -> Node:
         return self._put(node, nodes.operation, name, *operands)
 
     def _put(self, node: ast.expr, build: Callable[..., Node], *parts: object) -> Node:
-        """Return what is built; if it is refused, this is where."""
+        """Build a node; an error gets the place of the text."""
         try:
             return build(*parts)
         except ExpressionError as error:

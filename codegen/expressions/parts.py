@@ -54,7 +54,7 @@ class Parts:
 
 
 def _key(node: Node) -> object:
-    """Return what a node is beside its operands."""
+    """The part of a node beside its operands: a leaf itself, the tensor of an element, or a name."""
     if isinstance(node, Item):
         return node.aux
     return node if isinstance(node, Literal | Variable) else node.name

@@ -56,7 +56,7 @@ def place_of(part: int, depends: list[frozenset[str]], of_user: Place) -> Place:
 
 
 def dependencies(parts: list[Part], *, rows_have_heads: bool = False) -> list[frozenset[str]]:
-    """Return what each part depends on: variables, and ``""`` if it is looked up; nothing for a constant.
+    """Names on which each part depends: variables, and ``""`` if it is looked up; nothing for a constant.
 
     Args:
         parts: the parts.
@@ -85,7 +85,7 @@ def _costs(parts: list[Part], depends: list[frozenset[str]]) -> list[int]:
 
 
 def uses_of(parts: list[Part], root: int, depends: list[frozenset[str]] | None = None) -> Uses:
-    """Return what is computed where for the last of some parts, which is used for each pair.
+    """Places of the computations for the last of some parts, which is used for each pair.
 
     Args:
         parts: the parts.

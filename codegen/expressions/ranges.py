@@ -120,7 +120,7 @@ class _Printer:
         return sorted(reached)
 
     def _is_whole(self, place: int) -> bool:
-        """Return whether a part is taken as a whole.
+        """Whether a part is taken as a whole.
 
         Not floating-point operations: what uses them may be fused with them, and round elsewhere.
         """

@@ -1,4 +1,4 @@
-"""What an expression's text is made of, before Python's parser sees it.
+"""Tokens of an expression's text, before Python's parser sees it.
 
 Only words, numbers and operators that a tree can have get there: no string, comment or second statement, and no name
 that Python folds into another (as it does outside ASCII). What is refused here is named with its place.

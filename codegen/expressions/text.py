@@ -66,7 +66,7 @@ def _arguments(node: Operation) -> list[Node]:
 
 
 def _number_apart(node: Operation) -> str:
-    """Return what keeps the sign of a negated number from being a part of it: ``-1`` is a number."""
+    """The plus that keeps the sign of a negated number from being a part of it, or "": ``-1`` is a number."""
     operand = node.operands[0]
     if node.name != "neg" or not isinstance(operand, Literal) or isinstance(operand.value, bool):
         return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codegen.dtypes import FP8
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import require
 from codegen.plans import bsr_sddmm_multistage, bsr_sddmm_sm90a, bsr_sddmm_sm90a_fp8, bsr_sddmm_sm90a_swap_ab
@@ -19,7 +18,7 @@ _CASES = (
 
 
 def _kernel(spec: BsrSddmmSpec) -> Kernel:
-    if spec.dtype in FP8 and spec.mma == "wgmma":
+    if spec.is_fp8 and spec.mma == "wgmma":
         return bsr_sddmm_sm90a_fp8
     if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_swap_ab.SIZES:
         return bsr_sddmm_sm90a_swap_ab

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codegen.dtypes import FP8
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import Plan, require
 from codegen.plans import (
@@ -38,7 +37,7 @@ _GATHERED = (
 
 
 def _kernel(spec: BsrSpmmSpec) -> Kernel:
-    if spec.dtype in FP8 and spec.mma == "wgmma":
+    if spec.is_fp8 and spec.mma == "wgmma":
         return bsr_spmm_sm90a_fp8
     if gathered.gathers_rows(spec):
         by_mma = spec.mma == "mma"

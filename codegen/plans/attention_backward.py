@@ -43,8 +43,8 @@ OPERANDS = (
     tensor_map("dout_map", "dO", Q_DIMS, like="Q"),
 )
 DKDV_MAPS = (
-    tensor_map("dk_map", "dK", KV_DIMS, like="K"),
-    tensor_map("dv_map", "dV", KV_DIMS, like="K"),
+    tensor_map("dk_map", "dK", KV_DIMS, like="K", writes=True),
+    tensor_map("dv_map", "dV", KV_DIMS, like="K", writes=True),
 )
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
 NARROWEST_OF_WIDE_HEADS = 32  # keys of a step of dQ with heads of more than 128, whose steps fill shared memory
@@ -133,7 +133,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
 def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the operands and the gradients, as TMA reads and writes them."""
     gradients = {
-        "dq": (tensor_map("dq_map", "dQ", Q_DIMS, like="Q"),),
+        "dq": (tensor_map("dq_map", "dQ", Q_DIMS, like="Q", writes=True),),
         "dkdv": DKDV_MAPS,
     }[spec.gradients]
     return (*OPERANDS, *gradients)
@@ -173,7 +173,7 @@ def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...
 
 
 def _flags(spec: AttentionBackwardSpec, sizes: Sizes) -> AttentionBackwardSm90aFlags:
-    """Return what the templates ask."""
+    """Template parameters."""
     return AttentionBackwardSm90aFlags(
         walk=walk_flags(spec),
         consumers=sizes.consumers,

@@ -212,7 +212,7 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has
 
 
 def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBackwardAuxFlags:
-    """Return what the templates ask."""
+    """Template parameters."""
     sums, pattern = aux_sum_flags(reads), pattern_flags(spec)
     return AttentionBackwardAuxFlags(
         pattern=replace(pattern, expressions=with_helpers_of(pattern.expressions, sums)),

@@ -208,7 +208,7 @@ def _constants(
 
 
 def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
-    """Return what the templates ask."""
+    """Template parameters."""
     return AttentionBackwardSm90aFlags(
         walk=walk_flags(spec), consumers=spec.tile.n // WARPGROUP_ROWS, dq_queries=_dq_queries(spec)
     )

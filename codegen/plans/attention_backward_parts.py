@@ -191,7 +191,7 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
 
 
 def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
-    """Return what the templates ask of the pattern, whatever they multiply by."""
+    """Template parameters of the pattern."""
     forward, block = spec.forward, spec.pattern.fixed_block
     block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
     shared: Side = "" if spec.mma == "mma" else "column" if spec.gradients == "dq" else "row"
@@ -209,7 +209,7 @@ def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
 
 
 def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
-    """Return what they ask of the walk over the steps of a tile too."""
+    """Template parameters of the pattern and of the walk over the steps of a tile."""
     of_pattern = pattern_flags(spec)
     return AttentionBackwardFlags(
         **{field.name: getattr(of_pattern, field.name) for field in fields(of_pattern)},

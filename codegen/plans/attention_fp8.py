@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from codegen.spec import AttentionSpec
 
 STEPS = (64, 128, 256)
-WEIGHTS = "e4m3"  # type of P, also beside e5m2: of both it rounds less, and weights need no range
 FMA_GROUPS = 2
 SUM_COLUMNS = 8
 """Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven
@@ -70,15 +69,13 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
 def fp8_flags(sizes: Sizes) -> Fp8Flags:
     """Template parameters."""
     spec = sizes.spec
-    narrow = v_group_keys(sizes) < SWIZZLE
     return Fp8Flags(
-        weights=WEIGHTS,
         piece_columns=output_columns(spec) // pieces(spec),
         sums_by_mma=sum_columns(spec) > 0,
         first_keys=first_keys(spec),
         other_keys=spec.tile.n - first_keys(spec),
-        ties=ties(spec),
-        v_upper="kNarrowDescriptorUpperHalf" if narrow else "kDescriptorUpperHalf",
+        fence_scores=fences_scores(spec),
+        narrow_v=v_group_keys(sizes) < SWIZZLE,
         dequantises=spec.softcap is not None or spec.score is not None,
     )
 
@@ -111,13 +108,13 @@ def pieces(spec: AttentionSpec) -> int:
 
 def first_keys(spec: AttentionSpec) -> int:
     """Return the keys of the first wgmma of Q K^T: as many as P V has columns, where registers are tied."""
-    return min(spec.tile.n, output_columns(spec) // pieces(spec)) if ties(spec) else spec.tile.n
+    return min(spec.tile.n, output_columns(spec) // pieces(spec)) if fences_scores(spec) else spec.tile.n
 
 
-def ties(spec: AttentionSpec) -> bool:
-    """Return whether the compiler is told that scores are in the registers of a step's P V.
+def fences_scores(spec: AttentionSpec) -> bool:
+    """Whether a register fence keeps scores live across the step's P V, which shares their registers.
 
-    Without that it spills, if registers are few.
+    Without it the compiler spills where registers are few.
     """
     return spec.accumulate_every == 1
 

@@ -19,7 +19,6 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         block_steps=sizes.block_steps,
         step_blocks=sizes.step_blocks,
         divides_block=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
-        may_lack_list=rows.sub_tiles > 1,
         consumers=sizes.consumers,
         sub_tiles=sizes.sub_tiles,
         tile_stages=at.tile_stages,

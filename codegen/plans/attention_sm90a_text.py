@@ -258,7 +258,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
         tensor_map("q_map", "Q", sizes.rows.dims),
         tensor_map("k_map", "K", KV_DIMS),
         V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K"),
-        tensor_map("o_map", "O", sizes.rows.dims, like="Q"),
+        tensor_map("o_map", "O", sizes.rows.dims, like="Q", writes=True),
         *(fp8_params() if is_fp8(spec) else ()),
         *lse_params(spec),
         *sink_params(spec),

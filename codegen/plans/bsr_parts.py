@@ -60,11 +60,13 @@ RUN_PARAMS = (
 )
 BLOCK_DIMS = ("cols", "rows", "nnz")
 """Dimensions of the tensor map of a matrix in block-sparse rows."""
-A_MAP, C_MAP = tensor_map("a_map", "stored blocks of A", BLOCK_DIMS), tensor_map("c_map", "C", ("N", "M"))
+A_MAP = tensor_map("a_map", "stored blocks of A", BLOCK_DIMS)
+C_MAP = tensor_map("c_map", "C", ("N", "M"), writes=True)
+C_BLOCKS_MAP = tensor_map("c_map", "stored blocks of C", BLOCK_DIMS, writes=True)
 SDDMM_MAPS = (
     tensor_map("a_map", "A", ("K", "M")),
     tensor_map("b_map", "B", ("K", "N")),
-    tensor_map("c_map", "stored blocks of C", BLOCK_DIMS),
+    C_BLOCKS_MAP,
 )
 COLUMNS_PARAM = i32("n", "columns of B and C")
 

@@ -26,6 +26,7 @@ from codegen.plan import (
 from codegen.plans.bsr_parts import (
     A_MAP,
     BLOCK_DIMS,
+    C_BLOCKS_MAP,
     C_GROUP_BYTES,
     C_MAP,
     INTERSECTION_PARAMS,
@@ -113,7 +114,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     params = (
         A_MAP,
         tensor_map("b_map", "stored blocks of B", BLOCK_DIMS),
-        tensor_map("c_map", "stored blocks of C", BLOCK_DIMS) if spec.output == "bsr" else C_MAP,
+        C_BLOCKS_MAP if spec.output == "bsr" else C_MAP,
         *INTERSECTION_PARAMS,
         *_tile_params(spec),
     )

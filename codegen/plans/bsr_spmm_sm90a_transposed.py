@@ -83,7 +83,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     params = (
         A_MAP,
         *b_params(spec, "M"),
-        tensor_map("c_map", "C", ("N", "K")),
+        tensor_map("c_map", "C", ("N", "K"), writes=True),
         pointer("column_starts", "int", "first entry of each block column, and one more"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
         *place_params(spec, "block_columns", "block columns of A"),

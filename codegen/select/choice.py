@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
@@ -175,8 +174,8 @@ def _unnamed(spec: Spec) -> NamedSpec:
 def _chosen(written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
     """Return the choice for a problem, among specs that agree with what was written."""
     every = measurements() if rows is None else rows
-    in_fp8 = problem.dtype in FP8
-    table = [row for row in every if row.problem.key() == problem.key() and (row.problem.dtype in FP8) == in_fp8]
+    in_fp8 = problem.is_fp8
+    table = [row for row in every if row.problem.key() == problem.key() and row.problem.is_fp8 == in_fp8]
     if in_fp8 and not table:  # rows of 16 bits, and the model that is fitted to them, say nothing of it
         reason = f"no kernel of dtype {problem.dtype} was measured: the default"
         return Choice(_named(parse_spec(written), problem), "default", reason)

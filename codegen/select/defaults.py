@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from codegen.arch import ARCHS
-from codegen.dtypes import FP8
 from codegen.select.default_tables import GATHERED_ROWS
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def attention_features(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     if _has_heavy_score(given) and not given.share_kv_loads:
         keys = min(keys, 64)
     step = _size(given, "n", keys) * -(-given.head_dim // 64) * 64  # elements of K in shared memory
-    if given.dtype in FP8 and given.kv_splits == 1:
+    if given.is_fp8 and given.kv_splits == 1:
         keys = _fp8_keys(given, keys)
     # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
     wide = given.head_dim in (192, 256) and given.kv_splits == 1
@@ -67,12 +66,12 @@ def attention_features(given: AttentionSpec) -> tuple[Choice | None, Fields]:
         "keys": 64 if wide else keys,
         "step": next((most for most in (64 * 64, 64 * 128) if step <= most), None),  # there are rings for each part
         "kind": given.pattern.kind,
-        "can_split": given.can_split and not (given.dtype in FP8 and given.head_dim > 128),
+        "can_split": given.can_split and not (given.is_fp8 and given.head_dim > 128),
     }
     if ARCHS[given.arch].has_wgmma:
         alone = given.share_kv_loads or given.kv_splits > 1 or given.tile.m == 64  # without ping_pong
         return COOPERATIVE if alone else None, features
-    m, n = _mma_sync_fp8_tile(given) if given.dtype in FP8 else _mma_sync_tile(given)
+    m, n = _mma_sync_fp8_tile(given) if given.is_fp8 else _mma_sync_tile(given)
     # O of 32 rows of a wider head would not fit a thread's registers.
     high = (64, 128, 256) if _copies_few_rows(given) else (128, 256)
     tall = _size(given, "m", m) in high and given.head_dim in (64, 96, 128)

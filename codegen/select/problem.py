@@ -68,6 +68,11 @@ class _Problem(SpecModel):
     said: ClassVar[tuple[str, ...]] = ()
     """Fields that its kernel's spec has too, beside ``op``, ``arch`` and ``dtype``."""
 
+    @property
+    def is_fp8(self) -> bool:
+        """Whether inputs are FP8."""
+        return self.dtype in FP8
+
     def fields(self) -> Fields:
         """Return what the problem says of its kernel's spec, as plain data; options that are off are left out."""
         every = self.model_dump(mode="json", include={"op"}) | self.model_dump(mode="json", exclude_defaults=True)
@@ -387,7 +392,7 @@ def said_by(spec: Spec) -> Fields:
 
 def is_chosen(spec: Spec) -> bool:
     """Whether kernels like this one are chosen by their problem: BSR products in FP8 are in no table yet."""
-    return has_problem(spec) and not (spec.dtype in FP8 and _BY_OP[spec.op] is BsrProblem)
+    return has_problem(spec) and not (spec.is_fp8 and _BY_OP[spec.op] is BsrProblem)
 
 
 def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:

@@ -1,1 +1,1 @@
-"""What a compiled kernel is made of: its machine code by stages and loops, beside another one, beside a profiler."""
+"""Analysis of compiled kernels: machine code by stages and loops, differences of two kernels, a profiler's figures."""

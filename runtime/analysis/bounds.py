@@ -1,4 +1,4 @@
-"""What the main loop asks of an SM's pipes, counted from its machine code: the bound that no schedule can beat."""
+"""Load of an SM's pipes by the main loop, counted from its machine code: a bound that no schedule can beat."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pipes:
 
 
 def pipes_of(loop: Loop, arch: Arch) -> Pipes:
-    """Return what a loop asks of the pipes."""
+    """The load of the pipes by a loop."""
     specials = sum(kind_of(each.mnemonic) == "special functions" for each in loop.instructions)
     rate = arch.tensor_flops
     flops = tensor_flops(loop.instructions)

@@ -1,4 +1,4 @@
-"""What differs between two kernels: their specs, plans, sources and machine code."""
+"""Differences of two kernels: of their specs, plans, sources and machine code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Section(StrEnum):
 
 
 def compare(one: Side, other: Side, section: Section) -> dict[str, Any]:
-    """Return what differs between two kernels in one respect.
+    """Compare two kernels in one respect.
 
     Returns:
         ``same``; ``values``: what has a name and differs, as [name, of one, of the other]; ``lines``: a unified diff;
@@ -90,7 +90,7 @@ def _unified(one: Sequence[str], other: Sequence[str], label: str, other_label: 
 
 
 def _codes(one: Code, other: Code, label: str, other_label: str) -> dict[str, Any]:
-    """Return what differs in machine code: what is used, how often each opcode is there, the main loop in order."""
+    """Compare machine code: resources, counts of opcodes, and the main loop in order."""
     if [each.code for each in one.functions] == [each.code for each in other.functions]:
         return _told(())
     loops = [main_loop(code.functions[0].instructions) for code in (one, other)]

@@ -1,4 +1,4 @@
-"""What ``codegen disasm`` tells of a kernel: a summary, the histogram of its main loop, its instructions by stages."""
+"""Output of ``codegen disasm``: a summary of a kernel, the histogram of its main loop, its instructions by stages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _loop_fields(found: Disassembly, loop: Loop) -> dict[str, Any]:
 
 
 def by_stage(found: Disassembly, instructions: Sequence[Instruction]) -> dict[str, int]:
-    """Return how many instructions are of each stage, the most frequent first; {} if that is not known."""
+    """Counts of instructions by stage, the largest first; {} if the stages are not known."""
     stages = (found.stage(each) for each in instructions)
     return counted(stage.name if stage else UNKNOWN for stage in stages) if found.has_stages else {}
 

@@ -1,4 +1,4 @@
-"""What bounds a kernel, in words: by its plan and machine code, and by counters where there are some."""
+"""Bounds of a kernel in words: by its plan and machine code, and by counters where there are some."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ def kind_of(mnemonic: str) -> str:
 
 
 def by_kind(instructions: Iterable[Instruction]) -> dict[str, int]:
-    """Return how many instructions there are of each kind, the most frequent first."""
+    """Counts of instructions by kind, the largest first."""
     return counted(kind_of(each.mnemonic) for each in instructions)
 
 
 def by_opcode(instructions: Iterable[Instruction]) -> dict[str, int]:
-    """Return how many there are of each opcode, modifiers included, the most frequent first."""
+    """Counts of instructions by opcode with its modifiers, the largest first."""
     return counted(each.opcode for each in instructions)
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
-    """Return how often each name occurs, the most frequent first; of two equally frequent ones by the alphabet."""
+    """Counts of names, the largest first; equal ones by the alphabet."""
     return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))

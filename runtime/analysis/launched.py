@@ -1,4 +1,4 @@
-"""What a profiler starts: a kernel's reference workload, launched some times. Not imported by anything."""
+"""Script that a profiler starts: it launches a kernel's reference workload some times. No module imports it."""
 
 from __future__ import annotations
 

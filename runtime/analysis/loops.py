@@ -36,7 +36,7 @@ class Loop:
         return sum(each.mnemonic in TENSOR for each in self.instructions)
 
     def has(self, other: Loop) -> bool:
-        """Return whether another loop is inside this one."""
+        """Whether another loop is inside this one."""
         return self != other and self.begin <= other.begin and other.end <= self.end
 
 
@@ -61,7 +61,7 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
 
 
 def _dominates(above: Sequence[int | None], over: int, block: int) -> bool:
-    """Return whether all ways to a block pass another one."""
+    """Whether all ways to a block pass another one."""
     at: int | None = block
     while at is not None and at != over:
         at = None if at == 0 else above[at]
@@ -151,7 +151,7 @@ class _Graph:
 
 
 def _goes_on(last: Instruction) -> bool:
-    """Return whether the next instruction may come after one: it is under a condition, or no branch."""
+    """Whether the next instruction may come after one: it is under a condition, or no branch."""
     if last.mnemonic not in _JUMPS | _ENDS:
         return True
     conditional = bool(last.guard) or "," in last.operands or last.opcode.startswith(("BRA.DIV", "BRA.CONV"))

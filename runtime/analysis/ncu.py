@@ -39,7 +39,7 @@ class Counters:
 
 
 def options(kernel: str, log: Path, skip: int) -> list[str]:
-    """Return how ncu is asked for one launch of a kernel, after some others."""
+    """Options of ncu that count one launch of a kernel, after some others."""
     return [
         *("--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)),
         *(option for section in SECTIONS for option in ("--section", section)),
@@ -92,7 +92,7 @@ def parse(text: str, kernel: str) -> Counters:
 
 
 def complaint(text: str) -> str:
-    """Return what ncu says that went wrong, if anything; where counters are for administrators, what mends it."""
+    """The error in the output of ncu, or ""; with a remedy where counters are for administrators."""
     told = re.search(r"^==ERROR== (.*)$", text, re.MULTILINE)
     if "ERR_NVGPUCTRPERM" in text:
         return (

@@ -1,4 +1,4 @@
-"""What a GPU draws, and at which clock it runs, while a kernel's calls run back to back: by nvidia-smi."""
+"""Power and clock of a GPU while a kernel's calls run back to back, by nvidia-smi."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def draw(named: NamedSpec) -> Drawn:
 
 
 def _begun(line: str) -> str | None:
-    """Return how nvidia-smi knows the GPU, from the line that the process writes when its calls begin."""
+    """The name by which nvidia-smi knows the GPU, of the line that the process writes when its calls begin."""
     try:
         return json_model(_Begun, line).gpu
     except CodegenError:
@@ -126,7 +126,7 @@ def _begun(line: str) -> str | None:
 
 
 def _sampled(tool: str, gpu: str, process: subprocess.Popen[str]) -> str:
-    """Return what nvidia-smi prints until the process has ended its calls."""
+    """Run nvidia-smi until the process has ended its calls, and return its output."""
     assert process.stdout is not None
     with tempfile.TemporaryFile("w+") as table:
         command = [tool, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", "-i", gpu]

@@ -115,7 +115,7 @@ def environment() -> Mapping[str, str]:
 
 
 def why(text: str, errors: str) -> str:
-    """Return what went wrong, by ncu or by the process that it started."""
+    """The error of ncu, or of the process that it started, as the end of a message; "" without one."""
     told = ncu.complaint(text)
     last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
     return told or (f": {one_line(last)}" if last else "")

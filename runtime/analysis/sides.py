@@ -60,7 +60,7 @@ class Code:
 
 
 def side_of(text: str) -> Side:
-    """Return what a word of a command line names: a spec, or ``COMMIT:NAME``.
+    """Read one side of a comparison from a command line: a spec, or ``COMMIT:NAME``.
 
     NAME is that of a kernel whose source the commit has below generated/, or the path of one.
 

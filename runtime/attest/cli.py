@@ -67,7 +67,7 @@ def attest_command(
 
 
 def _tree(out: Path, *, allow_dirty: bool) -> Tree:
-    """Return what is known of the tree that is attested.
+    """The tree that is attested.
 
     Raises:
         CodegenError: if it is not as its commit has it, and that was not allowed.

@@ -39,7 +39,7 @@ class _Envelope(BaseModel):
 
 
 def signed_bytes(payload: bytes) -> bytes:
-    """Return what is signed: type and payload with their lengths, DSSE's pre-authentication encoding."""
+    """The bytes that are signed, DSSE's pre-authentication encoding: type and payload with their lengths."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 

@@ -70,7 +70,7 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def is_signed(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
-    """Return whether a signature is that of a message by a key."""
+    """Whether a signature is that of a message by a key."""
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
 
     try:

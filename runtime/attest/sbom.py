@@ -54,7 +54,7 @@ def purl(name: str, version: str) -> str:
 
 
 def _needs(name: str) -> list[str]:
-    """Return what a package needs here: without extras, and where the markers say so; () if it is not installed."""
+    """Installed packages that a package requires without extras, by its markers; [] if it is not installed."""
     try:
         told = metadata.requires(name) or []
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What is attested: an in-toto statement (in-toto.io/Statement/v1) with provenance as SLSA 1.0 has it."""
+"""Statements of attestations: in-toto (in-toto.io/Statement/v1) with provenance of SLSA 1.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attestation says, compared with a tree, and with kernels that are compiled anew."""
+"""Comparison of an attestation with a tree, and with kernels that are compiled anew."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _state(name: str, sha256: str, tree: Path, code: Path, beside: Path) -> Stat
 
 
 def sample(kernels: Sequence[str], count: int, turn: int) -> list[str]:
-    """Return which kernels are compiled in a turn: the next ones in each, so that all have theirs."""
+    """The kernels that are compiled in a turn: the next ones in each, so that all have theirs."""
     names = sorted(set(kernels))
     count = min(count, len(names))
     return [names[(turn * count + i) % len(names)] for i in range(count)]

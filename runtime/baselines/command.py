@@ -1,4 +1,4 @@
-"""What ``codegen bench`` does between its options and the clock."""
+"""``codegen bench``, between its options and the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has changed since a baseline: only what leaves the noise of both runs, and is not the machine's doing."""
+"""Changes since a baseline: those that leave the noise of both runs, and are not the machine's doing."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Measured:
 
 
 def machine() -> Machine:
-    """Return what timings depend on."""
+    """The machine that timings depend on: device, driver, versions of torch and the compiler."""
     return Machine(
         device=torch.cuda.get_device_name(),
         driver=driver_version(),
@@ -129,7 +129,7 @@ def _right_calls(load: Workload, kernel: Kernel, names: Collection[str]) -> tupl
 
 
 def result_of(result: Any) -> torch.Tensor | None:
-    """Return what a call computes as a dense tensor, or the stored blocks of one; None for results of another kind."""
+    """The result of a call as a dense tensor, or its stored blocks; None for results of another kind."""
     found = getattr(result, "out", result)
     if not isinstance(found, torch.Tensor):
         return None

@@ -1,1 +1,1 @@
-"""What measures: the clock, the data sets of attention, and kernels beside their peers."""
+"""Measuring: the clock, the data sets of attention, and kernels beside their peers."""

@@ -18,7 +18,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from codegen.dtypes import FP8
 from codegen.expressions.nodes import Aux
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
@@ -104,7 +103,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
     packs = heads // spec.pack_gqa  # each has K and V of its own
-    in_fp8 = spec.dtype in FP8
+    in_fp8 = spec.is_fp8
     dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # what is quantised, once, and what peers take
     q, k, v = (
         torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=dtype) for count in (heads, packs, packs)
@@ -144,7 +143,7 @@ def operands(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return q, k and v as a kernel takes them, and their scales: of FP8 inputs."""
-    if spec.dtype not in FP8:
+    if not spec.is_fp8:
         return (q, k, v), {}
     given = quantise(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
     return (given.q, given.k, given.v_t), given.scales()
@@ -275,7 +274,7 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
 
 
 def score_mod(spec: AttentionSpec) -> Callable[..., torch.Tensor] | None:
-    """Return what the spec does to a logit, as FlexAttention wants it; None for nothing."""
+    """The spec's change of a logit, as a ``score_mod`` of FlexAttention; None without one."""
     cap = spec.softcap
     if cap is None:
         return None
@@ -330,7 +329,7 @@ def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
     """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
-    if kernel.spec.dtype in FP8:
+    if kernel.spec.is_fp8:
         return fp8_workload(kernel, size, row_blocks, columns)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     a = random_bsr(block, dtype, size, row_blocks)
@@ -499,7 +498,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
 
 def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 16, depth: int = 8192) -> Workload:
     """Return the reference workload of a sampled product: C size x size, ``row_blocks`` random blocks a row."""
-    if kernel.spec.dtype in FP8:
+    if kernel.spec.is_fp8:
         return fp8_workload(kernel, size, row_blocks, depth)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     pattern = random_bsr(block, dtype, size, row_blocks)
@@ -521,7 +520,7 @@ def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 1
 
 
 def blocks_stored(matrix: torch.Tensor) -> torch.Tensor:
-    """Return how often each block of a BSR matrix is stored: float32 (block rows, block columns)."""
+    """Counts of how often each block of a BSR matrix is stored: float32 (block rows, block columns)."""
     crow, col = matrix.crow_indices(), matrix.col_indices()
     row = torch.repeat_interleave(torch.arange(crow.shape[0] - 1, device=crow.device), crow.diff())
     stored = torch.zeros((crow.shape[0] - 1, matrix.shape[1] // matrix.values().shape[2]), device=crow.device)

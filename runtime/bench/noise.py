@@ -1,4 +1,4 @@
-"""What is noise between timings, and what is not: the range of repeats."""
+"""Noise between timings: the range of repeats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def interval(samples: Sequence[float]) -> Interval:
 
 
 def change(now: Interval, before: Interval) -> Change:
-    """Return whether a timing has left the noise of both: no repeat of the one is as short as any of the other."""
+    """Compare two intervals of repeats: a timing has changed if they are disjoint."""
     if now.high < before.low:
         return "faster"
     return "slower" if now.low > before.high else "noise"

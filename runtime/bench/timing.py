@@ -1,4 +1,4 @@
-"""What benchmarks share: the clock and both ways of timing.
+"""The clock of benchmarks, and both ways of timing.
 
 A *single call* is timed after a pause: the chip is cool and clocks high, as for a kernel that runs now and then. Calls
 *back to back* fill at least a quarter of a second: the chip is at its power limit, as in training or in serving under
@@ -92,7 +92,7 @@ def block_milliseconds(call: Call, seconds: float, expected: float = math.inf) -
 
 
 def captured(calls: Sequence[Call]) -> Call:
-    """Return what replays the calls, which a CUDA graph holds: the host takes no time for each."""
+    """Capture calls in a CUDA graph, and return a function that replays it: the host takes no time for each call."""
     calls[0]()  # what is compiled or allocated once is no part of the graph
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -104,7 +104,7 @@ def captured(calls: Sequence[Call]) -> Call:
 
 
 def calls_of_block(seconds: float, milliseconds: float) -> int:
-    """Return how many calls of that length fill a block."""
+    """The number of calls of some milliseconds that fill a block of some seconds."""
     return max(FEWEST_CALLS, math.ceil(1e3 * seconds / milliseconds))
 
 

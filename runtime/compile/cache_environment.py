@@ -1,4 +1,4 @@
-"""What the environment says of the cache."""
+"""Settings of the cache by environment variables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def default_folder() -> Path:
 
 
 def max_bytes() -> int:
-    """Return how large the cache may grow.
+    """The limit of the cache, in bytes.
 
     Raises:
         CacheError: for what is no positive number.
@@ -46,7 +46,7 @@ def max_bytes() -> int:
 
 
 def lock_seconds() -> int:
-    """Return how long a process waits for another one that compiles the same kernel.
+    """Seconds that a process waits for another one that compiles the same kernel.
 
     Raises:
         CacheError: for what is no positive number.
@@ -55,7 +55,7 @@ def lock_seconds() -> int:
 
 
 def trusts_others() -> bool:
-    """Return whether code is taken from a folder that other users can write.
+    """Whether code is taken from a folder that other users can write.
 
     Raises:
         CacheError: for what is neither yes nor no.

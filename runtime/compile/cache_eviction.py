@@ -1,4 +1,4 @@
-"""Which entries go when the cache is too large. Nothing is read for it but names, sizes and times."""
+"""Eviction of entries from a cache that is too large. It reads names, sizes and times alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_room(files: CacheFiles, written: str, size: int, limit: int) -> None:
 
 
 def _evict(files: CacheFiles, written: str, limit: int) -> int:
-    """Return how many bytes are left."""
+    """Remove the oldest entries of a cache beyond its limit; return the bytes that are left."""
     files.sweep()
     stored = sorted(files.stored(), key=lambda item: item[1].st_mtime_ns)
     if stored:

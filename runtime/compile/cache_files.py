@@ -94,7 +94,7 @@ class CacheFiles:
         return found
 
     def read(self, name: str) -> bytes | None:
-        """Return what is in the place of an entry, or None if that is none: a pipe, a folder, a link, ...
+        """Read the bytes of an entry; None if there is none, or something else: a pipe, a folder, a link, ...
 
         Raises:
             FileNotFoundError: if nothing is there.

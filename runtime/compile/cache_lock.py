@@ -115,7 +115,7 @@ def _flock(path: str, descriptor: int) -> bool:
 
 
 def _is_there(folder: Folder, name: str, descriptor: int) -> bool:
-    """Return whether the open file is still the one of that name: a lock on one that was removed holds nobody back."""
+    """Whether the open file still has that name: a lock on a file that was removed excludes no process."""
     try:
         return os.path.samestat(folder.status(name), os.fstat(descriptor))
     except FileNotFoundError:

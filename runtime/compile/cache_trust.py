@@ -1,4 +1,4 @@
-"""Whether others could have put code into the cache: who owns the way to it, and who may write there.
+"""Trust in the cache: the owners of the folders on its path, and the users that may write there.
 
 What is loaded from the cache runs with the rights of the user. Trusted are the user and root, nobody else.
 """
@@ -143,7 +143,7 @@ def _mode_fault(status: os.stat_result, descriptor: int) -> str:
 
 
 def _has_acl(descriptor: int) -> bool:
-    """Return whether a file has an access control list, or whether that cannot be told."""
+    """Whether a file has an access control list; True too where that is not known."""
     try:
         os.getxattr(f"/proc/self/fd/{descriptor}", _ACL)  # by its descriptor one of O_PATH has no attributes
     except OSError as error:
@@ -172,7 +172,7 @@ def _name_of(uid: int) -> str:
 
 @cache
 def _is_private(gid: int, uid: int) -> bool:
-    """Return whether a group is the user's alone, as far as the system's lists say: never root's.
+    """Whether a group is the user's alone by the system's lists; never for root.
 
     In containers all users may have root's group, and no list says so.
     """

@@ -1,4 +1,4 @@
-"""Starts the process that one compilation runs in, and says what became of it."""
+"""The process of a compilation: its start, its answer, its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
 
 
 def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
-    """Return what :func:`runtime.compile.nvrtc_child.answer` makes of a request, in a new process.
+    """Answer a request by :func:`runtime.compile.nvrtc_child.answer` in a new process.
 
     Args:
         request: its fields.

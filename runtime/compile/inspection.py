@@ -1,4 +1,4 @@
-"""What a compiled kernel uses: registers, spills, shared memory, instructions by kind."""
+"""Resources of a compiled kernel: registers, spills, shared memory, instructions by kind."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Usage:
 
 
 def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
-    """Return what a compiled cubin uses.
+    """The resources of a compiled cubin.
 
     A kernel is disassembled once: how many instructions it has stays with its entry of the cache.
 
@@ -95,13 +95,13 @@ def _counted(findings: str, code: bytes) -> dict[str, int] | None:
 
 
 def resources(compiled: Compiled) -> Usage:
-    """Return what the compiler tells of a cubin: all but the instructions, which need a disassembler."""
+    """The resources of a cubin by its compiler's log: all but the instructions, which need a disassembler."""
     told = told_by_compiler(compiled.plan.stem, compiled.log)
     return replace(told, dynamic_shared_bytes=compiled.plan.shared_bytes)
 
 
 def told_by_compiler(symbol: str, log: str) -> Usage:
-    """Return what a log of the compiler tells of a kernel; no instructions, and no shared memory of a launch."""
+    """The resources of a kernel in a log of the compiler: no instructions, and no shared memory of a launch."""
     own = _told_of(symbol, log)
     return Usage(
         registers=_number(r"Used (\d{1,9}) registers", own),
@@ -114,7 +114,7 @@ def told_by_compiler(symbol: str, log: str) -> Usage:
 
 
 def count_instructions(cubin: bytes) -> dict[str, int]:
-    """Return how often each opcode of INSTRUCTIONS is in a cubin."""
+    """Count each opcode of INSTRUCTIONS in a cubin."""
     opcodes = Counter(mnemonic.partition(".")[0] for mnemonic in mnemonics(cubin))
     return {name: opcodes[name] for name in INSTRUCTIONS}
 
@@ -134,7 +134,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def printed(tool: str, options: Sequence[str], cubin: bytes) -> str:
-    """Return what a tool of CUDA prints of a cubin.
+    """Run a tool of CUDA on a cubin, and return its output.
 
     Raises:
         ToolchainError: when it cannot be started or fails.
@@ -159,7 +159,7 @@ def printed(tool: str, options: Sequence[str], cubin: bytes) -> str:
 
 
 def _told_of(symbol: str, log: str) -> str:
-    """Return what the compiler says of one kernel of a source: all, if it names none."""
+    """The part of a compiler's log on one kernel of a source; all of it, if it names none."""
     told = log.partition(f"Compiling entry function '{symbol}'")[2].partition("Compiling entry function")[0]
     return told or log
 

@@ -1,4 +1,4 @@
-"""Whether kernels may be compiled: CODEGEN_NO_JIT=1 forbids it wherever the package would."""
+"""Permission to compile: CODEGEN_NO_JIT=1 forbids it wherever the package would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_JIT = "CODEGEN_NO_JIT"
 
 
 def is_forbidden() -> bool:
-    """Return whether nothing is compiled.
+    """Whether compilation is forbidden.
 
     Raises:
         ToolchainError: for what is neither yes nor no.

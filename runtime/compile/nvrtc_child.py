@@ -85,7 +85,7 @@ class Nvrtc:
 
 
 def stamp_of(library: bytes) -> list[int]:
-    """Return what changes when another file takes the place of a library: NVRTC's version tells no patch level."""
+    """Size and modification time of a library, which change with its file: NVRTC's version has no patch level."""
     found = Path(os.fsdecode(library)).stat()
     return [found.st_size, found.st_mtime_ns]
 

@@ -18,7 +18,7 @@ def header(names: int) -> str:
 
 
 def lines_of(compiled: Compiled, used: Usage, names: int) -> str:
-    """Return what a kernel uses: a line of numbers, and one of those instructions that it has."""
+    """The resources of a kernel: a line of numbers, and one of the instructions that it has."""
     told = (
         compiled.named.spec.arch,
         str(used.registers),

@@ -52,7 +52,7 @@ class Nvrtc:
     stamp: tuple[int, ...]
 
     def __str__(self) -> str:
-        """Return how messages call it."""
+        """The name in messages: version, package and library."""
         return f"NVRTC {_dotted(self.version)} ({self.package}, {self.library})"
 
 
@@ -106,7 +106,7 @@ def check_arch(arch: Arch) -> None:
 
 
 def newer_nvrtc(version: tuple[int, int]) -> str:
-    """Return how to install an NVRTC of this version or later, where the extras are satisfied with the one found."""
+    """The command that installs an NVRTC of this version or later, where the present one satisfies the extras."""
     found = nvrtc()
     name = found.package.split()[0]
     of_a_package = name.startswith("nvidia-") and version[0] == found.version[0]
@@ -155,7 +155,7 @@ def include_folders(headers: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _all_in(headers: Iterable[str], folders: Iterable[Path]) -> bool:
-    """Return whether the folders have all headers, and what these include of another package."""
+    """Whether the folders have all headers, and those of another package that they include."""
     wanted = {name for header in headers for name in (header, INCLUDED.get(header, header))}
     return all(any(is_file(folder / name) for folder in folders) for name in wanted)
 
@@ -272,7 +272,7 @@ def _other_folders() -> list[Path]:
 
 
 def _located(find: Callable[[str], Any], name: str) -> Any:
-    """Return what ``cuda.pathfinder`` finds, which starts ``sys.executable`` on the way; None if it finds nothing.
+    """Look up a name by ``cuda.pathfinder``, which starts ``sys.executable`` on the way; None if it finds nothing.
 
     Raises:
         ToolchainError: if it fails.

@@ -57,7 +57,7 @@ def lists_of(blocks: torch.Tensor, max_blocks: int | None) -> Lists:
 
 
 def shortage(counts: torch.Tensor, width: int) -> torch.Tensor:
-    """Return how many entries the longest list is short of: int32 (1,)."""
+    """Entries that do not fit the longest list: int32 (1,)."""
     return (counts.amax() - width).clamp(min=0).to(torch.int32).reshape(1)
 
 
@@ -77,7 +77,7 @@ def map_of(counts: torch.Tensor, indices: torch.Tensor, key_blocks: int) -> torc
 
 
 def is_listed(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return which entries the counts count: bool, the shape of the lists."""
+    """Mask of the entries that counts cover: bool, the shape of the lists."""
     return torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
 
 
@@ -119,7 +119,7 @@ def whole_lists(pattern: Pattern, what: str) -> Lists:
 
 
 def any_in_blocks(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Return whether any element of a block is True, along the last dimension (-1) or the one before it (-2)."""
+    """Whether any element of each block is True, along the last dimension (-1) or the one before it (-2)."""
     missing = -x.shape[dim] % size
     whole = F.pad(x, (0, 0) * (-dim - 1) + (0, missing)) if missing else x
     found: torch.Tensor = whole.unflatten(dim, (-1, size)).any(dim)

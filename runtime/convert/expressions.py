@@ -19,7 +19,7 @@ def _expression(pattern: BlockLists) -> Node:
 
 
 def visible_pairs(pattern: BlockLists, q_len: int, kv_len: int, batch: int, heads: int) -> torch.Tensor:
-    """Return which queries of a partial block see which keys: bool (batch or 1, heads or 1, q_len or 1, kv_len or 1).
+    """Visible pairs of partial blocks: bool (batch or 1, heads or 1, q_len or 1, kv_len or 1).
 
     Args:
         pattern: lists with an expression.

@@ -153,7 +153,7 @@ def _map(name: str, counts: Any, indices: Any, rows: int, columns: int) -> torch
 
 
 def _evaluated(mask_mod: MaskMod) -> Visible:
-    """Return what evaluates a ``mask_mod`` for many pairs: torch's own way, at the numbers of the pairs."""
+    """A function that evaluates a ``mask_mod`` at the indices of many pairs, as torch does."""
 
     def visible(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         batch, heads, rows, entries, _, block_keys = keys.shape

@@ -77,7 +77,7 @@ class BlockMaps:
         return blocks
 
     def _looked_up(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return which pairs are visible, by the maps."""
+        """Visible pairs, by the maps: bool."""
         batches, heads = numbers_of(self.full)
         place = batches, heads, queries // self.block[0], keys // self.block[1]
         seen = self.full[place]

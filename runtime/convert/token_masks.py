@@ -65,7 +65,7 @@ def from_token_mask(
 
 
 def to_token_mask(pattern: Pattern, *, q_len: int, kv_len: int, batch: int = 1, heads: int = 1) -> torch.Tensor:
-    """Return which pairs a pattern lets see each other, written out: for tests, and for SDPA.
+    """Write a pattern out as a mask of pairs, for tests and for SDPA.
 
     Args:
         pattern: any pattern; no block is listed twice.

@@ -14,7 +14,7 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tenso
 
 
 def allocator(device: torch.device) -> Allocate:
-    """Return what makes tensors of a device while that is torch's current one.
+    """A function that makes tensors of a device while that is torch's current one.
 
     Code that torch.compile generates allocates its buffers by the same functions. That of the CPU is for tests.
     """

@@ -30,7 +30,7 @@ def primary_context(device: int) -> int:
 
 
 def is_elsewhere(tensor: Any) -> bool:
-    """Return whether a call on a tensor must enter a context: that of its device is not current in this thread.
+    """Whether a call on a tensor must enter a context: that of its device is not current in this thread.
 
     What is no tensor of a device with a number enters none: the checks of the call refuse it.
     """
@@ -42,7 +42,7 @@ def is_elsewhere(tensor: Any) -> bool:
 
 
 def _is_first(tensor: Any) -> bool:
-    """Return what ``is_elsewhere`` does, of a device that was not asked about before."""
+    """Do as ``is_elsewhere`` for the first tensor of a device."""
     device = getattr(getattr(tensor, "device", None), "index", None)
     if not isinstance(device, int):
         return False

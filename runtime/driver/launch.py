@@ -153,7 +153,7 @@ class LoadedKernel:
         return self._sm_counts[device]
 
     def slots(self, device: int) -> int:
-        """Return how many thread blocks run at once."""
+        """The number of thread blocks that run at once."""
         return self.sm_count(device) * self.plan.ctas_per_sm
 
     def signature(
@@ -211,7 +211,7 @@ class LoadedKernel:
         )
 
     def _config(self, grid: int, size: BlockSize) -> Any:
-        """Return how the kernel is launched; after a prologue that says so it may begin before that has ended."""
+        """The configuration of a launch; after a prologue that allows it the kernel may begin before that has ended."""
         cuda = driver()
         attributes = []
         if self.plan.prologue is not None and self.plan.prologue.overlaps:

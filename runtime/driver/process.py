@@ -1,4 +1,4 @@
-"""Which process uses CUDA: what a driver set up does not outlive a fork."""
+"""The process that uses CUDA: the state of a driver does not outlive a fork."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def claim(*, torch_forked: bool = False) -> None:
 
 
 def was_forked() -> bool:
-    """Return whether this process was forked after the first use."""
+    """Whether this process was forked after the first use."""
     return _user is not None and _user != os.getpid()

@@ -1,4 +1,4 @@
-"""What an expression is worth, by torch: the definition that kernels are compared with."""
+"""Evaluation of expressions by torch: the definition that kernels are compared with."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Given:
         }
 
     def value(self, node: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return what a node is worth, given what its parts are."""
+        """Evaluate a node from the values of its operands."""
         if isinstance(node, Literal):
             return self.cast(node.value, node.type)
         if isinstance(node, Variable):

@@ -1,4 +1,4 @@
-"""What torch's functions are in a tree, by their names: ``torch.f(x)``, ``x.f()`` and operators alike.
+"""Nodes of torch's functions by their names: ``torch.f(x)``, ``x.f()`` and operators alike.
 
 Each function here has the parameters that it knows of torch's; numbers come as literals, all else as it was given.
 """
@@ -30,7 +30,7 @@ def converted(node: Node, to: Type) -> Node:
 
 
 def type_of(dtype: Any) -> Type:
-    """Return what values of a dtype of torch are.
+    """The type of nodes with values of a dtype of torch.
 
     Raises:
         ExpressionError: for types whose rounding a kernel would not have.

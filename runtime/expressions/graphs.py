@@ -1,4 +1,4 @@
-"""What torch.compile works out while it traces: texts, which are the same in each call of a graph."""
+"""Constants of torch.compile, worked out while it traces: texts, which are the same in each call of a graph."""
 
 from __future__ import annotations
 

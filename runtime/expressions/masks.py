@@ -36,7 +36,7 @@ class Expression:
 
 
 def mask_of(mask: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:
-    """Return what a text with its tensors, or a function as FlexAttention has it, is to a spec.
+    """Make an expression of a text with its tensors, or of a function as FlexAttention has it.
 
     Args:
         mask: an expression (docs/expressions.md), or ``mask_mod(b, h, q_idx, kv_idx)``.
@@ -85,7 +85,7 @@ def _of_text(what: str, text: str, aux: Mapping[str, torch.Tensor] | None) -> Ex
 def _read_in_a_graph(
     what: str, text: str, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Return what ``_read`` does, while torch.compile traces: for any size that the result does not depend on."""
+    """Do as ``_read`` while torch.compile traces: for any size that the result does not depend on."""
     names = {name: NAMES[tensor.dtype] for name, tensor in tensors.items()}
     dims = {name: [_ANY - i for i in range(tensor.dim())] for name, tensor in tensors.items()}
     kept = _kept(what, text, names, dims).split()
@@ -104,7 +104,7 @@ _ANY = 999_999_937
 
 @constant_in_graphs
 def _read_constants(what: str, text: str, names: dict[str, str], dims: dict[str, list[int]]) -> str:
-    """Return what ``_read`` does of tensors with these types and sizes, in lines: torch.compile takes texts alone.
+    """Do as ``_read`` for tensors of these types and sizes; the result is lines, as torch.compile takes texts alone.
 
     Raises:
         ArgumentError: for a text that is none.

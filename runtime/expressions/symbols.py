@@ -1,4 +1,4 @@
-"""What a user's function is called with: tensors that hold a part of a tree, and no numbers."""
+"""Arguments with which a user's function is traced: tensors that hold a part of a tree, and no numbers."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
 
 
 def _name(func: Any) -> str:
-    """Return what torch calls a function; of one that gets an attribute, the attribute's name."""
+    """The name of a function in torch; of one that gets an attribute, the attribute's name."""
     name = str(getattr(func, "__name__", func))
     if name in ("__get__", "__set__"):
         attribute = str(getattr(getattr(func, "__self__", None), "__name__", name))

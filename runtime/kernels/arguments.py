@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from codegen.wording import shown
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError, DeviceError
 
+View = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides of a tensor, as a tensor map sees it."""
 TORCH_DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -239,6 +242,21 @@ def check_address(name: str, address: int, alignment: int = TMA_ALIGNMENT) -> No
         raise ArgumentError(name, f"starts at address {address:#x}, which is not a multiple of {alignment} bytes")
 
 
+def check_addresses(addresses: Mapping[str, int], names: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Check the alignment of the first elements of tensors that TMA or 16-byte loads read.
+
+    Args:
+        addresses: by parameter.
+        names: arguments of parameters that are called otherwise.
+
+    Raises:
+        ArgumentError: with the address.
+    """
+    for name, address in addresses.items():
+        if address % TMA_ALIGNMENT:
+            check_address(names.get(name, name), address)
+
+
 def check_output(name: str, tensor: torch.Tensor) -> None:
     """Check that no two elements of an output share memory.
 
@@ -321,7 +339,7 @@ def check_keys(q: torch.Tensor, k: torch.Tensor) -> None:
         ArgumentError: naming ``k``.
     """
     check_sizes("k", k, KV_AXES, (q.shape[0], None, None, q.shape[3]))
-    if q.shape[1] % k.shape[1]:
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ArgumentError("k", f"has {k.shape[1]} heads, q has {q.shape[1]}: not a multiple")
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.dtypes import FP8
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.compile.compiler import Compiled
@@ -111,7 +110,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._argument_names = ("q", "k", "v", *self._index_names)
-        self._takes_scales = self.spec.dtype in FP8
+        self._takes_scales = self.spec.is_fp8
 
     def __call__(
         self,
@@ -181,7 +180,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        looked_up = self._aux.in_order(aux)
+        looked_up = self._aux.in_order(aux) if aux or self._aux.names else ()
         key = (scale, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
         signature = self._bound(key)
         if signature is None:
@@ -203,8 +202,10 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         for name, tensor in zip(self._index_names, tensors, strict=False):  # those left out may be the last ones
             if tensor is not None:
                 addresses[name] = tensor.data_ptr()
-        self._aux.add_addresses(addresses, looked_up)
-        addresses.update((name, tensor.data_ptr()) for name, tensor in zip(SCALES, scales, strict=False))
+        if looked_up:
+            self._aux.add_addresses(addresses, looked_up)
+        if scales:
+            addresses.update((name, tensor.data_ptr()) for name, tensor in zip(SCALES, scales, strict=False))
         if sink is not None:
             addresses["sink"] = sink.data_ptr()
         lse = None

@@ -24,7 +24,7 @@ from runtime.kernels.arguments import (
     Q_AXES,
     TMA_ALIGNMENT,
     call_key,
-    check_address,
+    check_addresses,
     check_head_dim,
     check_keys,
     check_memory,
@@ -179,9 +179,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         row_stats = outputs.allocate(*outputs.stats) if stats is None else stats
         given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "stats": row_stats, **made}
         addresses = {name: tensor.data_ptr() for name, tensor in given.items()}
-        for name, address in addresses.items():
-            if address % TMA_ALIGNMENT:
-                check_address(name, address)
+        check_addresses(addresses)
         sums = outputs.new_sums()
         addresses |= {"lse": lse.data_ptr(), **outputs.left_out}
         addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}

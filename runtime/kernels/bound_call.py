@@ -12,11 +12,9 @@ from codegen.problem import LaunchArgs
 from codegen.spec import SpecBase
 from runtime.compile.compiler import Compiled
 from runtime.driver.launch import LoadedKernel, Signature
-from runtime.kernels.arguments import TORCH_DTYPES, Signatures
+from runtime.kernels.arguments import TORCH_DTYPES, Signatures, View
 from runtime.kernels.sharing import SharedKernel
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape and strides of a tensor."""
 S = TypeVar("S", bound=SpecBase)
 
 
@@ -56,7 +54,7 @@ class BoundCall(SharedKernel, Generic[S]):
         device: torch.device,
         args: LaunchArgs,
         values: Mapping[str, int | float],
-        tensors: Mapping[str, Layout] | None = None,
+        tensors: Mapping[str, View] | None = None,
         extra: Any = None,
     ) -> Signature:
         """Bind a checked call.

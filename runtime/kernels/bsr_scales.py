@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.dtypes import FP8
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TMA_ALIGNMENT, check_address, check_shape, check_tensor
+from runtime.kernels.arguments import TMA_ALIGNMENT, View, check_address, check_shape, check_tensor
 
 SCALE_DEPTH = 128  # of K: elements of a row of A or a column of B that share a scale of their own
 STEP = TMA_ALIGNMENT // 4  # scales that a row of them is a multiple of
@@ -43,7 +42,7 @@ NO_SCALES = Scales(None, None)
 
 def have_scales(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
     """Return whether calls of a kernel take scales."""
-    return spec.dtype in FP8
+    return spec.is_fp8
 
 
 def by_block(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
@@ -110,9 +109,7 @@ def _mapped(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> dict[str, torch
     return {name: scale for name, scale in found.items() if scale is not None}
 
 
-def scale_tensors(
-    spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales
-) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+def scale_tensors(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> dict[str, View]:
     """Return the shapes and strides in which tensor maps see the scales."""
     names = {"scale_a": "a_scale", "scale_b": "b_scale"}
     return {names[name]: (tuple(scale.mT.shape), scale.mT.stride()) for name, scale in _mapped(spec, scales).items()}

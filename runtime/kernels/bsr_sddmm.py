@@ -14,7 +14,7 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import Signature
 from runtime.kernels.arguments import (
     call_key,
-    check_address,
+    check_addresses,
     check_memory,
     check_sizes,
     check_strides,
@@ -39,6 +39,8 @@ from runtime.kernels.bsr_scales import (
     scale_tensors,
 )
 from runtime.prepare.matrix import check_layout
+
+ARGUMENTS = {"c": "out"}  # by parameter, where these differ
 
 
 class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
@@ -106,8 +108,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             written(out)
         if values.shape[0] > 0:
             addresses = {"a": a.data_ptr(), "b": b.data_ptr(), "c": out.data_ptr()}
-            for name, address in addresses.items():
-                check_address({"c": "out"}.get(name, name), address)
+            check_addresses(addresses, ARGUMENTS)
             check_scale_address(self.spec, scales)
             addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr(), **scales.addresses}
             enqueue(self._loaded, signature, addresses, a.device)

@@ -15,7 +15,7 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import call_key, check_address, check_memory, check_sizes, written
+from runtime.kernels.arguments import View, call_key, check_addresses, check_memory, check_sizes, written
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.bsr_arguments import (
     INDEX_WORDS,
@@ -28,6 +28,7 @@ from runtime.kernels.bsr_arguments import (
 )
 from runtime.prepare.matrix import check_layout
 
+ARGUMENTS = {"a": "a.values()", "b": "b.values()", "c": "out"}  # by parameter
 MOST_RUNS = 2**29  # a step that carries the number of its tile has two more bits; twice as many tickets are an int
 
 
@@ -104,8 +105,7 @@ class BsrSpgemmKernel(BoundCall[BsrSpgemmSpec]):
             out.zero_()
         elif out.shape[0] > 0:
             addresses = {"a": values["a"].data_ptr(), "b": values["b"].data_ptr(), "c": out.data_ptr()}
-            for name, address in addresses.items():
-                check_address({"a": "a.values()", "b": "b.values()", "c": "out"}[name], address)
+            check_addresses(addresses, ARGUMENTS)
             addresses |= {name: tensor.data_ptr() for name, tensor in indices.items()}
             enqueue(self._loaded, signature, addresses, out.device, memory)
         if pattern is None:
@@ -172,7 +172,7 @@ class BsrSpgemmKernel(BoundCall[BsrSpgemmSpec]):
         check_memory(**{f"{name}.values()": m.values() for name, m in zip("abc", read, strict=False)}, out=out)
         return self._signature(a.device, args, self._plan.own(known), tensors), Memory.of(args)
 
-    def _check_dense(self, b: torch.Tensor, rows: int, out: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _check_dense(self, b: torch.Tensor, rows: int, out: Any) -> View:
         """Check a dense result; return its shape and strides."""
         stride = columns = b.shape[1]
         if out is not None:

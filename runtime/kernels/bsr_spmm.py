@@ -19,6 +19,7 @@ from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
+    View,
     call_key,
     check_address,
     check_memory,
@@ -423,9 +424,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             total = ACTIVATIONS[self.spec.epilogue.activation](total)
         return out.copy_(total)
 
-    def _check_added(
-        self, c: Any, beta: float, shape: tuple[int, int], device: torch.device
-    ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _check_added(self, c: Any, beta: float, shape: tuple[int, int], device: torch.device) -> dict[str, View]:
         """Check c, which is added to A @ B; return its shape and strides, if there is one."""
         if not self.spec.accumulate:
             for name, given in (("c", c is not None), ("beta", beta != 1)):
@@ -470,7 +469,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
 
     def _check_arguments(
         self, a: torch.Tensor, b: Any, *, c: Any, beta: float, bias: Any, out: Any, scales: Scales
-    ) -> tuple[int, int, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]]:
+    ) -> tuple[int, int, dict[str, View]]:
         """Check the arguments of a call; return the rows of C, those of B, and what tensor maps see of c."""
         check_tensor("b", b, self._dtype, 2)
         check_structure("a", a, self.spec.block, b.device)
@@ -532,13 +531,9 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         signature = self._signature(b.device, args, self._plan.own(known), tensors)
         return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
 
-    def _b_tensors(
-        self, b: torch.Tensor, copy_stride: int | None
-    ) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _b_tensors(self, b: torch.Tensor, copy_stride: int | None) -> dict[str, View]:
         """Return the shapes and strides in which tensor maps see B, or the copy of it that is made by rows."""
-        by_columns: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-            "b_columns": (tuple(b.mT.shape), b.mT.stride())
-        }
+        by_columns: dict[str, View] = {"b_columns": (tuple(b.mT.shape), b.mT.stride())}
         if self.spec.b_layout == "column_major" and copy_stride is None:
             return {"b": by_columns["b_columns"]}
         depth, columns = b.shape

@@ -19,7 +19,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TORCH_DTYPES,
     call_key,
-    check_address,
+    check_addresses,
     check_memory,
     check_output,
     check_shape,
@@ -137,12 +137,10 @@ class QuantiseKernel(BoundCall[QuantiseSpec]):
         addresses["statistic"] = addresses["scales"] if mean is None else mean.data_ptr()
         addresses["mean"] = addresses["statistic"]
         addresses["product"] = 0 if found.product is None else found.product.data_ptr()
-        for name, address in (("x", addresses["x"]), ("out", addresses["codes"])):
-            check_address(name, address)
+        check_addresses({"x": addresses["x"], "out": addresses["codes"]})
         if cosines is not None and sines is not None:
             addresses["cosines"], addresses["sines"] = cosines.data_ptr(), sines.data_ptr()
-            for name, address in zip(ROTARY_NAMES, (addresses["cosines"], addresses["sines"]), strict=True):
-                check_address(name, address)
+            check_addresses(dict(zip(ROTARY_NAMES, (addresses["cosines"], addresses["sines"]), strict=True)))
         enqueue(self._loaded, signature, addresses, x.device, memory)
         return found
 

@@ -18,7 +18,7 @@ from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     call_key,
-    check_address,
+    check_addresses,
     check_keys,
     check_memory,
     check_strides,
@@ -95,8 +95,7 @@ class SelectTopkKernel(BoundCall[SelectTopkSpec]):
         shape, memory = signature.extra
         kv_indices = allocator(q.device)(*contiguous(shape), torch.int32)
         addresses = {"q": q.data_ptr(), "k": k.data_ptr(), "kv_indices": kv_indices.data_ptr()}
-        for name in ("q", "k"):
-            check_address(name, addresses[name])
+        check_addresses(addresses)
         enqueue(self._loaded, signature, addresses, q.device, memory)
         return kv_indices
 

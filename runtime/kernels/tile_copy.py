@@ -15,7 +15,7 @@ from runtime.driver.launch import Signature
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     call_key,
-    check_address,
+    check_addresses,
     check_memory,
     check_output,
     check_sizes,
@@ -27,6 +27,7 @@ from runtime.kernels.arguments import (
 from runtime.kernels.bound_call import BoundCall
 
 CHUNK = 8  # columns of one 16-byte load or store
+ARGUMENTS = {"in": "x"}  # by parameter, where these differ
 MOST_TILES = 2**30  # the kernel counts a few rounds of thread blocks past the last tile
 
 
@@ -66,8 +67,7 @@ class TileCopyKernel(BoundCall[TileCopySpec]):
         else:
             written(out)
         addresses = {"in": x.data_ptr(), "out": out.data_ptr()}
-        for name, address in addresses.items():
-            check_address({"in": "x"}.get(name, name), address)
+        check_addresses(addresses, ARGUMENTS)
         enqueue(self._loaded, signature, addresses, x.device)
         return out
 

@@ -14,13 +14,17 @@ from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     FP8_DTYPES,
+    KV_AXES,
     NO_TANGENT,
+    Q_AXES,
+    check_keys,
     check_number,
     check_output,
     check_scale,
     check_shape,
     check_sink,
     check_sink_values,
+    check_sizes,
     check_strides,
     check_tensor,
     has_tangent,
@@ -115,14 +119,9 @@ def check_operands(q: Any, k: Any, v: Any, *, on_gpu: bool = True) -> None:
         _check_operand(name, tensor, q)
         if on_gpu:  # gradients are the operator's, whatever a kernel alone says of them
             check_tensor(name, tensor.detach(), q.dtype, RANK, q.device)
-    batch, heads, _, head_dim = q.shape
-    kernel_head_dim(head_dim)
-    kv_heads, kv_len = k.shape[1:3]
-    sizes = [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("kv_len", (kv_len,)), ("head_dim", (head_dim,))]
-    check_shape("k", k.shape, sizes)
-    check_shape("v", v.shape, sizes)
-    if heads % kv_heads:
-        raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+    kernel_head_dim(q.shape[3])
+    check_keys(q, k)
+    check_sizes("v", v, KV_AXES, k.shape)
     for name, tensor in (("q", q), ("k", k), ("v", v)) if on_gpu else ():
         check_strides(name, tensor)
 
@@ -225,8 +224,7 @@ def check_out(out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dt
         ArgumentError: for the first thing that is wrong.
     """
     check_tensor("out", out, q.dtype if dtype is None else dtype, RANK, q.device)
-    names = ("batch", "heads", "q_len", "head_dim")
-    check_shape("out", out.shape, [(name, (size,)) for name, size in zip(names, q.shape, strict=True)])
+    check_sizes("out", out, Q_AXES, q.shape)
     check_strides("out", out)
     check_output("out", out)
     check_no_overlap(out, inputs)

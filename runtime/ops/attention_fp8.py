@@ -9,7 +9,7 @@ import torch
 from codegen.scored_pattern import ScoredPattern
 from codegen.wording import shown
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_scale, check_shape, check_tensor
+from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_keys, check_scale, check_shape, check_tensor
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import Route, remember
 from runtime.ops.attention_checks import (
@@ -190,9 +190,7 @@ def check_codes(given: QuantisedAttention) -> None:
             raise ArgumentError(name, f"is {shown(rows)}, expected {' or '.join(map(str, BLOCK_ROWS))}")
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len = k.shape[1:3]
-    check_shape("k", k.shape, [("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (head_dim,))])
-    if heads % kv_heads:
-        raise ArgumentError("k", f"has {kv_heads} heads, q has {heads}: not a multiple")
+    check_keys(q, k)
     of_v = [("batch", (batch,)), ("kv_heads", (kv_heads,)), ("head_dim", (head_dim,)), ("keys", None)]
     check_shape("v_t", v_t.shape, of_v)
     for name, tensor, count, rows, length in (

@@ -1,1 +1,1 @@
-"""What is worked out on the host before calls, once for many of them. Needs torch, no GPU."""
+"""Preparation of operands on the host, once for many calls. Needs torch, no GPU."""

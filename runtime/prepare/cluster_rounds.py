@@ -68,7 +68,7 @@ def starts_of(counts: torch.Tensor) -> torch.Tensor:
 
 
 def find_needs(rows: torch.Tensor, row: torch.Tensor, listed: torch.Tensor, columns: torch.Tensor) -> Needs:
-    """Return what groups need.
+    """The blocks that groups need.
 
     Args:
         rows: int64 (groups, slots): block row of each slot, -1 for none.
@@ -189,7 +189,7 @@ def _cover(wanted: torch.Tensor, kept: torch.Tensor, width: int, room: int) -> t
 
 
 def _wanted_of(left: torch.Tensor, needs: torch.Tensor) -> torch.Tensor:
-    """Return which of some needs each slot wants, bool (groups, slots, count).
+    """Mask of the needs that each slot wants: bool (groups, slots, count).
 
     Args:
         left: float32 (groups, slots, needs): 1 for what a slot wants, else 0.

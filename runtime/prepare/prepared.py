@@ -1,4 +1,4 @@
-"""What ``prepare`` of a kernel returns: an operand, and what was worked out of it beforehand."""
+"""Prepared operands, as ``prepare`` of a kernel returns them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def bsr_problem(
 
 
 def _sizes(op: str, transposed: bool) -> tuple[str, str]:
-    """Return which sizes of the product the rows and the columns of its sparse matrix are."""
+    """Names of the sizes of a product that are the rows and the columns of its sparse matrix."""
     if transposed:
         return "k", "m"
     return "m", "n" if op == "bsr_sddmm" else "k"

@@ -1,4 +1,4 @@
-"""Which query blocks form a tile where tiles share what they load: those whose lists have most in common."""
+"""Groups of query blocks that form a tile where tiles share loads: those whose lists have most in common."""
 
 from __future__ import annotations
 

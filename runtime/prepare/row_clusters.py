@@ -134,7 +134,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Tensor) -> bool:
-    """Return whether groups and rounds are valid ones of a matrix (synchronises).
+    """Whether groups and rounds are valid ones of a matrix (synchronises).
 
     They are if each stored block is taken exactly once, by the slot that its row is in, and its column is in that place
     of the ring then; if each block row is in one slot, of the first of its group; and if the rounds of the groups
@@ -191,12 +191,12 @@ def _known(col: torch.Tensor, block_columns: int) -> torch.Tensor:
 
 
 def _rises(numbers: torch.Tensor, end: int) -> bool:
-    """Return whether numbers (at least one) rise from 0 to an end, not strictly."""
+    """Whether numbers (at least one) rise from 0 to an end, not strictly."""
     return int(numbers[0]) == 0 and int(numbers[-1]) == end and bool((numbers.diff() >= 0).all())
 
 
 def _names_once(rows: torch.Tensor, block_rows: int) -> bool:
-    """Return whether rows names each block row once, and -1 only behind the block rows of a group."""
+    """Whether rows name each block row once, and -1 only behind the block rows of a group."""
     from_the_first = bool((rows[:, :-1] >= rows[:, 1:].clamp(max=0)).all())
     named = rows[rows >= 0].sort().values
     return from_the_first and bool((rows >= -1).all()) and torch.equal(named, torch.arange(block_rows, device=CPU))

@@ -1,4 +1,4 @@
-"""What two commits differ in: of each kernel spec, source, cubin, receipt, and what was measured."""
+"""Differences of two commits: spec, source, cubin, receipt and measurements of each kernel."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """What two commits differ in.
+    """Differences of two commits.
 
     Attributes:
         labels: the commits as they were asked for, and
@@ -126,7 +126,7 @@ def changes(labels: tuple[str, str], folder: Path) -> Changes:
 
 
 def _change(stem: str, before: _Facts, after: _Facts) -> Change | None:
-    """Return what a kernel differs in; None if in nothing."""
+    """The differences of a kernel; None without any."""
     if before == after:
         return None
     told = "added" if before is NOTHING else "removed" if after is NOTHING else ""

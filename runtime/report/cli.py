@@ -77,7 +77,7 @@ def report_command(
 
 
 def _changes(labels: tuple[str, str]) -> Changes:
-    """Return what two commits differ in.
+    """Compare two commits.
 
     Raises:
         CodegenError: where there is no repository.

@@ -1,4 +1,4 @@
-"""What is known of a kernel without a GPU: its plan and source of today, its receipt, the record of its compilation."""
+"""A kernel as reports show it without a GPU: plan and source of today, receipt, record of its compilation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from codegen.render import generate
 from codegen.wording import one_line
 
 KNOWN = Path("tests", "compile", "known.json")
-"""What compilations showed, in a source tree: of shipped kernels and of others."""
+"""Records of compilations in a source tree, of shipped kernels and of others."""
 
 
 class Record(BaseModel):
-    """What ``known.json`` says of a compilation."""
+    """A record of a compilation in ``known.json``."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -97,7 +97,7 @@ def page_of(stem: str) -> str:
 
 
 def known_records(root: Path = ROOT) -> Mapping[str, Any]:
-    """Return what compilations showed, by the names of kernels; nothing where the tree has no such file.
+    """Read the records of compilations by the names of kernels; {} where the tree has no such file.
 
     Raises:
         CodegenError: for a file that cannot be read.

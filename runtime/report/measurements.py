@@ -1,4 +1,4 @@
-"""What was measured of a kernel, beside peers of the same run: rows of benchmarks/results/, and of its receipt."""
+"""Measurements of a kernel beside peers of the same run: rows of benchmarks/results/, and those of its receipt."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def hash_of(spec: Mapping[str, Any]) -> str:
 
 
 def rows_of(kernel: Kernel, found: Found) -> list[Row]:
-    """Return what was measured of a kernel: its receipt's workload first."""
+    """The measurements of a kernel, those of its receipt first."""
     rows = list(_of_receipt(kernel.receipt, is_current=kernel.is_of_receipt)) if kernel.receipt else []
     own = found.get(kernel.named.spec.hash, ())
     # Most rows are of the same spec without a file, whose kernel has another name.

@@ -15,7 +15,6 @@ COPIES = {"tma": "TMA", "cp_async": "cp.async", "ld_global": "loads through regi
 PRODUCTS = {"wgmma": "WGMMA", "mma": "mma.sync", "wmma": "WMMA", "none": "no products"}
 LINE, ROW, GAP = 16, 36, 26
 LEFT, CELLS = 84, 216  # columns of a ring: its name, its stages; then its barriers
-STORED = {"o_map", "c_map", "dq_map", "dk_map", "dv_map"}  # tensor maps that stores go through
 MOST_LINES = 3
 
 
@@ -92,19 +91,13 @@ def picture(plan: Plan) -> Markup:
 
 def tensors(plan: Plan) -> tuple[list[str], list[str]]:
     """Return the names of the tensors that a kernel reads and of those that it writes, parameters that they are."""
-    reads = [_name(param) for param in plan.params if _is_tensor(param) and not _is_written(param)]
-    writes = [_name(param) for param in plan.params if _is_tensor(param) and _is_written(param)]
+    reads = [_name(param) for param in plan.params if _is_tensor(param) and not param.writes]
+    writes = [_name(param) for param in plan.params if _is_tensor(param) and param.writes]
     return list(dict.fromkeys(reads)), list(dict.fromkeys(writes))
 
 
 def _is_tensor(param: Param) -> bool:
     return param.type in ("tensor_map", "pointer")
-
-
-def _is_written(param: Param) -> bool:
-    if param.type == "tensor_map":
-        return param.name in STORED
-    return not param.ctype.startswith("const")
 
 
 def _name(param: Param) -> str:

@@ -1,4 +1,4 @@
-"""What a cubin uses: by its receipt, by the record of a compilation, or compiled now where neither is of the source."""
+"""Resources of a cubin: of its receipt, of the record of its compilation, or else of one that is compiled now."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Resources:
 
 
 def resources_of(kernel: Kernel) -> tuple[Resources | None, str]:
-    """Return what is known of a kernel's machine code; or None, and why."""
+    """The resources of a kernel's machine code; or None, and the reason."""
     if kernel.receipt is not None and kernel.is_of_receipt:
         cubin = kernel.receipt.cubin
         used = {name: getattr(cubin, name) for name in FIELDS}

@@ -163,7 +163,7 @@ def _workloads(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def entry_of(view: View) -> dict[str, Any]:
-    """Return what the index tells of a kernel."""
+    """The fields of a kernel in the index."""
     kernel, resources, rows = view.kernel, view.resources, current(view.rows)
     speeds = [row.ours.single for row in rows if row.ours and row.ours.single and row.unit == "TFLOPS"]
     ratios = [ratio for row in rows if (ratio := row.ratio("single")) is not None]
@@ -205,7 +205,7 @@ def index_page(entries: Sequence[dict[str, Any]], tree: Tree, changes: Changes |
 
 
 def changes_page(changes: Changes, tree: Tree, kernels: Iterable[Kernel]) -> str:
-    """Return the page of what two commits differ in."""
+    """The page of the differences of two commits."""
     pages = {kernel.stem: kernel.page for kernel in kernels}
     return environment().get_template("changes.html.j2").render(tree=tree, changes=changes, pages=pages, parts=PARTS)
 

@@ -1,4 +1,4 @@
-"""Which tree a report is of: its commit, and what is not as that has it."""
+"""The tree of a report: its commit, and the files that differ from that."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Tree:
 
 
 def in_repository(root: Path = ROOT) -> bool:
-    """Return whether the package's files are a source tree in a repository."""
+    """Whether the package's files are a source tree in a repository."""
     return IN_SOURCE_TREE and any((folder / ".git").exists() for folder in (root, *root.parents))
 
 
 def tree_of(report: Collection[Path], root: Path = ROOT) -> Tree:
-    """Return what is known of the package's tree; the files of an earlier ``report`` are no change of it.
+    """The package's tree; files of an earlier ``report`` are no changes.
 
     Raises:
         CodegenError: if git refuses.

@@ -203,7 +203,7 @@ def read(model: type[Model], table: str, number: object, columns: Mapping[str, A
 
 
 def remedied(error: sqlite3.Error) -> str:
-    """Return what SQLite says, with what to do."""
+    """The message of an error of SQLite, with a remedy where there is one."""
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF  # the rest says which of its kind
     remedies = {

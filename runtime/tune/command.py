@@ -1,4 +1,4 @@
-"""What ``codegen tune`` does between its options and the tuner."""
+"""``codegen tune``, between its options and the tuner."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def read_problems(texts: Sequence[str], file: Path | None, spec: NamedSpec | Non
 
 
 def task_of(problem: Problem, spec: NamedSpec | None, options: Options) -> Task:
-    """Return what is to be tried for a problem.
+    """The task of a problem: the candidates to try.
 
     Args:
         problem: the problem.

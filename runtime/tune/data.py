@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from codegen.dtypes import FP8
 from codegen.errors import CodegenError
 from codegen.patterns.topk import TopK
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
@@ -17,12 +17,21 @@ from codegen.spec import AttentionSpec
 from runtime.bench.measurement import every_key, operands, pattern_lists, pattern_values
 from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.operators import OPERATORS, part
 
 STORE = 8  # elements of a store
 FROM = "bf16"  # type of what is quantised, where a problem is of FP8
 RUN = 6  # lists one after the other that have entries in common, where a problem says so
 MOST_DENSE = 1e14  # floating-point operations of a dense product that is timed beside
 STEPS = 60  # of a bisection
+
+
+def inputs_of(problem: Problem, device: str = "cuda") -> AttentionInputs | BsrInputs:
+    """Draw the inputs of a problem on a device."""
+    place = OPERATORS[problem.op].inputs
+    assert place is not None
+    made: AttentionInputs | BsrInputs = part(place)(problem, device)
+    return made
 
 
 def row_lengths(rows: int, columns: int, density: float, longest: float) -> list[int]:
@@ -94,7 +103,7 @@ class AttentionInputs:
     def __init__(self, problem: AttentionProblem, device: str = "cuda") -> None:
         heads, q_len, kv_len = need(problem, "heads", "q_len", "kv_len")
         batch, kv_heads = problem.batch or 1, problem.kv_heads or heads
-        dtype = TORCH_DTYPES[FROM if problem.dtype in FP8 else problem.dtype]
+        dtype = TORCH_DTYPES[FROM if problem.is_fp8 else problem.dtype]
         self.problem = problem
         self.q = torch.randn((batch, heads, q_len, problem.head_dim), device=device, dtype=dtype)
         self.k, self.v = (
@@ -158,7 +167,7 @@ class AttentionInputs:
 
     def _out(self, spec: AttentionSpec) -> torch.Tensor:
         """Return memory for a result: that of all kernels of its type, which are called one after the other."""
-        dtype = TORCH_DTYPES[spec.output if spec.dtype in FP8 else spec.dtype]
+        dtype = TORCH_DTYPES[spec.output if spec.is_fp8 else spec.dtype]
         if dtype not in self._outs:
             self._outs[dtype] = torch.empty_like(self.q, dtype=dtype)
         return self._outs[dtype]
@@ -183,55 +192,44 @@ class AttentionInputs:
         return {name + told: through(backend) for name, backend in backends.items()}
 
 
-class BsrInputs:
-    """A, B and, where a kernel takes one, the pattern of C."""
+class BsrInputs(ABC):
+    """A and B of a product with BSR matrices."""
 
     def __init__(self, problem: BsrProblem, device: str = "cuda") -> None:
-        self.problem = problem
+        self.problem, self._device, self._dtype = problem, device, TORCH_DTYPES[problem.dtype]
         m, n, k = need(problem, "m", "n", "k")
         need(problem, "density")
-        dtype = TORCH_DTYPES[problem.dtype]
-
-        def dense(rows: int, columns: int) -> torch.Tensor:
-            padded = -(-columns // STORE) * STORE  # kernels read rows 16 bytes at a time
-            return torch.randn((rows, padded), device=device, dtype=dtype)[:, :columns]
-
-        def sparse(rows: int, columns: int) -> torch.Tensor:
-            block = (problem.block.rows, problem.block.cols)
-            longest = problem.longest_row or 1.0
-            lengths = row_lengths(rows // block[0], columns // block[1], problem.density or 0.0, longest)
-            return draw_bsr((rows, columns), block, lengths, problem.overlap or 0.0, dense(1, 1))
-
-        self.a: torch.Tensor
-        self.pattern: torch.Tensor | None = None
-        self.bias = dense(1, m)[0] if problem.epilogue is not None and problem.epilogue.bias else None
-        self.c = dense(m, n) if problem.accumulate else None
-        if problem.op == "bsr_sddmm":
-            self.a, self.b, self.pattern = dense(m, k), dense(n, k), sparse(m, n)
-        elif problem.op == "bsr_spgemm":
-            self.a, self.b = sparse(m, k), sparse(k, n)
-            self.pattern = sparse(m, n) if problem.output == "bsr" else None
-        else:
-            self.a = sparse(k, m) if problem.transpose_a else sparse(m, k)
-            self.b = dense(n, k).T if problem.b_layout == "column_major" else dense(k, n)
         self.shape = (m, n, k)
+        self.pattern: torch.Tensor | None = None
+        self.a, self.b = self._operands(m, n, k)
         # Of all kernels, which are called one after the other.
-        self.out: torch.Tensor | None = dense(m, n) if self.pattern is None else torch.empty_like(self.pattern.values())
+        self.out: torch.Tensor | None = (
+            self._dense(m, n) if self.pattern is None else torch.empty_like(self.pattern.values())
+        )
         if self.pattern is None and n % STORE:
             self.out = None  # rows of C are stored in whole chunks: a call makes one with room for them
 
+    def _dense(self, rows: int, columns: int) -> torch.Tensor:
+        """Draw a dense matrix."""
+        padded = -(-columns // STORE) * STORE  # kernels read rows 16 bytes at a time
+        return torch.randn((rows, padded), device=self._device, dtype=self._dtype)[:, :columns]
+
+    def _sparse(self, rows: int, columns: int) -> torch.Tensor:
+        """Draw a matrix in BSR."""
+        problem, block = self.problem, (self.problem.block.rows, self.problem.block.cols)
+        longest = problem.longest_row or 1.0
+        lengths = row_lengths(rows // block[0], columns // block[1], problem.density or 0.0, longest)
+        return draw_bsr((rows, columns), block, lengths, problem.overlap or 0.0, self._dense(1, 1))
+
+    @abstractmethod
+    def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw A, B and, where a kernel takes one, the pattern of C."""
+
     def call(self, kernel: Any) -> Call:
         """Return the call of a kernel, which returns its result."""
-        a: Any = self.a
-        product = self.problem.op == "bsr_spmm"
-        if product and self.problem.prepared != "none":
-            a = kernel.prepare(self.a, self.shape[1], pack=self.problem.prepared == "packed")
 
         def call() -> torch.Tensor:
-            if product:
-                found: torch.Tensor = kernel(a, self.b, c=self.c, bias=self.bias, out=self.out)
-            else:
-                found = kernel(a, self.b, self.pattern, out=self.out)
+            found: torch.Tensor = kernel(self.a, self.b, self.pattern, out=self.out)
             return found if self.out is None else self.out
 
         return call
@@ -243,3 +241,43 @@ class BsrInputs:
             return {}
         left, right = (torch.randn(shape, device=self.b.device, dtype=self.b.dtype) for shape in ((m, k), (k, n)))
         return {"cuBLAS, dense": lambda: torch.mm(left, right)}
+
+
+class SpmmInputs(BsrInputs):
+    """A, B and what is added to their product."""
+
+    def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        problem = self.problem
+        self.bias = self._dense(1, m)[0] if problem.epilogue is not None and problem.epilogue.bias else None
+        self.c = self._dense(m, n) if problem.accumulate else None
+        a = self._sparse(k, m) if problem.transpose_a else self._sparse(m, k)
+        return a, self._dense(n, k).T if problem.b_layout == "column_major" else self._dense(k, n)
+
+    def call(self, kernel: Any) -> Call:
+        """Return the call of a kernel, which returns its result."""
+        a: Any = self.a
+        if self.problem.prepared != "none":
+            a = kernel.prepare(self.a, self.shape[1], pack=self.problem.prepared == "packed")
+
+        def call() -> torch.Tensor:
+            found: torch.Tensor = kernel(a, self.b, c=self.c, bias=self.bias, out=self.out)
+            return found if self.out is None else self.out
+
+        return call
+
+
+class SddmmInputs(BsrInputs):
+    """A, B and the pattern of C."""
+
+    def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b, self.pattern = self._dense(m, k), self._dense(n, k), self._sparse(m, n)
+        return a, b
+
+
+class SpgemmInputs(BsrInputs):
+    """A, B and, where C is in BSR, its pattern."""
+
+    def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = self._sparse(m, k), self._sparse(k, n)
+        self.pattern = self._sparse(m, n) if self.problem.output == "bsr" else None
+        return a, b

@@ -1,4 +1,4 @@
-"""What a tuner has found, in an SQLite file that survives an interruption.
+"""The results of a tuner, in an SQLite file that survives an interruption.
 
 Each candidate is committed by itself. What is there is not done again: a timing is known by its problem, the hashes of
 spec and source, the device and its driver; a compilation by hashes and compiler.

@@ -1,4 +1,4 @@
-"""What a database has, as rows of the table of measurements."""
+"""Rows of the table of measurements, from a database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT = 24  # of the fastest kernels of a problem, in a row of the table: slow on
 
 
 def exported(database: Database, most: int = KEPT) -> list[Measurement]:
-    """Return what a database has as rows of the table of measurements: the ``most`` fastest kernels and shipped ones.
+    """Make rows of the table of measurements from a database: the ``most`` fastest kernels and shipped ones.
 
     A kernel whose source has changed since is left out: what it takes today is not known.
 

@@ -13,13 +13,13 @@ import torch
 from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.library import NamedSpec
-from codegen.select.problem import AttentionProblem, Problem
+from codegen.select.problem import Problem
 from runtime.bench.noise import REPEATS
 from runtime.bench.timing import Call, back_to_back, captured, single_calls
 from runtime.errors import DeviceError
 from runtime.kernel import load_kernel
 from runtime.tune.columns import Figures
-from runtime.tune.data import AttentionInputs, BsrInputs
+from runtime.tune.data import AttentionInputs, BsrInputs, inputs_of
 from runtime.tune.database import Device
 from runtime.verify.common import ROUNDOFF
 from runtime.verify.run import driver_version, plain_failure
@@ -58,7 +58,7 @@ class GpuBench:
     def __init__(self, problem: Problem, reference: NamedSpec) -> None:
         torch.manual_seed(0)
         self._dtype = problem.dtype
-        self._inputs = AttentionInputs(problem) if isinstance(problem, AttentionProblem) else BsrInputs(problem)
+        self._inputs: AttentionInputs | BsrInputs = inputs_of(problem)
         self._reference = reference
         self._expected: torch.Tensor | None = None
         self._kernels: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What ``codegen tune`` says of a problem: its space, the fastest kernels, the model's ranking, a proposed spec."""
+"""Output of ``codegen tune`` for a problem: its space, the fastest kernels, the model's ranking, a proposed spec."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Bench(Protocol):
     """What times the kernels of one problem, on its data."""
 
     def verify(self, named: NamedSpec) -> str:
-        """Return what a kernel computes wrongly, or ""."""
+        """Verify a kernel; return its failure in words, or ""."""
 
     def time(self, named: NamedSpec) -> Figures:
         """Time a kernel by itself."""
@@ -244,7 +244,7 @@ def today() -> str:
 
 
 def cost(figures: Figures) -> float:
-    """Return what kernels are compared by: the geometric mean of both figures."""
+    """The cost by which kernels are compared: the geometric mean of both figures, in microseconds."""
     return math.sqrt(figures.single_us * (figures.back_to_back_us or figures.single_us))
 
 

@@ -125,7 +125,7 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
 
 
 def _sizes(case: Case) -> dict[str, int]:
-    """Return what the sizes of aux tensors are."""
+    """The sizes of a case by the names of axes of aux tensors."""
     return {"batch": case.batch, "heads": case.heads, "q_len": case.q_len, "kv_len": case.kv_len}
 
 
@@ -153,7 +153,7 @@ def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tenso
 
 
 def softmax_scale(spec: AttentionSpec, case: Case) -> float:
-    """Return what the logits of a case are multiplied by."""
+    """The factor of the logits of a case."""
     return (case.columns or spec.head_dim) ** -0.5 if case.scale is None else case.scale
 
 
@@ -266,7 +266,7 @@ def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, sou
 
 
 def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
-    """Return how often each pair counts: float64 (batch, heads, q_len, kv_len), 0 where it is hidden."""
+    """Multiplicity of each pair: float64 (batch, heads, q_len, kv_len), 0 where it is hidden."""
     shown = _shown_by_pattern(spec, case, inputs)
     if not spec.kv_lengths:
         return shown
@@ -276,7 +276,7 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
 
 
 def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
-    """Return how often the pattern shows each pair."""
+    """Multiplicity of each pair by the pattern alone."""
     device = inputs.q.device
     q_len, kv_len = case.q_len, case.kv_len
     query = torch.arange(q_len, device=device)[:, None]
@@ -407,7 +407,7 @@ def poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def check_lse(lse: torch.Tensor, reference: torch.Tensor, allowed: float = 1e-4) -> list[str]:
-    """Return what is wrong with the LSE of a case, which may be off by a share of it, or of 1."""
+    """Check the LSE of a case, which may be off by a share of it, or of 1; return faults in words."""
     empty = torch.isinf(reference)
     if not torch.equal(torch.isneginf(lse), empty):
         return ["LSE is not -inf exactly where a row has no keys"]

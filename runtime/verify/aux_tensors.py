@@ -14,14 +14,14 @@ from runtime.expressions.evaluate import evaluate
 def seen_by_expression(
     spec: AttentionSpec, sizes: Mapping[str, int], aux: Mapping[str, torch.Tensor], device: torch.device
 ) -> torch.Tensor:
-    """Return which pairs the expression shows: (batch, heads, q_len, kv_len), or what broadcasts to it."""
+    """Pairs that the expression shows: bool (batch, heads, q_len, kv_len), or a shape that broadcasts to it."""
     node = spec.pattern.expression
     assert node is not None
     return evaluate(node, places_of(sizes, device), aux)
 
 
 def scored(node: Node, scores: torch.Tensor, aux: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return what a score, or its derivative, makes of logits, (batch, heads, q_len, kv_len) in float64."""
+    """Logits after a score, or its derivative there: float64 (batch, heads, q_len, kv_len)."""
     sizes = dict(zip(_NAMES, scores.shape, strict=True))
     values = {**places_of(sizes, scores.device), "score": scores}
     return evaluate(node, values, aux).to(scores.dtype).expand(scores.shape)
@@ -31,7 +31,7 @@ _NAMES = {"batch": "batch", "heads": "head", "q_len": "q_idx", "kv_len": "kv_idx
 
 
 def places_of(sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor | int | float]:
-    """Return what variables are for all pairs, on four axes, and the two lengths."""
+    """The values of variables for all pairs, on four axes, and both lengths."""
 
     def along(size: int, axis: int) -> torch.Tensor:
         shape = [1] * 4

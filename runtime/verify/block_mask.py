@@ -57,7 +57,7 @@ CASES = (
 def seen_pairs(
     mask: Node, sizes: Mapping[str, int], aux: Mapping[str, torch.Tensor], device: torch.device
 ) -> torch.Tensor:
-    """Return which pairs a mask shows: bool (batch or 1, heads or 1, q_len, kv_len)."""
+    """Pairs that a mask shows: bool (batch or 1, heads or 1, q_len, kv_len)."""
     lists = list_sizes(mask, sizes["batch"], sizes["heads"])
     extents = {"batch": lists[0], "head": lists[1], "q_idx": sizes["q_len"], "kv_idx": sizes["kv_len"]}
     places: dict[str, torch.Tensor | int | float] = {

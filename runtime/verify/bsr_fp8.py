@@ -1,4 +1,4 @@
-"""What the cases of BSR products in FP8 share: scales, torch's own kernel, what an error is held to."""
+"""Parts of all cases of BSR products in FP8: scales, torch's own kernel, the tolerance of an error."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _of_elements(scale: torch.Tensor, depth: int) -> torch.Tensor:
 def torch_product(
     spec: Fp8Spec, codes: torch.Tensor, b: torch.Tensor, scales: dict[str, torch.Tensor], output: torch.dtype
 ) -> torch.Tensor | None:
-    """Return what torch's own kernel makes of a dense A (M, K), float64 codes, and of B (..., K, N).
+    """Multiply a dense A (M, K), float64 codes, and B (..., K, N) by torch's own kernel.
 
     None where it has none: for two operands of e5m2, for scales of blocks as they are here, and on a CPU. It
     accumulates as the kernel does: in the tensor core alone, or not.
@@ -106,7 +106,7 @@ def torch_product(
 
 
 def tolerance(output: str, torch_error: float | None, largest: float) -> float:
-    """Return what an error is held to: as of other types, where torch's kernel has the same accumulators."""
+    """The tolerance of an error: as of other types, where torch's kernel has the same accumulators."""
     if torch_error is None:
         return ABSOLUTE[output]
     return min(ABSOLUTE[output], max(RELATIVE_TO_TORCH * torch_error, ROUNDOFF_OF_OUTPUT[output] * largest))

@@ -1,4 +1,4 @@
-"""What the cases of every operator share: outcomes, tolerances, poisoned outputs."""
+"""Parts of the cases of all operators: outcomes, tolerances, poisoned outputs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def summary(name: str, outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def tolerance(dtype: str, torch_error: float | None, largest: float) -> float:
-    """Return what an error is held to.
+    """The tolerance of an error.
 
     The absolute limit always holds. Where torch has a kernel of its own, twice its error holds too, but no less than
     the rounding of the result itself.

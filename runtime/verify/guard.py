@@ -73,7 +73,7 @@ def _span(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _faults(held: list[_Held]) -> list[str]:
-    """Return what a call did that it must not; waits for the GPU once if that is nothing."""
+    """The faults of a call, in words; waits for the GPU once if there are none."""
     bands = [band for each in held for band in (each.buffer[:BAND], each.buffer[-BAND:])]
     changed = [(torch.cat(bands) != POISON).any()]
     changed += [(each.inside != each.original).any() for each in held if each.original is not None]

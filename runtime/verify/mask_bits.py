@@ -51,7 +51,7 @@ def draw_bits(
 def visible_pairs(
     bits: torch.Tensor, lists: torch.Tensor, used: torch.Tensor, block: Block, key_blocks: int
 ) -> torch.Tensor:
-    """Return how often each pair is visible in the listed blocks.
+    """Multiplicity of each pair in the listed blocks.
 
     Args:
         bits: ``mask_bits``.

@@ -1,4 +1,4 @@
-"""What ``codegen migrate`` does with each file that it is given."""
+"""``codegen migrate`` of each kind of file."""
 
 from __future__ import annotations
 

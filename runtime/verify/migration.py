@@ -111,7 +111,7 @@ def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> N
 
 
 def _cubin_of_today(earlier: Receipt, named: NamedSpec) -> CubinRecord:
-    """Return what a receipt says of its cubin, with the launch as it is hashed today.
+    """The record of a receipt's cubin, with the launch as it is hashed today.
 
     Version 1 knew nothing of how much the L2 reads at a time: that is taken from the plan of today.
     """

@@ -162,7 +162,7 @@ def expected(
     scales: torch.Tensor | None,
     rotary: Rotary | None = None,
 ) -> Quantised:
-    """Return what a kernel must make of x: ``mean`` is what is subtracted, ``scales`` those that are given."""
+    """The result that a kernel must have for x: ``mean`` is subtracted, ``scales`` are those of the call."""
     values = x.float() if rotary is None else embedded(x, rotary, spec.rotary)
     if spec.scales == "channel":
         scales = scales_of(_amax(values, (2,)), spec.codes) if scales is None else scales
@@ -204,7 +204,7 @@ def run_case(kernel: QuantiseKernel, case: Case, device: torch.device) -> Outcom
 
 
 def _arguments(spec: QuantiseSpec, case: Case, x: torch.Tensor) -> dict[str, Any]:
-    """Return what a call takes beside x."""
+    """The arguments of a call beside x."""
     draw = generator(f"{case.name} given", x.device)
     found: dict[str, Any] = {}
     if spec.mean == "product":
@@ -259,7 +259,7 @@ def _call(kernel: QuantiseKernel, case: Case, x: torch.Tensor, named: dict[str, 
 
 
 def _columns(spec: QuantiseSpec, case: Case, x: torch.Tensor, found: Quantised, named: Any) -> list[str]:
-    """Return what is wrong with the mean, or with products of it."""
+    """Check the mean and products with it; return faults in words."""
     values = embedded(x, named["rotary"], spec.rotary).double() if "rotary" in named else x.double()
     finite = torch.where(values.isfinite(), values, torch.zeros_like(values))
     if spec.mean == "subtract" and not case.given:

@@ -24,7 +24,7 @@ from runtime.compile.inspection import usage
 
 
 def cubin_record(compiled: Compiled, *, with_ptx: bool = True) -> CubinRecord:
-    """Return what a receipt says about a cubin, and about the PTX for newer GPUs unless that is not asked for."""
+    """The record of a cubin, with that of the PTX for newer GPUs unless ``with_ptx`` is False."""
     used = usage(compiled)
     compiler, package = toolchain.compiler_version()
     has_ptx = with_ptx and compiled.plan.arch.forward_compatible

@@ -1,4 +1,4 @@
-"""What the tensor core makes of sums of FP8 products: a model of its accumulator, on any device.
+"""Sums of FP8 products as the tensor core makes them: a model of its accumulator, on any device.
 
 Of the products of a step of the instruction and the sum so far, the largest decides a unit; each is cut down to a
 multiple of it, and then they are added up exactly. The unit is 2^-13 of the power of two that the largest begins with,

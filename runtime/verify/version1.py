@@ -10,7 +10,7 @@ from codegen.plan import Plan
 
 
 def launch(plan: Plan) -> dict[str, Any]:
-    """Return what version 1 took its hash over."""
+    """The fields over which version 1 took its hash."""
     prologue = plan.prologue
     further = {"prologue_shared_bytes": prologue.shared_bytes, "prologue_overlaps": 1} if prologue else {}
     return {

@@ -30,7 +30,7 @@ def tile_window(tiles: VideoTiles, window: Sizes) -> Pattern:
 
 
 def window_map(counts: tuple[int, ...], window: Sizes) -> torch.Tensor:
-    """Return which tiles see each other: bool (tiles, tiles).
+    """Mask of the tiles that see each other: bool (tiles, tiles).
 
     Args:
         counts: tiles along frames, rows and columns.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import check_each, some_of_each_kind
 
 from codegen.alternatives import problem_of, suggest, suggest_for
-from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.library import NamedSpec, find_spec
 from codegen.plans import plan_for
 
 HOPPER, ADA = "h100_causal", "l4_causal"
@@ -31,8 +33,12 @@ def test_the_shipped_specs_that_compute_the_same_are_named(name: str, arch: str,
     assert suggest(find_spec(name).spec, arch) == f"choose {others} the same on {arch}"
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
-def test_every_advice_holds(named: NamedSpec) -> None:
+def test_every_advice_holds(request: pytest.FixtureRequest) -> None:
+    seed = request.config.getoption("--kernel-seed")
+    check_each({named.stem: partial(check_advice, named) for named in some_of_each_kind(seed)})
+
+
+def check_advice(named: NamedSpec) -> None:
     for arch in ("sm_80", "sm_89", "sm_90a", "sm_120"):
         said = suggest(named.spec, arch)
         if "but this one does: " in said:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from each import for_each
 from scripts import load_script
 
 griffe = pytest.importorskip("griffe")
@@ -18,15 +20,26 @@ SHAPE = re.compile(r"\(.*\)|\bas \S|\bsame\b|\bthose\b")
 
 
 script = load_script("api_page")
-ENTRIES = [entry for module in script.public_modules() for entry in script.entries(module)]
-FUNCTIONS = [
-    function
-    for entry in ENTRIES
-    for function in (script.members(entry) if isinstance(entry, griffe.Class) else [entry])
-    if isinstance(function, griffe.Function)
-]
-MADE = [entry for entry in ENTRIES if isinstance(entry, griffe.Class) and script.is_made(entry)]
-every_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.canonical_path)
+
+
+@cache
+def entries() -> list[Any]:
+    """What the public modules offer."""
+    return [entry for module in script.public_modules() for entry in script.entries(module)]
+
+
+def functions() -> list[Any]:
+    """Public functions and methods."""
+    members = [script.members(each) if isinstance(each, griffe.Class) else [each] for each in entries()]
+    return [each for group in members for each in group if isinstance(each, griffe.Function)]
+
+
+def classes() -> list[Any]:
+    """Public classes that callers make objects of."""
+    return [entry for entry in entries() if isinstance(entry, griffe.Class) and script.is_made(entry)]
+
+
+every_function = for_each("function", functions, lambda function: function.canonical_path)
 
 
 def parameters(entry: Any) -> dict[str, Any]:
@@ -106,7 +119,7 @@ def test_tensors_have_shapes(function: Any) -> None:
     assert not [name for name in tensors if not is_short(function) and not SHAPE.search(told[name])]
 
 
-@pytest.mark.parametrize("entry", MADE, ids=lambda entry: entry.canonical_path)
+@for_each("entry", classes, lambda entry: entry.canonical_path)
 def test_fields_are_described(entry: Any) -> None:
     """In a class with a constructor of its own, that describes what it takes."""
     made, passed = script.constructor(entry), parameters(entry)

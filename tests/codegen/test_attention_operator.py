@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from runtime import ArgumentError, block_sparse_attention, merge_attention  # noqa: E402
+from runtime import ArgumentError, SpecError, block_sparse_attention, merge_attention  # noqa: E402
 from runtime.ops.operators import NAMESPACE  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Dense, SlidingWindow, TopK  # noqa: E402
 
@@ -287,6 +287,21 @@ def test_export_takes_patterns_as_inputs() -> None:
     program = saved(torch.export.export(Attention(), (*tensors, pattern), strict=False))
     another = block_lists(256)
     assert_right(program.module()(*tensors, another), tensors, another)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("causal", "^pattern: is not JSON: "),
+        ('{"kind": "sliding_window", "left": -1, "right": 0}', r"^pattern\.left: is -1; "),
+        ('{"kind": "causal", "score": {"value": "score + bias"}}', r"^score\.value: is 'score \+ bias'; "),
+    ],
+)
+def test_a_text_that_is_no_pattern_is_refused_with_values_and_without(text: str, message: str, device: str) -> None:
+    tensors = [t.to(device) for t in qkv()]
+    with pytest.raises(SpecError, match=message):
+        OPERATOR(*tensors, [], None, None, None, text)
 
 
 def test_vmap_is_refused_by_name() -> None:

@@ -431,6 +431,11 @@ def test_the_choice_is_explained_without_a_gpu() -> None:
     assert lines[-1].startswith("dense attention of a library: ")
 
 
+def test_keys_without_heads_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="k: has 0 heads, q has 16: not a multiple"):
+        explain_attention(*meta(kv_heads=0), Causal(), arch="sm_90a")
+
+
 def test_the_choice_says_what_becomes_of_lists_and_heads() -> None:
     lists = torch.empty(1, 2, 32, 20, dtype=torch.int32, device="meta")
     told = str(explain_attention(*meta(kv_heads=2), TopK(lists, block=(256, 64)), arch="sm_90a"))

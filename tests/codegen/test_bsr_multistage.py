@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import for_each, looped
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
@@ -28,6 +29,7 @@ def constants(plan: Plan) -> dict[str, int]:
     return {constant.name: int(constant.value) for constant in plan.constants}
 
 
+@looped
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_120"])
 @pytest.mark.parametrize(("op", "mma", "size"), [*itertools.product(OPS, ("mma", "wmma"), SIZES)])
 def test_default_tiles_let_thread_blocks_share_an_sm(arch: str, op: str, mma: str, size: int) -> None:
@@ -43,6 +45,7 @@ def test_mma_is_what_a_spec_gets_that_names_no_instruction(op: str) -> None:
     assert plan_of(op).spec.mma == "mma"
 
 
+@looped
 @pytest.mark.parametrize(
     ("op", "field", "changes"),
     [
@@ -108,6 +111,7 @@ def test_swizzled_tiles_of_a_sampled_product(m: int, n: int, k: int) -> None:
             check_matrices(b_tile, b, [(r + 16 * j, 2 * slice_ + x // 8 % 2) for x, r in enumerate(rows)])
 
 
+@looped
 @pytest.mark.parametrize(("block", "k"), [(b, k) for b in SIZES for k in (16, 32, 64) if k <= b])
 def test_swizzled_tiles_of_a_product_of_two_sparse_matrices(block: int, k: int) -> None:
     plan = plan_of("bsr_spgemm", block, tile={"m": block, "n": block, "k": k}, stages=2)
@@ -128,6 +132,7 @@ def test_swizzled_tiles_of_a_product_of_two_sparse_matrices(block: int, k: int) 
             check_matrices(b_tile, b, [(16 * slice_ + x % 16, first + 2 * j + x // 16) for x in range(32)])
 
 
+@looped
 @pytest.mark.parametrize(
     ("mma", "size", "k"), [(m, b, k) for m in ("mma", "wmma") for b in SIZES for k in (16, 32, 64)]
 )
@@ -149,7 +154,7 @@ def test_a_run_has_a_bit_for_each_tile(size: int) -> None:
 SHIPPED = [named for named in shipped_specs() if named.spec.op in OPS]
 
 
-@pytest.mark.parametrize("named", SHIPPED, ids=lambda named: named.stem)
+@for_each("named", lambda: SHIPPED, lambda named: named.stem)
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from runtime.driver.launch import ParameterLayout

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import for_each, looped
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
@@ -42,6 +43,7 @@ def test_default_tiles_let_thread_blocks_share_an_sm(size: int, n: int, k: int, 
     assert (plan.threads, plan.ctas_per_sm) == (128, blocks)
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
@@ -63,6 +65,7 @@ def test_what_mma_is_not_written_for_is_refused(field: str, changes: dict[str, A
         plan_of(**changes)
 
 
+@looped
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
@@ -117,6 +120,7 @@ def test_swizzled_tiles_of_mma(m: int, n: int, k: int) -> None:
             assert len({x // 16 % 8 for x in found}) == 8
 
 
+@looped
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
@@ -193,6 +197,7 @@ def test_a_tall_wmma_tile_gives_each_warp_64_rows() -> None:
     assert (c["kWarpRows"], c["kWarpColumns"], c["kWarpsN"]) == (32, 64, 2)
 
 
+@looped
 @pytest.mark.parametrize(
     ("rows", "cols", "n", "k"),
     [(16, 16, 128, 16), (16, 64, 64, 64), (32, 16, 128, 16), (32, 32, 64, 32), (64, 16, 128, 16), (128, 128, 128, 32)],
@@ -244,7 +249,7 @@ def test_tma_pads_rows_by_reading_a_chunk_more(b_layout: str) -> None:
 SPMM = [named for named in shipped_specs() if named.spec.op == "bsr_spmm"]
 
 
-@pytest.mark.parametrize("named", SPMM, ids=lambda named: named.stem)
+@for_each("named", lambda: SPMM, lambda named: named.stem)
 def test_a_call_knows_every_number_of_its_kernel(named: NamedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from runtime.driver.launch import ParameterLayout

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import for_each
 from scripts import imported
 
 from codegen.dtypes import FP8
@@ -826,7 +827,7 @@ def test_keys_and_values_that_tensor_maps_reach_may_lie_far_apart(kernel: Any) -
 ATTENTION = [named for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
 
 
-@pytest.mark.parametrize("named", ATTENTION, ids=lambda named: named.stem)
+@for_each("named", lambda: ATTENTION, lambda named: named.stem)
 def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.MonkeyPatch, named: Any) -> None:
     monkeypatch.setattr(attention, "check_sink", lambda *given: None)  # it is on the CPU
     call, driver = kernel(named.stem)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from each import check_each, some_of_each_kind
 from typer.testing import CliRunner
 
 from codegen import cli
@@ -227,8 +229,12 @@ def test_explain_tells_types(run: Run, name: str, says: str) -> None:
     assert says in run("explain", name)[1]
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
-def test_explain(run: Run, named: NamedSpec) -> None:
+def test_explain(run: Run, request: pytest.FixtureRequest) -> None:
+    specs = some_of_each_kind(request.config.getoption("--kernel-seed"))
+    check_each({named.stem: partial(check_explained, run, named) for named in specs})
+
+
+def check_explained(run: Run, named: NamedSpec) -> None:
     code, out, _ = run("explain", named.stem)
     plan = plan_for(named)
     assert code == 0

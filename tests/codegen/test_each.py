@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from each import check_each, every_spec, for_each, looped
+from each import check_each, every_spec, for_each, kind_of, looped, some_of_each_kind
 
-from codegen.library import NamedSpec, shipped_names
+from codegen.library import NamedSpec, shipped_names, shipped_specs
 
 SEEN: list[object] = []
 CASES: list[object] = []
@@ -46,6 +46,15 @@ def test_a_failing_case_is_named_by_its_parameters() -> None:
     assert lines[0] == "3 of 4 fail" and [line.split(":")[0] for line in lines[1:]] == ["5-three", "6-1-'x'", "6-three"]
 
 
+def test_two_things_of_one_name_are_told_apart() -> None:
+    @for_each("number", lambda: [1, 2, 3], lambda number: "odd" if number % 2 else "even")
+    def fails(number: int) -> None:
+        assert number == 1
+
+    with pytest.raises(AssertionError, match=r"2 of 3 fail\neven: .*\nodd#2: "):
+        fails()
+
+
 @every_spec
 def test_every_shipped_spec_is_one_of_them(named: NamedSpec) -> None:
     assert named.stem in shipped_names()
@@ -77,3 +86,9 @@ def test_without_things_it_fails_and_with_skips_alone_it_is_skipped() -> None:
         check_each({})
     with pytest.raises(pytest.skip.Exception, match="no GPU"):
         check_each({"a": lambda: pytest.skip("no GPU")})
+
+
+def test_all_kinds_of_specs_have_one_each_day_and_others_another_day() -> None:
+    days = [some_of_each_kind(seed) for seed in (20260101, 20260102)]
+    assert {*map(kind_of, days[0])} == {*map(kind_of, days[1])} == {*map(kind_of, shipped_specs())}
+    assert days[0] != days[1] and len(days[0]) == len(days[1]) < len(shipped_specs())

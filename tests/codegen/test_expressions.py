@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from each import looped
 from expression_trees import AUX, trees
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -47,6 +48,7 @@ def doc(name: str, index: Node) -> Item:
     return item(TENSORS[name], Variable("batch"), index)
 
 
+@looped
 @pytest.mark.parametrize(
     ("text", "tree"),
     [
@@ -117,6 +119,7 @@ def test_trees_of_texts(text: str, tree: Node) -> None:
     assert parsed(text) == tree
 
 
+@looped
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -233,6 +236,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@looped
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_texts_are_refused_on_one_bounded_line(text: str) -> None:
     with pytest.raises(ExpressionError) as error:
@@ -307,6 +311,7 @@ def test_the_text_of_a_tree_has_that_tree(node: Node) -> None:
         assert text_of(parse_expression(text, AUX, score=True)) == text
 
 
+@looped
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
@@ -349,6 +354,7 @@ def test_declarations_of_aux_tensors() -> None:
     assert parse_aux({}) == {}
 
 
+@looped
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -401,6 +407,7 @@ def test_numbers_that_no_kernel_has(value: float) -> None:
         literal(value)
 
 
+@looped
 @pytest.mark.parametrize("value", [0, 0.0, -0.0, True, 3.4e38, 1e-45, 2**63 - 1, -(2**63)])
 def test_numbers_that_a_kernel_has(value: float) -> None:
     assert literal(value) == Literal(value)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import for_each
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
@@ -38,7 +39,7 @@ def test_kernels_with_indices_are_those_of_lists_prefixes_and_products() -> None
     }
 
 
-@pytest.mark.parametrize("named", INDEXED, ids=lambda named: named.stem)
+@for_each("named", lambda: INDEXED, lambda named: named.stem)
 def test_every_index_tensor_is_spoilt_and_row_pointers_are_not(named: NamedSpec) -> None:
     spec: Any = named.spec
     positional, _ = small_call.arguments_of(spec, "cpu")

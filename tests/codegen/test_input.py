@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import looped
 from stress import executions, loader
 from stress.inputs import spelt
 from typer.testing import CliRunner
@@ -77,6 +78,7 @@ def test_an_origin_from_a_caller_stays_in_its_comment(named: NamedSpec) -> None:
     assert executions.is_text_of_a_source(source) and "\nint evil" not in source
 
 
+@looped
 @pytest.mark.parametrize("code", [*range(0x300), 0x2028, 0xD800, 0xDCFF, 0x1F600])
 def test_a_comment_is_printable_ascii(code: int) -> None:
     text = in_comment(f"a{chr(code)}??/")
@@ -127,6 +129,7 @@ CYCLE: dict[str, Any] = {"op": "attention"}
 CYCLE["tile"] = CYCLE
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -193,6 +196,7 @@ def test_json_of_two_meanings_is_refused(text: str, says: str) -> None:
     assert refusal(lambda: json_model(Receipt, text)) == says
 
 
+@looped
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -335,6 +339,7 @@ def test_a_receipt_says_one_line(named: NamedSpec, receipt: Callable[..., Receip
 # Messages
 
 
+@looped
 @pytest.mark.parametrize("text", ["", "plain", "grün", "a\nb", "\x1b[31m", "\ud800", "x" * 10**6, "\n" * 10**6])
 def test_one_line(text: str) -> None:
     line = one_line(text)
@@ -383,6 +388,7 @@ def test_commands_show_any_name(write_yaml: Write, name: str) -> None:
     assert result.stdout.count("\n") == 2
 
 
+@looped
 @pytest.mark.parametrize("name", [*INJECTIONS, "plain", "a b", "grün", "it's"])
 def test_a_shell_takes_the_word_for_the_name(name: str) -> None:
     word = in_shell(name)

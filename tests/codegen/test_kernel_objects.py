@@ -60,7 +60,7 @@ def stubbed(kind: type[Any], module: Any, spec: Any, extra: Any, monkeypatch: py
     kernel.spec, kernel._signatures, kernel._loaded = spec, Signatures(), None
     signature = SimpleNamespace(extra=extra)
     kernel._check = lambda *arguments, **more: signature
-    for name in ("enqueue", "check_address", "allocator", "check_scale_address"):
+    for name in ("enqueue", "check_address", "check_addresses", "allocator", "check_scale_address"):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, lambda *arguments, **more: None)
     return kernel

@@ -62,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
         "kernel",
         "result_rows",
     },
-    "tune": {"errors", "compile", "kernels", "kernel", "bench", "verify"},
+    "tune": {"errors", "operators", "compile", "kernels", "kernel", "bench", "verify"},
     "baselines": {"errors", "compile", "kernel", "bench", "verify"},
     "export": {"errors", "compile", "verify"},
     "git": {"errors"},

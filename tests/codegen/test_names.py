@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from each import every_spec
 
 from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.receipts import receipt_path
 
-every_spec = pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
 PREFIX = {"sm_90a": "h100", "sm_89": "l4"}
 
 

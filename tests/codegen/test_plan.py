@@ -502,6 +502,7 @@ def test_softcap(attention: dict[str, Any]) -> None:
     values = constants_of(plan)
     assert values["kCapArgument"] == pytest.approx(2 / 30)
     assert values["kCap"] == pytest.approx(30 / math.log(2))
+    assert "take_step_max(step_max, s, kCappedScale);" in render_plan(plan)
     literals = {constant.name: (constant.ctype, constant.literal) for constant in plan.constants}
     assert literals["kCappedScale"] == ("float", "1.0f")
     assert literals["kTileM"] == ("int", "128")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import every_spec, for_each
 
 from codegen.dtypes import FP8
 from codegen.errors import SpecError
@@ -199,7 +200,7 @@ def test_what_is_written_is_never_changed() -> None:
     assert (found.rule, found.spec) == ("written", parse_spec(whole))
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+@every_spec
 def test_shipped_specs_are_what_their_files_say(named: Any) -> None:
     choice = choose(named.stem)
     assert (choice.named, choice.rule) == (named, "written")
@@ -359,9 +360,7 @@ def test_the_lengths_of_rows() -> None:
         BsrProblem.of_lengths([1], op="bsr_spmm", block={"rows": 64, "cols": 64})
 
 
-@pytest.mark.parametrize(
-    "named", [named for named in shipped_specs() if named.spec.dtype not in FP8], ids=lambda named: named.stem
-)
+@for_each("named", lambda: [each for each in shipped_specs() if each.spec.dtype not in FP8], lambda each: each.stem)
 def test_a_spec_is_its_problem_and_its_tuning(named: Any) -> None:
     if isinstance(named.spec, UnchosenSpec):
         with pytest.raises(SpecError, match=f"op: is {named.spec.op}"):

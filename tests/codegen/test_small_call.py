@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from each import every_spec
 
 from codegen.dtypes import FP8
-from codegen.library import NamedSpec, shipped_specs
+from codegen.library import NamedSpec
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 torch = pytest.importorskip("torch")
@@ -35,7 +36,7 @@ def test_without_a_gpu_it_is_one_line(script: ModuleType, monkeypatch: pytest.Mo
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+@every_spec
 def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedSpec) -> None:
     spec: Any = named.spec
     positional, more = script.arguments_of(spec, "cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from each import looped
 
 from codegen.errors import CodegenError, SpecError
 from codegen.library import find_spec, read_spec, shipped_specs, spec_text
@@ -47,6 +48,7 @@ def test_options_of_one_text_or_of_several() -> None:
     }
 
 
+@looped
 @pytest.mark.parametrize(
     ("text", "message"),
     [

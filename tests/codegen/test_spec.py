@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from each import every_spec, looped
 from pydantic import ValidationError
 
 from codegen.arch import ARCHS
@@ -123,6 +124,7 @@ def test_hash_ignores_the_order_of_fields(attention: Fields) -> None:
     assert parse_spec(turned).hash == parse_spec(attention).hash
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -200,6 +202,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         assert parse_spec(json.loads(spec.canonical_json())) == spec
 
 
+@looped
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -450,7 +453,7 @@ def test_unknown_name_gets_near_matches() -> None:
         find_spec("")
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=shipped_names())
+@every_spec
 def test_shipped_specs_spell_out_every_field(named: NamedSpec) -> None:
     assert named.lines is not None
     assert {key for key in named.lines if "." not in key} == set(json.loads(named.spec.canonical_json()))
@@ -495,6 +498,7 @@ def blocks_of(op: str, rows: int, **more: Any) -> Fields:
     return {"op": op, "arch": "sm_90a", "block": {"rows": rows, "cols": rows}, **more}
 
 
+@looped
 @pytest.mark.parametrize(
     ("fields", "tile", "stages"),
     [
@@ -519,6 +523,7 @@ def test_left_out_tile_and_stages(fields: Fields, tile: tuple[int, int], stages:
     assert ((spec.tile.m, spec.tile.n), spec.stages) == (tile, stages)
 
 
+@looped
 @pytest.mark.parametrize("wrong", ["x", None, 1.5, [16], {"a": 1}, True, -4])
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
 def test_a_wrong_value_is_told_where_other_fields_are_left_out(arch: str, wrong: object) -> None:

@@ -605,7 +605,7 @@ def test_inputs_of_bsr_products_are_what_the_problem_says(op: str, shape: tuple[
     data: Any = pytest.importorskip("runtime.tune.data", exc_type=ImportError)
     sizes = {"m": 256, "n": 40 if op == "bsr_spmm" else 192, "k": 512, "density": 0.25, "evenness": 2.0}
     problem = parse_problem({"op": op, "block": {"rows": 32, "cols": 32}, **sizes})
-    inputs, kernel = data.BsrInputs(problem, "cpu"), FakeKernel(f"h100_{op}_b32")
+    inputs, kernel = data.inputs_of(problem, "cpu"), FakeKernel(f"h100_{op}_b32")
     out = inputs.call(kernel)()
     (a, b, *_), named = kernel.called
     sparse = inputs.pattern if op == "bsr_sddmm" else inputs.a

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import every_spec, for_each
 
 from codegen.spec import BsrSpmmSpec
 from runtime.verify import bsr_spmm
@@ -114,7 +115,7 @@ def test_oracle(spec: AttentionSpec, lists: str) -> None:
         assert float(lse[batch, head, query]) == pytest.approx(math.log(total) if total else -math.inf)
 
 
-@pytest.mark.parametrize("named", shipped_specs(), ids=lambda named: named.stem)
+@every_spec
 def test_every_case_has_whole_packs(named: Any) -> None:
     if not isinstance(named.spec, AttentionSpec):
         pytest.skip("not attention")
@@ -171,7 +172,7 @@ def test_products_have_the_cases_of_their_kind(name: str, more: list[str]) -> No
 BY_WGMMA = [named for named in shipped_specs() if isinstance(named.spec, BsrSpmmSpec) and named.spec.mma == "wgmma"]
 
 
-@pytest.mark.parametrize("named", BY_WGMMA, ids=lambda named: named.stem)
+@for_each("named", lambda: BY_WGMMA, lambda named: named.stem)
 def test_tiles_that_are_taken_in_groups_have_a_case_with_two_and_a_part(named: Any) -> None:
     spec = named.spec
     group = {param.name for param in plan_for(named).params} & {"group_tiles"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -45,11 +46,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests of a module that the command line names, and those that guard bands cannot be in."""
+    here, bands = f"{Path(__file__).parent}{os.sep}", config.getoption("--guard-bands")
     for item in items:
-        if config.getoption("--guard-bands") and item.get_closest_marker("own_allocator"):
+        if bands and item.get_closest_marker("own_allocator"):
             item.add_marker(pytest.mark.skip(reason="needs torch's own allocator, not that of --guard-bands"))
-        if _reason() and Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here) and _reason():
             item.add_marker(pytest.mark.skip(reason=_reason()))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_graph_ends_in_a_capture() -> None:
+    """Collect garbage before each capture: the graph of an earlier test that is freed in one invalidates it."""
+    import torch
+
+    torch.compiler.config.force_cudagraph_gc = True
 
 
 MOST_KEPT = 1 << 30  # bytes

@@ -1,4 +1,4 @@
-"""What a sparsity pattern tells the rest of the program."""
+"""The interface of a sparsity pattern."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class PatternBase(SpecModel):
 
     @property
     def pair_mask(self) -> str:
-        """What ``visible`` says of keys that exist, as an expression that kernels print; "" where they print none.
+        """``visible`` for keys that exist, as the text of an expression that kernels print; "" where they print none.
 
         It may have the names of ``constants``, and ``name[batch]`` of index tensors with one value for each batch. The
         template defines ``load_<name>`` of these.
@@ -217,12 +217,12 @@ class PatternBase(SpecModel):
         raise NotImplementedError
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """Return how many keys a tile of ``queries`` sees, of those that no list names: the mean tile, the last one."""
+        """The number of keys that a tile of ``queries`` sees, lists aside: the mean tile, and the last one."""
         del queries
         return float(kv_len), float(kv_len)
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Return whether query ``q`` sees key ``k`` inside a listed block.
+        """Whether query ``q`` sees key ``k`` inside a listed block.
 
         Written with operators only, so that it works on integers and on broadcast tensors alike: it is the
         definition that the kernels are checked against.

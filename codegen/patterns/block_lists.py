@@ -102,7 +102,7 @@ class BlockLists(PatternBase):
 
     @property
     def pair_mask(self) -> str:
-        """Return which pairs of the partial blocks are visible, where that has a name."""
+        """The condition of a visible pair of a partial block, as an expression's text; "" for masks without a name."""
         return "kv_idx <= q_idx + kv_len - q_len" if self.mask == "causal" else ""
 
     @property
@@ -155,7 +155,7 @@ class BlockLists(PatternBase):
         return True
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Return whether query ``q`` sees key ``k`` of a partial block, if bits or an expression do not hide it."""
+        """Whether query ``q`` sees key ``k`` of a partial block, if bits or an expression do not hide it."""
         inside = super().visible(q, k, q_len, kv_len, values)
         return inside & (k <= q + (kv_len - q_len)) if self.mask == "causal" else inside
 
@@ -173,7 +173,7 @@ class BlockLists(PatternBase):
 
 
 def _digest(pattern: BlockLists) -> str:
-    """Return what tells an expression from others in a name."""
+    """A word that tells an expression from others in a name."""
     return "mask" + hashlib.sha256(f"{pattern.mask} {pattern.aux}".encode()).hexdigest()[:6]
 
 

@@ -50,17 +50,17 @@ class Causal(PatternBase):
         return True
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """Return how many keys a tile sees: the mean one and the last one."""
+        """The number of keys that a tile sees: the mean one, and the last one."""
         return min(float(kv_len), (kv_len + queries) / 2), float(kv_len)
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Return whether query ``q`` sees key ``k``."""
+        """Whether query ``q`` sees key ``k``."""
         shift = kv_len - q_len if self.align == "bottom_right" else 0
         return super().visible(q, k, q_len, kv_len, values) & (k <= q + shift)
 
     @property
     def pair_mask(self) -> str:
-        """Return which pairs are visible."""
+        """The condition of a visible pair, as the text of an expression."""
         return f"kv_idx <= q_idx{' + (kv_len - q_len)' if self.align == 'bottom_right' else ''}"
 
     def describe(self) -> str:

@@ -44,18 +44,18 @@ class PrefixLM(PatternBase):
         return True
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """Return how many keys a tile sees: the mean one and the last one."""
+        """The number of keys that a tile sees: the mean one, and the last one."""
         del queries
         return MEAN_SHARE * kv_len, float(kv_len)
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Return whether query ``q`` sees key ``k``."""
+        """Whether query ``q`` sees key ``k``."""
         inside = super().visible(q, k, q_len, kv_len, values)
         return inside & ((k < values["prefix_len"]) | (k <= q + (kv_len - q_len)))
 
     @property
     def pair_mask(self) -> str:
-        """Return which pairs are visible."""
+        """The condition of a visible pair, as the text of an expression."""
         return "kv_idx < prefix_len[batch] or kv_idx <= q_idx + kv_len - q_len"
 
     def describe(self) -> str:

@@ -54,12 +54,12 @@ class SlidingWindow(PatternBase):
         return self.left + self.right + 1
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """Return how many keys a tile sees: the mean one and the last one."""
+        """The number of keys that a tile sees: the mean one, and the last one."""
         band = float(min(kv_len, self.left + self.right + queries))
         return band, band
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Return whether query ``q`` sees key ``k``."""
+        """Whether query ``q`` sees key ``k``."""
         centre = q + (kv_len - q_len)
         return super().visible(q, k, q_len, kv_len, values) & (k >= centre - self.left) & (k <= centre + self.right)
 
@@ -70,7 +70,7 @@ class SlidingWindow(PatternBase):
 
     @property
     def pair_mask(self) -> str:
-        """Return which pairs are visible."""
+        """The condition of a visible pair, as the text of an expression."""
         return f"{OFFSET} >= -kWindowLeft and {OFFSET} <= kWindowRight"
 
     def constants(self) -> dict[str, tuple[int, str]]:

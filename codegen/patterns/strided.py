@@ -46,14 +46,14 @@ class Strided(PatternBase):
         return self.causal
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """Return how many keys a tile sees: the mean one and the last one."""
+        """The number of keys that a tile sees: the mean one, and the last one."""
         near = (self.local + 1) * self.block + queries
         last = near + kv_len / self.stride
         mean = near + kv_len / self.stride / 2 if self.causal else last
         return min(kv_len, mean), min(kv_len, last)
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Return whether query ``q`` sees key ``k``."""
+        """Whether query ``q`` sees key ``k``."""
         position = q + (kv_len - q_len)
         before = position // self.block - k // self.block
         inside = super().visible(q, k, q_len, kv_len, values)

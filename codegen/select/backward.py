@@ -1,4 +1,4 @@
-"""Which kernels compute the gradients of attention: of dQ, of dK and dV, of all three, by rules for fields left out."""
+"""Choice of kernels for the gradients of attention: of dQ, of dK and dV, of all three, by rules for fields left out."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def aux_with_gradients(score: Score | None, names: Sequence[str]) -> tuple[str, 
 
 
 def _is_faster_in_any_order(pattern: PatternBase, head_dim: int) -> bool:
-    """Return whether tiles that add to dQ without turns were measured to be faster (docs/training.md)."""
+    """Whether tiles that add to dQ without turns were measured to be faster (docs/training.md)."""
     block = pattern.fixed_block
     if block is not None:
         return block.kv == DQ_DKDV_KEYS and pattern.expression is None  # which takes its registers

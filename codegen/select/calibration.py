@@ -41,7 +41,7 @@ class _Correction:
 
 
 def predicted(problem: Problem, kernels: Mapping[str, NamedSpec], rows: Sequence[Measurement]) -> dict[str, float]:
-    """Return what each kernel is expected to take, up to a factor that all have in common.
+    """The expected time of each kernel, up to a factor that all have in common.
 
     Args:
         problem: the problem.
@@ -73,7 +73,7 @@ _known: dict[
 
 
 def deviations(row: Measurement) -> dict[str, float]:
-    """Return how much longer each kernel of a row took than the model says, beside the row's mean; as logarithms."""
+    """Logarithm of each kernel's time over that of the model, beside the mean of its row."""
     if id(row) not in _known:
         _known[id(row)] = row, _deviations(row)
     return _known[id(row)][1]

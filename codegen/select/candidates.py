@@ -66,7 +66,7 @@ def _unnamed(spec: Spec) -> NamedSpec:
 
 
 def is_allowed(spec: Spec, problem: Problem) -> bool:
-    """Return whether A is prepared as a kernel needs it."""
+    """Whether A is prepared as a kernel needs it."""
     needs = preparation_of(spec)
     if needs is None or isinstance(problem, AttentionProblem):
         return True

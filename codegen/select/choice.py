@@ -206,7 +206,7 @@ def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tup
 
 
 def _allowed(timing: Timing, problem: Problem) -> bool:
-    """Return whether a kernel gets A as it was measured with it."""
+    """Whether a kernel gets A in the form with which it was measured."""
     if isinstance(problem, AttentionProblem) or timing.prepared is None:
         return True
     if problem.prepared is None:  # others take A as it is, too; kernels that gather block rows do not
@@ -246,7 +246,7 @@ def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> t
 
 
 def _dense(rows: Sequence[Measurement], label: str) -> str:
-    """Return what a dense product takes in the first row in which it is faster than a kernel."""
+    """The time of a dense product, in words, in the first row where it is faster than a kernel; "" without one."""
     for row in rows:
         timing = next((each for each in row.kernels if each.label == label), None)
         if timing is not None and row.dense is not None and row.dense_wins(timing):

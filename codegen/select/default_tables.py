@@ -33,7 +33,7 @@ class Row:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def fits(self, features: Mapping[str, Any]) -> bool:
-        """Return whether the row is for a spec with these features."""
+        """Whether the row is for a spec with these features."""
         return all(
             features[name] in (value if isinstance(value, tuple) else (value,)) for name, value in self.where.items()
         )

@@ -46,7 +46,7 @@ def _block(given: AttentionSpec | AttentionBackwardSpec, side: str, default: int
 
 
 def _has_heavy_score(given: AttentionSpec | AttentionBackwardSpec) -> bool:
-    """Return whether a score takes so many registers that larger steps would spill."""
+    """Whether a score takes so many registers that larger steps would spill."""
     score = given.score
     return score is not None and (score.looks_up_pairs or given.pattern.expression is not None)
 
@@ -106,7 +106,7 @@ def _load_part(given: AttentionSpec) -> int:
 
 
 def _copies_few_rows(given: AttentionSpec) -> bool:
-    """Return whether more than two warps would copy more rows at a time than a load has: rows of 192 bytes."""
+    """Whether more than two warps would copy more rows at a time than a load has: rows of 192 bytes."""
     return given.head_dim == 96 and _load_part(given) == 16
 
 

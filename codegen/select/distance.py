@@ -1,4 +1,4 @@
-"""How far apart two problems are."""
+"""Distance of two problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NEAR = 1e-6
 
 
 def distance(problem: Problem, measured: Problem) -> float:
-    """Return how far a measured problem is: factors of two, summed over the axes on which both are known."""
+    """The distance of a measured problem: factors of two, summed over the axes on which both are known."""
     axes, others = problem.places(), measured.places()
     away = sum(abs(a - b) for name, a in axes.items() if a is not None and (b := others.get(name)) is not None)
     away += OPTIONS_APART * (problem.options() != measured.options())

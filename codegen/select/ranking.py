@@ -1,4 +1,4 @@
-"""How well the model of plans ranked kernels that were timed since."""
+"""Quality of the model's ranking of kernels that were timed since."""
 
 from __future__ import annotations
 

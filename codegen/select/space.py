@@ -73,13 +73,13 @@ class Space:
         return [self.current, *others.values()]
 
     def told(self) -> str:
-        """Return how many combinations are legal, and what ruled out the others."""
+        """The number of legal combinations, and the reasons that ruled out the others, in words."""
         text = f"{len(self.members)} of {self.points} combinations are legal"
         return f"{text}; {told_ruled_out(self.ruled_out)}" if self.ruled_out else text
 
 
 def told_ruled_out(ruled_out: Sequence[Ruled]) -> str:
-    """Return what ruled candidates out."""
+    """The reasons that ruled candidates out, in words."""
     parts = [f"{each.field} rules out {each.count} ({each.example})" for each in ruled_out[:MOST_TOLD]]
     rest = sum(each.count for each in ruled_out[MOST_TOLD:])
     return "; ".join(parts) + (f"; {rest} others" if rest else "")

@@ -89,7 +89,7 @@ class Measurement(SpecModel):
     dense: Dense | None = None
 
     def costs(self) -> list[float]:
-        """Return what each kernel costs: the mean of both figures where all have both, else that of single calls.
+        """The cost of each kernel in microseconds: the mean of both figures where all have both, else single calls.
 
         The mean is geometric: a kernel is not to win by long calls alone.
         """
@@ -98,7 +98,7 @@ class Measurement(SpecModel):
         return [each.single_us for each in self.kernels]
 
     def dense_wins(self, timing: Timing) -> bool:
-        """Return whether a library's dense product is faster than a kernel of the row."""
+        """Whether a library's dense product is faster than a kernel of the row."""
         return self.dense is not None and self.dense.single_us < timing.single_us
 
     def line(self) -> str:
@@ -112,7 +112,7 @@ def _plain(problem: Problem) -> Fields:
 
 
 def place_of(row: Measurement) -> tuple[str, str]:
-    """Return what two rows for the same problem on the same device have in common."""
+    """The key of a row: its problem, in one spelling, and its device."""
     return json.dumps(_plain(row.problem), sort_keys=True), row.device
 
 
@@ -184,7 +184,7 @@ def shared(rows: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _agree(first: Measurement, second: Measurement) -> bool:
-    """Return whether the choice of one row loses little in another one, among those that any preparation allows."""
+    """Whether the choice of one row loses little in another one, among those that any preparation allows."""
     for prepared in (None, "rows", "packed"):
         chosen, best = _best(first, prepared), _best(second, prepared)
         if chosen is None or best is None:

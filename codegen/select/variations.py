@@ -90,7 +90,7 @@ def _resident(problem: BsrProblem) -> tuple[int, ...]:
 
 
 def _may_be_uneven(problem: BsrProblem) -> bool:
-    """Return whether a dynamic scheduler may pay."""
+    """Whether a dynamic scheduler may pay."""
     if problem.prepared == "none":
         return False
     small = problem.m is None or problem.n is None or problem.m * problem.n <= FEW_TILES

@@ -21,7 +21,7 @@ KEPT = {
     "runtime/report/patterns.py:_positional": "specs of a report, made by a command that ends",
     "runtime/report/patterns.py:_listed": "specs of a report, made by a command that ends",
     "runtime/report/patterns.py:_stored": "specs of a report, made by a command that ends",
-    "runtime/report/patterns.py:_product": "specs of a report, made by a command that ends",
+    "runtime/report/patterns.py:product_example": "specs of a report, made by a command that ends",
     "runtime/report/highlight.py:_paragraph": "texts of a report, made by a command that ends",
     "runtime/report/highlight.py:_lexer": "the languages of a report",
     "runtime/compile/cache_trust.py:_is_private": "groups and users that own a folder of the cache",

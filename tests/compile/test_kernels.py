@@ -70,6 +70,13 @@ OTHERS = [
         }
         for side in (64, 128)
     ),
+    *(  # no lane of a row has anything to do that the others have not
+        {"op": "quantise", "arch": "sm_90a", "dtype": "bf16", "head_dim": 128, "scales": scales, **more}
+        for scales, more in (
+            ("row_block", {"mean": "subtract", "hadamard": True, "rotary": "half"}),
+            ("given", {"rotary": "interleaved"}),
+        )
+    ),
     {"op": "attention", "arch": "sm_90a", "head_dim": 64, "dtype": "bf16", "pattern": {"kind": "dense"}},
     {"op": "attention", "arch": "sm_90a", "head_dim": 128, "pattern": {"kind": "causal", "align": "top_left"}},
     {"op": "attention", "arch": "sm_90a", "head_dim": 128, "lse": False, "pattern": {"kind": "dense"}},

@@ -52,7 +52,7 @@ def test_the_transformers_see_the_same_keys(training: Any) -> None:
 def test_the_transformers_learn_alike(
     training: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = torch.frombuffer(bytearray(b"Attention over the blocks of a list, causal. " * 200), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(b"Attention over the blocks of a list, causal. " * 2000), dtype=torch.uint8)
     monkeypatch.setitem(training.compare.__globals__, "read_text", lambda: text)
     report = training.compare(training.Config(**TINY), seeds=1)
     sparse, dense = (run["losses"] for run in report["runs"])

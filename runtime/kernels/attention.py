@@ -22,7 +22,7 @@ from runtime.kernels.arguments import (
     Q_AXES,
     TMA_ALIGNMENT,
     call_key,
-    check_address,
+    check_addresses,
     check_extent,
     check_head_dim,
     check_keys,
@@ -196,8 +196,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         out = outputs.allocate(*outputs.out_layout) if out is None else written(out)
         at_q, at_k, at_v, at_out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (at_q | at_k | at_v | at_out) % TMA_ALIGNMENT:
-            for name, address in (("q", at_q), ("k", at_k), ("v", at_v), ("out", at_out)):
-                check_address(name, address)
+            check_addresses({"q": at_q, "k": at_k, "v": at_v, "out": at_out})
         addresses = {"q": at_q, "k": at_k, "v": at_v, "o": at_out, **outputs.left_out}
         for name, tensor in zip(self._index_names, tensors, strict=False):  # those left out may be the last ones
             if tensor is not None:

@@ -32,6 +32,7 @@ def lists(block: tuple[int, int], lengths: tuple[int, int], mask: str, full: boo
     rows, blocks = -(-lengths[0] // block[0]), -(-lengths[1] // block[1])
     every = drawn(rows, blocks, blocks, batch=1)
     counts = torch.randint(0, blocks // 2 + 1, (1, HEADS, rows), dtype=torch.int32)
+    counts[:, 0, -1] = blocks // 2  # some pair is seen: the last queries see keys of every block
     more: dict[str, Any] = {}
     if full:
         rest = [torch.randint(0, blocks - blocks // 2 + 1, (1, HEADS, rows), dtype=torch.int32), every.flip(3)]

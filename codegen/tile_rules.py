@@ -78,7 +78,7 @@ def tiles(spec: Any, rules: Sequence[Rule[Any]]) -> Iterator[Tile]:
 
 
 def _completed(spec: Any, rules: Sequence[Rule[Any]], sizes: Sequence[tuple[str, OneOf[Any]]]) -> Iterator[Tile]:
-    """Tiles of which the fields in ``sizes`` are still open."""
+    """Tiles whose fields in ``sizes`` are still open."""
     if not sizes:
         if all(rule.allows(spec) for rule in rules):
             yield spec.tile.model_dump()

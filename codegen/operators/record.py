@@ -53,7 +53,7 @@ class Operator(Generic[S]):
         computes: fields that say, beside operator and type, what a kernel computes, for operators whose kernels
             ``codegen.select`` does not choose; with their options.
         units: divisors of sizes.
-        counts: sizes with a default of which a kernel needs 1 or more.
+        counts: sizes with a default; a kernel needs each of them to be at least 1.
         smallest: sizes with a default in the smallest problem of a kernel.
         cases: names of the cases of a kernel.
         random_shapes: whether it has a case of many random shapes too.

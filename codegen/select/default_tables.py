@@ -40,7 +40,7 @@ class Row:
 
 
 Rows = tuple[Row, ...]
-"""The rows of an operator, of which the first one is taken that fits."""
+"""Rows of an operator; the first that fits applies."""
 WMMA: Fields = {"mma": "wmma"}
 MMA: Fields = {"mma": "mma"}
 WGMMA: Fields = {"mma": "wgmma"}

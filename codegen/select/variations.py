@@ -1,4 +1,4 @@
-"""Tunings that are tried for a problem, of which a plan need not accept any; without stages where most are best."""
+"""Tunings to try for a problem; a plan may refuse any of them. Without stages where as many as fit are best."""
 
 from __future__ import annotations
 

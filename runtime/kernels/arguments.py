@@ -33,7 +33,6 @@ ATTENTION_RANK = 4  # of q, k and v
 Q_AXES = ("batch", "heads", "q_len", "head_dim")
 KV_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
-HEAD_STEP = TMA_ALIGNMENT // 2  # elements that the columns of a head are a multiple of
 SIGNATURES_KEPT = 64  # of each kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 NO_TANGENT = "has a tangent of forward-mode differentiation, which kernels do not compute: use backward, or detach it"

@@ -5,7 +5,7 @@
     python benchmarks/attention.py --groups k length --budget 120    # two sweeps; no row is begun after 120 seconds
     python benchmarks/attention.py --from attention.json --plot attention   # no GPU: print and draw an earlier run
 
-    python benchmarks/attention.py --rows topk32 --data std1 heads  # on two data sets of runtime/bench/data_sets.py
+    python benchmarks/attention.py --rows topk32 --data std1 heads  # two of runtime/tools/bench/data_sets.py
 
 Groups: "main"; "data", the rows that benchmarks/data.py runs on every data set; "ordered", lists of 64 x 64 blocks with
 query blocks as they come and in an order that is found before; "bf16", some main rows in that type; "k" and "length",
@@ -52,11 +52,11 @@ from codegen.patterns.block_lists import BlockLists
 from codegen.select import choose
 from codegen.spec import AttentionSpec
 from runtime import load_kernel
-from runtime.bench import data_sets
-from runtime.bench.data_sets import make_data
-from runtime.bench.measurement import LIST_LENGTH, pairs_of_head, pattern_lists, pattern_values, random_lists
-from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.tools.bench import data_sets
+from runtime.tools.bench.data_sets import make_data
+from runtime.tools.bench.measurement import LIST_LENGTH, pairs_of_head, pattern_lists, pattern_values, random_lists
+from runtime.tools.bench.timing import Call
 from runtime.verify.rows import kernel_fields
 
 PACKAGES = (
@@ -80,7 +80,7 @@ class Row:
         batch: batch size.
         kv_heads: K/V heads; as many as query heads by default.
         quick: whether --quick takes it.
-        data: a data set of runtime.bench.data_sets; names of rows with another than PLAIN end in it.
+        data: a data set of runtime.tools.bench.data_sets; names of rows with another than PLAIN end in it.
         overlap: the share of its entries that a list has in common with the one before, in each NEIGHBOURS lists; None
             if each list is drawn on its own.
     """

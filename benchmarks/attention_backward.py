@@ -39,8 +39,8 @@ from codegen.json_rows import json_rows
 from codegen.parse import parse_spec
 from codegen.select.backward import DQ_DKDV_KEYS, OP, BackwardKernels, backward_kernels
 from runtime import load_kernel
-from runtime.bench.data_sets import make_data
-from runtime.bench.timing import Call
+from runtime.tools.bench.data_sets import make_data
+from runtime.tools.bench.timing import Call
 
 PACKAGES = ("torch", "flash-attn-4", "nvidia-cutlass-dsl", "nvidia-cudnn-frontend")
 OURS, ANY_ORDER = "ours", "ours, any order"

@@ -15,9 +15,9 @@ from harness import Fields, Peer
 from codegen.parse import parse_spec
 from codegen.spec import AttentionSpec
 from runtime import load_kernel
-from runtime.baselines.peers import fa4_call
-from runtime.bench.measurement import flex_call, flex_mask, sdpa_calls
-from runtime.bench.timing import Call, single_calls
+from runtime.tools.baselines.peers import fa4_call
+from runtime.tools.bench.measurement import flex_call, flex_mask, sdpa_calls
+from runtime.tools.bench.timing import Call, single_calls
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from harness import Fields, reason
 
 from codegen.spec import AttentionSpec
-from runtime.bench.measurement import flex_mask
-from runtime.bench.timing import Call
+from runtime.tools.bench.measurement import flex_mask
+from runtime.tools.bench.timing import Call
 
 DETERMINISTIC = "FA4 deterministic"
 

@@ -15,7 +15,7 @@ from harness import Fields
 from rich.console import Console
 from rich.table import Table
 
-from runtime.bench.timing import Call, back_to_back, single_calls
+from runtime.tools.bench.timing import Call, back_to_back, single_calls
 
 WHOLE, STATISTICS, LISTS = "whole backward", "statistics", "transposed lists"
 PROLOGUE = f"{STATISTICS} and {LISTS}"  # the sum of both

@@ -28,9 +28,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from codegen.library import find_spec
 from runtime import load_kernel
-from runtime.bench.measurement import flex_call
-from runtime.bench.timing import Call
 from runtime.prepare.mask_bits import pack_mask_bits
+from runtime.tools.bench.measurement import flex_call
+from runtime.tools.bench.timing import Call
 
 PACKAGES = ("torch",)
 BITS, CAUSAL, NONE, FLEX = "bits", "causal", "none", "FlexAttention"

@@ -26,8 +26,8 @@ from harness import Fields, free_memory, reason
 from torch.nn.attention import flex_attention as flex
 
 from runtime import create_block_mask
-from runtime.bench.timing import Call, back_to_back, captured, single_calls
 from runtime.patterns import BlockLists
+from runtime.tools.bench.timing import Call, back_to_back, captured, single_calls
 
 PACKAGES = ("torch",)
 OURS, GRAPH, FLEX = "create_block_mask", "in a graph", "FlexAttention"

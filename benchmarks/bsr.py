@@ -49,9 +49,9 @@ from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, Spec
 from runtime import load_kernel
-from runtime.bench import bsr_fp8
-from runtime.bench.timing import Call
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.tools.bench import bsr_fp8
+from runtime.tools.bench.timing import Call
 from runtime.verify.bsr_fp8 import scaled_b, scaled_rows
 from runtime.verify.rows import kernel_fields
 

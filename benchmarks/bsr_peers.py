@@ -19,9 +19,9 @@ from harness import Fields, Peer
 from codegen.library import find_spec
 from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec
 from runtime import load_kernel
-from runtime.bench.bsr_fp8 import DENSE as FP8_DENSE
-from runtime.bench.bsr_fp8 import EQUAL as FP8_EQUAL
-from runtime.bench.timing import Call, single_calls
+from runtime.tools.bench.bsr_fp8 import DENSE as FP8_DENSE
+from runtime.tools.bench.bsr_fp8 import EQUAL as FP8_EQUAL
+from runtime.tools.bench.timing import Call, single_calls
 
 DENSE = "cuBLAS, dense"
 SLOW = ", accumulated in fp32"  # behind these: without use_fast_accum

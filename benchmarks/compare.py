@@ -29,8 +29,8 @@ from records import PLAIN
 import codegen.render
 from codegen.parse import parse_spec
 from codegen.spec import AttentionSpec
-from runtime.bench.data_sets import DATA
-from runtime.bench.timing import Call, back_to_back, single_calls
+from runtime.tools.bench.data_sets import DATA
+from runtime.tools.bench.timing import Call, back_to_back, single_calls
 
 ROWS = {row.name: (module, row) for module in (bsr, attention) for row in module.ROWS}
 

@@ -3,11 +3,11 @@
     python benchmarks/data.py --cells benchmarks/results/attention_data_h100.jsonl --budget 540
     python benchmarks/data.py --cells cells.jsonl --rows topk32 --data std1 rising --dtypes fp16 --peers fa4
 
-A cell is a row of benchmarks/attention.py (group "data") on a data set of runtime/bench/data_sets.py in one type. It is
-appended to the file as a JSON line once it is measured. Those that the file has of the same device and of today's
-source are skipped. One of an older source is measured again, and the newest counts. A file with cells of another device
-is refused. Where only comments or names of a source have changed, so that today's code is what was measured, ``codegen
-migrate FILE`` makes its cells today's. benchmarks/results_table.py makes the tables.
+A cell is a row of benchmarks/attention.py (group "data") on a data set of runtime/tools/bench/data_sets.py in one
+type. It is appended to the file as a JSON line once it is measured. Those that the file has of the same device and of
+today's source are skipped. One of an older source is measured again, and the newest counts. A file with cells of
+another device is refused. Where only comments or names of a source have changed, so that today's code is what was
+measured, ``codegen migrate FILE`` makes its cells today's. benchmarks/results_table.py makes the tables.
 
 FlexAttention, which takes longer to compile than to time, runs where no other peer computes a row, or where --peers
 names it. FlashAttention 3 runs beside our bf16 kernels alone: its wheel has no other type.
@@ -35,8 +35,8 @@ from codegen.library import NamedSpec, find_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.spec import AttentionSpec
-from runtime.bench.data_sets import DATA, make_data
-from runtime.bench.timing import BLOCK_SECONDS, ROUNDS, SETTLING_SHARE, Call
+from runtime.tools.bench.data_sets import DATA, make_data
+from runtime.tools.bench.timing import BLOCK_SECONDS, ROUNDS, SETTLING_SHARE, Call
 from runtime.verify.rows import kernel_fields
 
 USUAL_PEERS = ("sdpa", "fa4", "cudnn_bsa", "fa3")

@@ -10,7 +10,7 @@ from typing import Any
 Cell = dict[str, Any]
 Key = tuple[str, str, str]
 
-# What a complete file has: rows of benchmarks/attention.py, on data sets of runtime/bench/data_sets.py.
+# What a complete file has: rows of benchmarks/attention.py, on data sets of runtime/tools/bench/data_sets.py.
 ROWS = (
     *("dense_8k", "causal_8k", "dense_8k_d64", "causal_8k_d64", "topk32", "window2k_h16"),
     *("topk32_b64", "topk32_d64_b64", "topk64_b128x64", "gqa_topk32_b64", "block_lists"),

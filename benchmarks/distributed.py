@@ -32,7 +32,6 @@ from scale_out_model import Machine, predict, runs_of
 
 from codegen.json_rows import json_rows
 from runtime import block_sparse_attention
-from runtime.bench.timing import BLOCK_SECONDS, SETTLING_SHARE, calls_of_block, median
 from runtime.distributed import (
     Layout,
     context_parallel_attention,
@@ -44,6 +43,7 @@ from runtime.distributed import (
 )
 from runtime.distributed.plan import Plan
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow, TopK, scored_of
+from runtime.tools.bench.timing import BLOCK_SECONDS, SETTLING_SHARE, calls_of_block, median
 
 Call = Callable[[], Any]
 HEADS, DIM, BLOCK, ENTRIES, WINDOW = 16, 128, 128, 32, 2048

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from expression_rows import CAP, FARTHEST, NEIGHBOURS, SIDE, WINDOW, Row
 
-from runtime.bench.timing import Call
+from runtime.tools.bench.timing import Call
 
 HALF = NEIGHBOURS // 2
 

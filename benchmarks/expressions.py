@@ -12,8 +12,8 @@ Every call of a row computes the same function of the same tensors (benchmarks/e
 
 All are checked against float64 on CHECKED queries before they are timed. TFLOPS are of the blocks that are listed, or
 of the pairs that a causal pattern or none leaves. They are of plain normal data (std1). On other data sets that --data
-names (runtime/bench/data_sets.py) the expression is checked and timed beside FlexAttention and FA4 alone, in fewer
-calls: the table has the least of all ratios.
+names (runtime/tools/bench/data_sets.py) the expression is checked and timed beside FlexAttention and FA4 alone, in
+fewer calls: the table has the least of all ratios.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from records import PLAIN
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from runtime import block_sparse_attention
-from runtime.bench.data_sets import DATA, make_data
-from runtime.bench.measurement import flex_call
-from runtime.bench.timing import Call, single_calls
 from runtime.patterns import BlockLists, Causal, Dense, Score
+from runtime.tools.bench.data_sets import DATA, make_data
+from runtime.tools.bench.measurement import flex_call
+from runtime.tools.bench.timing import Call, single_calls
 
 PACKAGES = ("torch", "flash-attn-4")
 CHECKED = 16  # queries of a head

@@ -39,8 +39,8 @@ from codegen.library import NamedSpec, find_spec
 from codegen.select import choose
 from codegen.spec import BsrSpmmSpec
 from runtime import load_kernel
-from runtime.bench.timing import Call, captured, median
 from runtime.kernels.bsr_arguments import STORE
+from runtime.tools.bench.timing import Call, captured, median
 from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton")

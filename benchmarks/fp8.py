@@ -3,7 +3,8 @@
     python benchmarks/fp8.py --without "FlashInfer fmha_v2" --json fp8_h100.json
     python benchmarks/fp8.py --from benchmarks/results/fp8_h100.json     # no GPU: prints an earlier run
 
-Attention, on the data sets std1 and std4 of runtime/bench/data_sets.py; all calls of a row are given the same values:
+Attention, on the data sets std1 and std4 of runtime/tools/bench/data_sets.py; all calls of a row get the same
+values:
 
 - ours: shipped kernels, on operands that were quantised before, and with the quantising in the call; as chosen: what
   block_sparse_attention takes of the former; fp16: what it takes of tensors in fp16.
@@ -61,9 +62,9 @@ from records import BACK_TO_BACK, OURS, SINGLE
 
 from codegen.library import find_spec
 from runtime import QuantisedAttention, block_sparse_attention, load_kernel, quantise_attention
-from runtime.bench.data_sets import make_data
-from runtime.bench.timing import Call
 from runtime.patterns import Causal, Dense, Pattern, TopK
+from runtime.tools.bench.data_sets import make_data
+from runtime.tools.bench.timing import Call
 
 PACKAGES = ("torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flashinfer-python")
 LARGEST_RMSE = 0.25  # relative: what is beyond computes something else

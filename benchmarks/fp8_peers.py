@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from codegen.dtypes import LARGEST
-from runtime.bench.timing import Call
+from runtime.tools.bench.timing import Call
 
 E4M3 = torch.float8_e4m3fn
 WEIGHT_SCALE = 256.0  # of weights, which are at most 1: a power of two below 448

@@ -13,8 +13,8 @@ from fp8_rows import CUBE, EQUAL, FP16, QUANTISING, SLOW, ProductRow
 from records import OURS
 
 from runtime import load_kernel, quantise_matrix
-from runtime.bench import bsr_fp8
 from runtime.kernels.bsr_scales import SCALE_DEPTH
+from runtime.tools.bench import bsr_fp8
 
 NAMES = {EQUAL: bsr_fp8.EQUAL, CUBE: bsr_fp8.DENSE}  # of torch's products in benchmarks/bsr_peers.py
 

@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from codegen.json_rows import json_rows
-from runtime.bench.timing import ROUNDS, Call, back_to_back, single_calls
 from runtime.compile import toolchain
+from runtime.tools.bench.timing import ROUNDS, Call, back_to_back, single_calls
 from runtime.verify.run import driver_version
 
 Fields = dict[str, Any]

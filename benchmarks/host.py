@@ -38,8 +38,8 @@ from rich.table import Table
 
 from codegen.json_rows import json_rows
 from runtime import block_sparse_attention, explain_attention, load_kernel, patterns
-from runtime.bench.measurement import random_lists
-from runtime.bench.timing import Call, captured, median
+from runtime.tools.bench.measurement import random_lists
+from runtime.tools.bench.timing import Call, captured, median
 
 PACKAGES = ("torch", "cuda-bindings")
 AHEAD = 20  # calls; a stream takes about a thousand launches before the host must wait

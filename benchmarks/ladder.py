@@ -28,9 +28,9 @@ from codegen.receipts import source_sha256
 from codegen.render import render
 from codegen.spec import BsrSpmmSpec, Spec
 from runtime import load_kernel
-from runtime.bench.timing import Call, single_calls
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
+from runtime.tools.bench.timing import Call, single_calls
 from runtime.verify.rows import kernel_fields
 
 Fields = dict[str, Any]

@@ -25,7 +25,7 @@ from codegen.json_rows import json_rows
 from codegen.library import ROOT, find_spec
 from codegen.spec import AttentionSpec
 from runtime import load_kernel
-from runtime.bench.timing import Call
+from runtime.tools.bench.timing import Call
 
 PAGE, MARKER = ROOT / "docs" / "numerics.md", "flat-scores"
 LENGTHS = (16, 17, 18, 20)  # log2 of the keys

@@ -23,9 +23,9 @@ from codegen.json_rows import json_rows
 from codegen.library import find_spec, shipped_names
 from codegen.spec import QuantiseSpec
 from runtime import load_kernel
-from runtime.bench.timing import back_to_back, single_calls
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.quantise import Quantised, QuantiseKernel
+from runtime.tools.bench.timing import back_to_back, single_calls
 from runtime.verify.quantise import expected
 
 SHAPES = ((2, 16, 16384), (1, 8, 131072), (1, 16, 4096))  # batch, heads, length

@@ -45,9 +45,9 @@ from codegen.select.table import Measurement, measurements
 from codegen.spec import canonical
 from runtime.compile import toolchain
 from runtime.compile.compiler import compile_spec
-from runtime.tune.command import read_problems
-from runtime.tune.database import Database, Device, Record
-from runtime.tune.tuner import best_of, compile_all, cost, tune
+from runtime.tools.tune.command import read_problems
+from runtime.tools.tune.database import Database, Device, Record
+from runtime.tools.tune.tuner import best_of, compile_all, cost, tune
 
 Fields = dict[str, Any]
 PROBLEMS = Path(__file__).with_name("selection_problems.jsonl")
@@ -241,7 +241,7 @@ def measure(options: argparse.Namespace) -> Fields:
         if options.budget is not None and time.monotonic() - began > options.budget:
             report["not_run"].append(str(problem))
             continue
-        from runtime.tune.gpu import GpuBench
+        from runtime.tools.tune.gpu import GpuBench
 
         choice = choices[problem]
         records = tune(*(database, problem, groups[problem], here, GpuBench), failures=failures, beside=choice.named)
@@ -257,7 +257,7 @@ def _device(problems: Sequence[Problem]) -> Device:
 
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run, --compile-only needs none")
-    from runtime.tune.gpu import device
+    from runtime.tools.tune.gpu import device
 
     return device(problems)
 

@@ -28,8 +28,8 @@ from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from codegen.json_rows import json_rows
-from runtime.bench.timing import ROUNDS, Call, back_to_back, single_calls
 from runtime.integrations import TopKSelection, register_transformers
+from runtime.tools.bench.timing import ROUNDS, Call, back_to_back, single_calls
 
 PACKAGES = ("torch", "transformers", "cuda-bindings")
 SIZES = {

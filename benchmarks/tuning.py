@@ -23,10 +23,10 @@ from tuning_page import table
 
 from codegen.json_rows import json_rows
 from codegen.library import find_spec
-from codegen.report import Report
-from runtime.bench.required import require_gpu
-from runtime.tune.command import Options, read_problems, run, task_of
-from runtime.tune.database import Database
+from codegen.tools.report import Report
+from runtime.tools.bench.required import require_gpu
+from runtime.tools.tune.command import Options, read_problems, run, task_of
+from runtime.tools.tune.database import Database
 
 
 @dataclass(frozen=True)

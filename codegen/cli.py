@@ -14,19 +14,19 @@ from typer.core import TyperGroup
 
 from codegen import __version__, freshness
 from codegen.errors import CodegenError, SpecError
-from codegen.explain import explain, explained
 from codegen.files import is_file, write_if_changed
 from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec, find_spec, shipped_names, shipped_specs
-from codegen.listing import row_of, table_of
 from codegen.plan import Plan
 from codegen.planning import plan_for
-from codegen.progress import progress
 from codegen.receipts import state
 from codegen.render import render
-from codegen.report import JsonOption, console, report
 from codegen.select.choice import Choice, choose
 from codegen.select.problem import is_chosen, parse_problem, problem_fields, said_by
 from codegen.spec import json_schema
+from codegen.tools.explain import explain, explained
+from codegen.tools.listing import row_of, table_of
+from codegen.tools.progress import progress
+from codegen.tools.report import JsonOption, console, report
 
 INTERRUPTED = 130
 BAD_INPUT = 2

@@ -13,8 +13,8 @@ import argparse
 import torch
 
 from runtime import explain_matmul
-from runtime.bench.timing import single_calls
 from runtime.nn import BlockSparseLinear
+from runtime.tools.bench.timing import single_calls
 
 
 def random_layer(size: int, block: int, stored: int) -> BlockSparseLinear:

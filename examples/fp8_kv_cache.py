@@ -14,8 +14,8 @@ import argparse
 import torch
 
 from runtime import QuantisedAttention, block_sparse_attention, quantise_attention
-from runtime.bench.timing import single_calls
 from runtime.patterns import Causal
+from runtime.tools.bench.timing import single_calls
 
 HEAD_DIM = 128
 APPENDED = 128  # keys that the cache grows by

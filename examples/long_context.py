@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from runtime import block_sparse_attention
-from runtime.bench.timing import single_calls
 from runtime.distributed import Layout, context_parallel_attention, keys_received, plan_sends
 from runtime.patterns import Causal, Pattern, SlidingWindow, TopK
+from runtime.tools.bench.timing import single_calls
 
 BLOCK, ENTRIES, WINDOW = 128, 32, 2048
 LANDMARKS = 256  # blocks, evenly spaced, that any query block may see

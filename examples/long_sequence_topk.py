@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from runtime import load_kernel
-from runtime.bench.timing import single_calls
+from runtime.tools.bench.timing import single_calls
 
 
 def choose_blocks(q: torch.Tensor, k: torch.Tensor, block: int, count: int) -> torch.Tensor:

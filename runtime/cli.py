@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codegen import new_command as _new_command  # noqa: F401 - its command
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
 from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE
 from codegen.files import holds
@@ -19,20 +18,21 @@ from codegen.freshness import display_path, render_command, render_to
 from codegen.library import NamedSpec
 from codegen.receipts import MeasurementRecord, Receipt, VerificationRecord, receipt_path, source_sha256
 from codegen.render import render
-from codegen.report import JsonOption, Report, report
+from codegen.tools import new_command as _new_command  # noqa: F401 - its command
+from codegen.tools.report import JsonOption, Report, report
 from codegen.wording import in_shell, one_line
-from runtime.analysis import cli as _analysis  # noqa: F401 - its commands
-from runtime.attest import cli as _attest  # noqa: F401 - its commands
-from runtime.baselines import cli as _baselines  # noqa: F401 - its command
-from runtime.bench.required import require_gpu
 from runtime.compile import rows as compile_rows
 from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import usage
-from runtime.report import cli as _report  # noqa: F401 - its command
-from runtime.tune import cli as _tune  # noqa: F401 - its command
+from runtime.tools.analysis import cli as _analysis  # noqa: F401 - its commands
+from runtime.tools.attest import cli as _attest  # noqa: F401 - its commands
+from runtime.tools.baselines import cli as _baselines  # noqa: F401 - its command
+from runtime.tools.bench.required import require_gpu
+from runtime.tools.report import cli as _report  # noqa: F401 - its command
+from runtime.tools.tune import cli as _tune  # noqa: F401 - its command
 
 if TYPE_CHECKING:
     from runtime.verify.receipts import Comparison
@@ -219,7 +219,7 @@ def verify_command(
     """
     named_specs = chosen(specs, every)
     require_gpu("verify", "verified")
-    from runtime.bench.measurement import measure as measure_kernel  # noqa: PLC0415
+    from runtime.tools.bench.measurement import measure as measure_kernel  # noqa: PLC0415
     from runtime.verify.receipts import receipt  # noqa: PLC0415
     from runtime.verify.run import verify  # noqa: PLC0415
 
@@ -271,8 +271,8 @@ def measure_command(
     """
     named_specs = chosen(specs, every)
     require_gpu("measure", "measured")
-    from runtime.bench.measurement import measure  # noqa: PLC0415
     from runtime.kernel import load_kernel  # noqa: PLC0415
+    from runtime.tools.bench.measurement import measure  # noqa: PLC0415
     from runtime.verify.receipts import Comparison, compared  # noqa: PLC0415
 
     unverified = 0

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from codegen.cli import place_of
 from codegen.errors import SpecError
-from codegen.exports import RECORD, check_exportable, exported_names, files_of
 from codegen.folders import check_folder, write_folder
 from codegen.library import NamedSpec
 from codegen.receipts import MissingReceipt, Receipt
 from codegen.render import generate
-from codegen.sized_launch import SizedLaunch, sized_launch
+from codegen.tools.exports import RECORD, check_exportable, exported_names, files_of
+from codegen.tools.sized_launch import SizedLaunch, sized_launch
 from codegen.wording import one_line, shown
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.verify.receipts import cubin_record, unverified

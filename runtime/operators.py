@@ -36,9 +36,9 @@ class Operator:
 _ATTENTION = Operator(
     kernel="runtime.kernels.attention:AttentionKernel",
     verification="runtime.verify.attention:VERIFICATION",
-    workload="runtime.bench.measurement:attention_workload",
-    inputs="runtime.tune.data:AttentionInputs",
-    example="runtime.report.patterns:pattern_example",
+    workload="runtime.tools.bench.measurement:attention_workload",
+    inputs="runtime.tools.tune.data:AttentionInputs",
+    example="runtime.tools.report.patterns:pattern_example",
 )
 OPERATORS: dict[str, Operator] = {
     "attention": replace(
@@ -52,49 +52,49 @@ OPERATORS: dict[str, Operator] = {
     "attention_backward": Operator(
         kernel="runtime.kernels.attention_backward:AttentionBackwardKernel",
         verification="runtime.verify.attention_backward:VERIFICATION",
-        workload="runtime.bench.measurement:backward_workload",
-        example="runtime.report.patterns:pattern_example",
+        workload="runtime.tools.bench.measurement:backward_workload",
+        example="runtime.tools.report.patterns:pattern_example",
     ),
     "block_mask": Operator(
         kernel="runtime.kernels.block_mask:BlockMaskKernel",
         verification="runtime.verify.block_mask:VERIFICATION",
-        workload="runtime.bench.measurement:block_mask_workload",
+        workload="runtime.tools.bench.measurement:block_mask_workload",
     ),
     "bsr_spmm": Operator(
         kernel="runtime.kernels.bsr_spmm:BsrSpmmKernel",
         verification="runtime.verify.bsr_spmm:VERIFICATION",
-        workload="runtime.bench.measurement:bsr_workload",
-        inputs="runtime.tune.data:SpmmInputs",
-        example="runtime.report.patterns:stored_example",
+        workload="runtime.tools.bench.measurement:bsr_workload",
+        inputs="runtime.tools.tune.data:SpmmInputs",
+        example="runtime.tools.report.patterns:stored_example",
     ),
     "bsr_sddmm": Operator(
         kernel="runtime.kernels.bsr_sddmm:BsrSddmmKernel",
         verification="runtime.verify.bsr_sddmm:VERIFICATION",
-        workload="runtime.bench.measurement:sddmm_workload",
-        inputs="runtime.tune.data:SddmmInputs",
-        example="runtime.report.patterns:sampled_example",
+        workload="runtime.tools.bench.measurement:sddmm_workload",
+        inputs="runtime.tools.tune.data:SddmmInputs",
+        example="runtime.tools.report.patterns:sampled_example",
     ),
     "bsr_spgemm": Operator(
         kernel="runtime.kernels.bsr_spgemm:BsrSpgemmKernel",
         verification="runtime.verify.bsr_spgemm:VERIFICATION",
-        workload="runtime.bench.measurement:spgemm_workload",
-        inputs="runtime.tune.data:SpgemmInputs",
-        example="runtime.report.patterns:product_example",
+        workload="runtime.tools.bench.measurement:spgemm_workload",
+        inputs="runtime.tools.tune.data:SpgemmInputs",
+        example="runtime.tools.report.patterns:product_example",
     ),
     "quantise": Operator(
         kernel="runtime.kernels.quantise:QuantiseKernel",
         verification="runtime.verify.quantise:VERIFICATION",
-        workload="runtime.bench.measurement:quantise_workload",
+        workload="runtime.tools.bench.measurement:quantise_workload",
     ),
     "select_topk": Operator(
         kernel="runtime.kernels.select_topk:SelectTopkKernel",
         verification="runtime.verify.select_topk:VERIFICATION",
-        workload="runtime.bench.measurement:select_workload",
+        workload="runtime.tools.bench.measurement:select_workload",
     ),
     "tile_copy": Operator(
         kernel="runtime.kernels.tile_copy:TileCopyKernel",
         verification="runtime.verify.tile_copy:VERIFICATION",
-        workload="runtime.bench.measurement:copy_workload",
+        workload="runtime.tools.bench.measurement:copy_workload",
     ),
 }
 """Records by the name of the operator."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from codegen.library import find_spec
 from codegen.render import generate
-from codegen.sized_launch import sized_launch
+from codegen.tools.sized_launch import sized_launch
 from runtime.compile import toolchain
 from runtime.export import export
 

@@ -19,7 +19,7 @@ import host_launch
 from codegen.encode_tiled import ELEMENT_BYTES
 from codegen.library import NamedSpec
 from codegen.plan import Plan
-from codegen.plans.attention_fp8 import is_fp8
+from codegen.plans.attention.fp8 import is_fp8
 from codegen.render import generate
 from codegen.spec import AttentionSpec
 from runtime.kernels.attention_fp8 import Fp8AttentionKernel

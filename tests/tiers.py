@@ -57,25 +57,25 @@ def scripts(*names: str) -> tuple[str, ...]:
 C, K = "tests/codegen", "tests/compile"
 GROUPS: dict[str, Group] = {
     # Tools
-    "report": Group((f"{C}/test_report.py",), ("runtime/report", "generated", "benchmarks/results")),
+    "report": Group((f"{C}/test_report.py",), ("runtime/tools/report", "generated", "benchmarks/results")),
     "analysis": Group(
         (f"{C}/test_loops.py", f"{C}/test_ncu.py", *(f"{K}/test_{name}.py" for name in ("diff", "disasm", "power"))),
-        ("runtime/analysis",),
+        ("runtime/tools/analysis",),
     ),
     "profiles": Group(
         (f"{K}/test_profile.py", f"{C}/test_profile_pages.py"),
-        ("runtime/analysis", *scripts("profile_pages"), "benchmarks/results/profiles.json", "docs/profiles"),
+        ("runtime/tools/analysis", *scripts("profile_pages"), "benchmarks/results/profiles.json", "docs/profiles"),
     ),
-    "attestations": Group((f"{K}/test_attest.py",), ("runtime/attest",)),
+    "attestations": Group((f"{K}/test_attest.py",), ("runtime/tools/attest",)),
     "tuner": Group(
         (f"{C}/test_tune.py", f"{C}/test_tune_command.py", f"{C}/test_space.py"),
-        ("runtime/tune", "codegen/select/space.py"),
+        ("runtime/tools/tune", "codegen/select/space.py"),
     ),
     "bench": Group(
         (f"{C}/test_bench.py", f"{C}/test_measurement.py", f"{C}/test_baselines.py"),
-        ("runtime/bench", "runtime/baselines"),
+        ("runtime/tools/bench", "runtime/tools/baselines"),
     ),
-    "new specs": Group((f"{C}/test_new.py",), ("codegen/new*.py", "codegen/wizard.py")),
+    "new specs": Group((f"{C}/test_new.py",), ("codegen/tools/new*.py", "codegen/tools/wizard.py")),
     # Packages that import no others of runtime/
     "compiler": Group(
         tuple(f"{K}/test_{name}.py" for name in ("child", "toolchain", "findings")), ("runtime/compile",)

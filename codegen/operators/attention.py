@@ -5,7 +5,9 @@ from __future__ import annotations
 from codegen.attention_cases import cases_of
 from codegen.combinations import check_options, check_score
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
-from codegen.plans import attention_mma_sync, attention_sm90a, attention_wmma
+from codegen.plans.attention import mma_sync as attention_mma_sync
+from codegen.plans.attention import sm90a as attention_sm90a
+from codegen.plans.attention import wmma as attention_wmma
 from codegen.problem import AttentionShape
 from codegen.select.default_tables import ATTENTION
 from codegen.select.defaults import attention_features

@@ -6,12 +6,10 @@ from codegen.attention_cases import gradient_cases_of
 from codegen.combinations import check_gradients, check_score
 from codegen.operators.record import Kernel, Operator
 from codegen.plan import Plan
-from codegen.plans import (
-    attention_backward,
-    attention_backward_daux,
-    attention_backward_dq_dkdv,
-    attention_backward_mma_sync,
-)
+from codegen.plans.backward import daux as attention_backward_daux
+from codegen.plans.backward import dq_dkdv as attention_backward_dq_dkdv
+from codegen.plans.backward import mma_sync as attention_backward_mma_sync
+from codegen.plans.backward import wgmma as attention_backward
 from codegen.problem import AttentionShape
 from codegen.select.default_tables import ATTENTION_BACKWARD
 from codegen.select.defaults import attention_backward_features

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import require
-from codegen.plans import bsr_sddmm_multistage, bsr_sddmm_sm90a, bsr_sddmm_sm90a_fp8, bsr_sddmm_sm90a_swap_ab
+from codegen.plans.bsr import sddmm_multistage as bsr_sddmm_multistage
+from codegen.plans.bsr import sddmm_sm90a as bsr_sddmm_sm90a
+from codegen.plans.bsr import sddmm_sm90a_fp8 as bsr_sddmm_sm90a_fp8
+from codegen.plans.bsr import sddmm_sm90a_swap_ab as bsr_sddmm_sm90a_swap_ab
 from codegen.problem import SddmmShape
 from codegen.select.default_tables import BSR_SDDMM
 from codegen.select.defaults import bsr_sddmm_features

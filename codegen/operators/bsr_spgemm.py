@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import Plan
-from codegen.plans import bsr_spgemm_multistage, bsr_spgemm_sm90a
+from codegen.plans.bsr import spgemm_multistage as bsr_spgemm_multistage
+from codegen.plans.bsr import spgemm_sm90a as bsr_spgemm_sm90a
 from codegen.problem import SpgemmShape
 from codegen.select.default_tables import BSR_SPGEMM
 from codegen.select.defaults import bsr_spgemm_features

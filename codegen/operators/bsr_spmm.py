@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import Plan, require
-from codegen.plans import (
-    bsr_spmm_few_columns,
-    bsr_spmm_mma,
-    bsr_spmm_sm90a,
-    bsr_spmm_sm90a_fp8,
-    bsr_spmm_sm90a_gathered,
-    bsr_spmm_sm90a_gathered_mma,
-    bsr_spmm_sm90a_pairs,
-    bsr_spmm_sm90a_swap_ab,
-    bsr_spmm_sm90a_transposed,
-    bsr_spmm_wmma,
-    gathered,
-)
+from codegen.plans.bsr import gathered
+from codegen.plans.bsr import spmm_few_columns as bsr_spmm_few_columns
+from codegen.plans.bsr import spmm_mma as bsr_spmm_mma
+from codegen.plans.bsr import spmm_sm90a as bsr_spmm_sm90a
+from codegen.plans.bsr import spmm_sm90a_fp8 as bsr_spmm_sm90a_fp8
+from codegen.plans.bsr import spmm_sm90a_gathered as bsr_spmm_sm90a_gathered
+from codegen.plans.bsr import spmm_sm90a_gathered_mma as bsr_spmm_sm90a_gathered_mma
+from codegen.plans.bsr import spmm_sm90a_pairs as bsr_spmm_sm90a_pairs
+from codegen.plans.bsr import spmm_sm90a_swap_ab as bsr_spmm_sm90a_swap_ab
+from codegen.plans.bsr import spmm_sm90a_transposed as bsr_spmm_sm90a_transposed
+from codegen.plans.bsr import spmm_wmma as bsr_spmm_wmma
 from codegen.problem import SpmmShape
 from codegen.select.default_tables import BSR_SPMM
 from codegen.select.defaults import bsr_spmm_features

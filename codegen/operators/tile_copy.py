@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.operators.record import Operator
-from codegen.plans import tile_copy
+from codegen.plans.bsr import tile_copy
 from codegen.problem import CopyShape
 from codegen.select.default_tables import TILE_COPY
 from codegen.spec import TileCopySpec

@@ -18,7 +18,7 @@ from codegen.plan import (
     pointer,
     require,
 )
-from codegen.plans.attention_expressions import LINE, aux_params, expression_registers, expressions_flags
+from codegen.plans.attention.expressions import LINE, aux_params, expression_registers, expressions_flags
 from codegen.problem import BlockMaskShape, LaunchArgs
 from codegen.spec import BlockMaskSpec
 from codegen.tile_rules import OneOf, Rule, check_tile

@@ -10,9 +10,9 @@ from typing import Any
 from codegen.errors import CodegenError
 from codegen.files import resolved, write_if_changed
 from codegen.library import IN_SOURCE_TREE, NamedSpec, read_spec, shown_place, spec_text
-from codegen.new import yaml_of
 from codegen.select.problem import tuning_of
 from codegen.spec import Spec
+from codegen.tools.new import yaml_of
 from codegen.yaml_text import read_yaml, with_values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from codegen.exports import read_export
+from codegen.tools.exports import read_export
 from runtime.compile.compiler import Compiled
 
 

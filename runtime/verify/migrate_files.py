@@ -23,8 +23,8 @@ from codegen.library import (
 )
 from codegen.receipts import MissingReceipt, Receipt, ReceiptError, receipt_path
 from codegen.render import render
-from codegen.report import Report
 from codegen.rewriting import rewritten
+from codegen.tools.report import Report
 from codegen.wording import one_line
 from runtime.verify import migration, rows
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from codegen.library import find_spec
-from codegen.plans.attention_order import heads_in_l2
+from codegen.plans.attention.order import heads_in_l2
 from codegen.render import render
 
 NAMES = (

@@ -12,17 +12,17 @@ from typer.testing import CliRunner, Result
 
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec, find_spec
-from runtime.baselines.compared import compare
-from runtime.baselines.stored import BaselineError, Machine, Row, Timings, check_may_save, read_baseline, save
-from runtime.bench.noise import change, interval
+from runtime.tools.baselines.compared import compare
+from runtime.tools.baselines.stored import BaselineError, Machine, Row, Timings, check_may_save, read_baseline, save
+from runtime.tools.bench.noise import change, interval
 
 torch = pytest.importorskip("torch")
 
-import runtime.baselines.run as bench  # noqa: E402
-from runtime.baselines import peers  # noqa: E402
-from runtime.bench.measurement import Workload  # noqa: E402
+import runtime.tools.baselines.run as bench  # noqa: E402
 from runtime.cli import app  # noqa: E402
 from runtime.errors import DeviceError  # noqa: E402
+from runtime.tools.baselines import peers  # noqa: E402
+from runtime.tools.bench.measurement import Workload  # noqa: E402
 
 HERE = Machine(device="H100", driver="580.1", torch="2.13", compiler="nvrtc 13.0")
 
@@ -150,7 +150,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench, "measure", measured)
     monkeypatch.setattr(bench, "machine", lambda: state["here"])
-    monkeypatch.setattr("runtime.baselines.cli.require_gpu", lambda *told: None)
+    monkeypatch.setattr("runtime.tools.baselines.cli.require_gpu", lambda *told: None)
     return state
 
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from codegen.errors import CodegenError  # noqa: E402
-from runtime.bench import data_sets, timing  # noqa: E402
+from runtime.tools.bench import data_sets, timing  # noqa: E402
 
 
 def test_medians_of_single_calls_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

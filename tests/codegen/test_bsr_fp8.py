@@ -10,8 +10,8 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.plans.bsr_fp8 import SIZES
-from codegen.plans.bsr_parts import copies_b
+from codegen.plans.bsr.fp8 import SIZES
+from codegen.plans.bsr.parts import copies_b
 from codegen.problem import SddmmShape, SpmmShape
 from codegen.render import generate
 from codegen.select import choose

@@ -12,7 +12,7 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.plans.bsr_spmm_few_columns import WARPS
+from codegen.plans.bsr.spmm_few_columns import WARPS
 from codegen.problem import SpmmShape
 
 

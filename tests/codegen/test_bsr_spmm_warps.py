@@ -13,7 +13,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.plans.balance import cuts_rows
+from codegen.plans.bsr.balance import cuts_rows
 from codegen.render import render_plan
 
 

@@ -15,7 +15,10 @@ from codegen.block_sizes import KEYS
 from codegen.dtypes import DTYPES, FP8
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS
-from codegen.plans import attention_wmma, bsr_sddmm_multistage, bsr_spgemm_multistage, bsr_spmm_mma
+from codegen.plans.attention import wmma as attention_wmma
+from codegen.plans.bsr import sddmm_multistage as bsr_sddmm_multistage
+from codegen.plans.bsr import spgemm_multistage as bsr_spgemm_multistage
+from codegen.plans.bsr import spmm_mma as bsr_spmm_mma
 from codegen.select.backward import BLOCK_SIZES
 from codegen.select.backward import HEAD_DIMS as BACKWARD_HEAD_DIMS
 from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec, TileCopySpec

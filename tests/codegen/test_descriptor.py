@@ -13,15 +13,15 @@ import drawn_specs
 import pytest
 from each import every_spec
 
-from codegen.descriptor import KernelFacts, facts_of, launch_record
 from codegen.encode_tiled import ELEMENT_BYTES
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec
 from codegen.operators import OPERATORS
 from codegen.plan import Plan
 from codegen.plans import plan_for
-from codegen.sized_launch import sized_launch, smallest_shape
 from codegen.spec import OPS
+from codegen.tools.descriptor import KernelFacts, facts_of, launch_record
+from codegen.tools.sized_launch import sized_launch, smallest_shape
 
 torch = pytest.importorskip("torch")
 

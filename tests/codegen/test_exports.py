@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from codegen import exports, folders
-from codegen.descriptor import (
+from codegen import folders
+from codegen.errors import CodegenError, ExportError, FileError, SpecError
+from codegen.folders import check_folder, write_folder
+from codegen.library import NamedSpec, find_spec
+from codegen.receipts import Receipt
+from codegen.render import generate
+from codegen.tools import exports
+from codegen.tools.descriptor import (
     GridRecord,
     KernelFacts,
     LaunchRecord,
@@ -23,8 +29,7 @@ from codegen.descriptor import (
     TensorMapRecord,
     WorkspaceRecord,
 )
-from codegen.errors import CodegenError, ExportError, FileError, SpecError
-from codegen.exports import (
+from codegen.tools.exports import (
     RECORD,
     FileRecord,
     KernelRecord,
@@ -34,11 +39,7 @@ from codegen.exports import (
     names_of,
     read_export,
 )
-from codegen.folders import check_folder, write_folder
-from codegen.library import NamedSpec, find_spec
-from codegen.receipts import Receipt
-from codegen.render import generate
-from codegen.sized_launch import sized_launch
+from codegen.tools.sized_launch import sized_launch
 
 CUBIN, LOG = b"\x7fELF, machine code", "ptxas info    : Used 168 registers"
 OWNED = partial(exported_names, symbol="h100_topk32")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from codegen.explain import explained
 from codegen.expressions.cost import Cost, cost_of
 from codegen.library import find_spec
 from codegen.patterns.block_lists import expression_of
 from codegen.plans import plan_for
+from codegen.tools.explain import explained
 
 COSTS = {
     "q_idx >= kv_idx": Cost(0, 0, 1),

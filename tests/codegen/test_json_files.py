@@ -13,9 +13,9 @@ from codegen.errors import CodegenError
 from codegen.library import GENERATED
 from codegen.receipts import Receipt
 from codegen.select.table import measurements, read_rows
-from runtime.attest.envelope import opened, sealed
-from runtime.baselines.stored import read_baseline
-from runtime.tune.command import read_problems
+from runtime.tools.attest.envelope import opened, sealed
+from runtime.tools.baselines.stored import read_baseline
+from runtime.tools.tune.command import read_problems
 from runtime.verify.rows import carried_over
 
 PLACE = {"kernel": "k", "spec_hash": "h", "source_sha256": "s", "workload": "w", "flops": 1.0}

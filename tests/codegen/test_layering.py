@@ -49,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "integrations": {"errors", "patterns", "convert", "ops", "video"},
     "ops": {"errors", "checks", "expressions", "kernels", "kernel", "patterns", "convert", "prepare"},
     "nn": {"errors", "checks", "ops", "prepare"},
-    "bench": {"errors", "operators", "expressions", "prepare", "kernels", "kernel"},
+    "tools.bench": {"errors", "operators", "expressions", "prepare", "kernels", "kernel"},
     "distributed": {"errors", "checks", "kept", "driver", "expressions", "kernels", "ops", "patterns"},
     "verify": {
         "errors",
@@ -62,18 +62,30 @@ ROOMS: dict[str, set[str]] = {
         "kernel",
         "result_rows",
     },
-    "tune": {"errors", "operators", "compile", "kernels", "kernel", "bench", "verify"},
-    "baselines": {"errors", "compile", "kernel", "bench", "verify"},
+    "tools.tune": {"errors", "operators", "compile", "kernels", "kernel", "tools.bench", "verify"},
+    "tools.baselines": {"errors", "compile", "kernel", "tools.bench", "verify"},
     "export": {"errors", "compile", "verify"},
     "git": {"errors"},
     "result_rows": set(),
-    "analysis": {"errors", "compile", "git", "kernel", "bench"},
-    "attest": {"errors", "compile", "git"},
-    "report": {"errors", "operators", "compile", "git", "result_rows"},
+    "tools.analysis": {"errors", "compile", "git", "kernel", "tools.bench"},
+    "tools.attest": {"errors", "compile", "git"},
+    "tools.report": {"errors", "operators", "compile", "git", "result_rows"},
     "doctor": {"errors", "compile", "driver"},
-    "cli": {"errors", "compile", "analysis", "attest", "report", "kernel", "baselines", "bench", "verify", "tune"}
+    "cli": {
+        "errors",
+        "compile",
+        "tools.analysis",
+        "tools.attest",
+        "tools.report",
+        "kernel",
+        "tools.baselines",
+        "tools.bench",
+        "verify",
+        "tools.tune",
+    }
     | {"export", "doctor"},
     "__init__": {"errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
+    "tools": set(),
 }
 
 
@@ -129,9 +141,14 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
+def room_named(module: str) -> str:
+    """The room of a module of ``runtime``: its package, or itself; each tool is a room."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[0] == "tools" and parts[1:] != ["__init__"] else 1])
+
+
 def room_of(path: Path) -> str:
-    first = path.relative_to(PROJECT / "runtime").parts[0]
-    return first.removesuffix(".py")
+    return room_named(".".join(path.relative_to(PROJECT).with_suffix("").parts))
 
 
 def test_each_module_of_runtime_is_in_a_room() -> None:
@@ -140,7 +157,7 @@ def test_each_module_of_runtime_is_in_a_room() -> None:
 
 @for_each("path", lambda: RUNTIME, place)
 def test_rooms_of_runtime_import_one_way(path: Path) -> None:
-    room, others = room_of(path), {name.split(".")[1] for name in imports_of(path) if name.startswith("runtime.")}
+    room, others = room_of(path), {room_named(name) for name in imports_of(path) if name.startswith("runtime.")}
     assert others - {room} <= ROOMS[room]
 
 

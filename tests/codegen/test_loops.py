@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.analysis.kinds import KINDS, OTHER, by_kind, by_opcode, kind_of
-from runtime.analysis.loops import loops, main_loop
-from runtime.analysis.sass import Instruction, parse
+from runtime.tools.analysis.kinds import KINDS, OTHER, by_kind, by_opcode, kind_of
+from runtime.tools.analysis.loops import loops, main_loop
+from runtime.tools.analysis.sass import Instruction, parse
 
 LISTING = """\
 	.section	.text.kernel,"ax",@progbits

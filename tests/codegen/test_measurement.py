@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from codegen.library import find_spec  # noqa: E402
 from codegen.parse import parse_spec  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
-from runtime.bench import measurement  # noqa: E402
 from runtime.operators import OPERATORS, part  # noqa: E402
+from runtime.tools.bench import measurement  # noqa: E402
 
 BLOCK_LISTS = "h100_block_lists"
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import CodegenError, FileError
-from runtime.analysis import ncu
-from runtime.analysis.findings import REASONS, counted_findings
-from runtime.analysis.ncu import Counters, parse, read
+from runtime.tools.analysis import ncu
+from runtime.tools.analysis.findings import REASONS, counted_findings
+from runtime.tools.analysis.ncu import Counters, parse, read
 
 LONG = """\
 ==PROF== Connected to process 4711 (/usr/bin/python3)

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from codegen import new_command
 from codegen.arch import ARCHS
 from codegen.cli import app
 from codegen.devices import DEVICES, arch_of, device_names
 from codegen.errors import SpecError
 from codegen.library import find_spec, read_spec, shipped_names
-from codegen.new import new_spec, pattern_fields
 from codegen.select.choice import choose
 from codegen.select.problem import parse_problem
+from codegen.tools import new_command
+from codegen.tools.new import new_spec, pattern_fields
 
 assert new_command.app is app
 CAUSAL = ("--device", "H100", "--head-dim", "128", "--pattern", "causal")

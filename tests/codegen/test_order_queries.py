@@ -10,7 +10,7 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.parse import parse_spec
 from codegen.plans import plan_for
-from codegen.plans.attention_query_order import BLOCK_WINDOWS, WINDOW_TILES, order_search
+from codegen.plans.attention.query_order import BLOCK_WINDOWS, WINDOW_TILES, order_search
 from codegen.render import render
 
 NAME, PLAIN = "h100_topk32_b64_self_ordered", "h100_topk32_d64_b64"

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from codegen.library import GENERATED
-from codegen.outline import Function, Outline, Stage, functions
+from codegen.tools.outline import Function, Outline, Stage, functions
 
 SOURCE = """\
 // __device__ int no_function() {

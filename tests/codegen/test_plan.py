@@ -15,14 +15,6 @@ from each import every_spec, looped
 
 from codegen.arch import KIB
 from codegen.errors import SpecError
-from codegen.explain import (
-    blocks_by_registers,
-    blocks_by_shared_memory,
-    blocks_by_threads,
-    explained,
-    launch_registers,
-    occupancy,
-)
 from codegen.flags import Flags
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.parse import parse_spec
@@ -42,6 +34,14 @@ from codegen.problem import (
 from codegen.receipts import Receipt, receipt_path
 from codegen.render import generate, render_plan
 from codegen.spec import AttentionSpec
+from codegen.tools.explain import (
+    blocks_by_registers,
+    blocks_by_shared_memory,
+    blocks_by_threads,
+    explained,
+    launch_registers,
+    occupancy,
+)
 
 C_TYPES = {"i32": {"int"}, "i64": {"int64"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
 

@@ -17,13 +17,13 @@ KEPT = {
     "codegen/select/table.py:measurements": "no argument",
     "runtime/expressions/trace.py:_undisturbed": "no argument",
     "runtime/driver/api.py:driver": "no argument",
-    "runtime/report/site.py:environment": "no argument",
-    "runtime/report/patterns.py:_positional": "specs of a report, made by a command that ends",
-    "runtime/report/patterns.py:_listed": "specs of a report, made by a command that ends",
-    "runtime/report/patterns.py:_stored": "specs of a report, made by a command that ends",
-    "runtime/report/patterns.py:product_example": "specs of a report, made by a command that ends",
-    "runtime/report/highlight.py:_paragraph": "texts of a report, made by a command that ends",
-    "runtime/report/highlight.py:_lexer": "the languages of a report",
+    "runtime/tools/report/site.py:environment": "no argument",
+    "runtime/tools/report/patterns.py:_positional": "specs of a report, made by a command that ends",
+    "runtime/tools/report/patterns.py:_listed": "specs of a report, made by a command that ends",
+    "runtime/tools/report/patterns.py:_stored": "specs of a report, made by a command that ends",
+    "runtime/tools/report/patterns.py:product_example": "specs of a report, made by a command that ends",
+    "runtime/tools/report/highlight.py:_paragraph": "texts of a report, made by a command that ends",
+    "runtime/tools/report/highlight.py:_lexer": "the languages of a report",
     "runtime/compile/cache_trust.py:_is_private": "groups and users that own a folder of the cache",
     "runtime/compile/cache_trust.py:_unknown_outside": "no argument",
     "runtime/compile/toolchain.py:nvrtc": "no argument",
@@ -48,8 +48,8 @@ KEPT = {
 CHANGES = {
     "runtime/prepare/row_clusters.py:torch.set_num_threads": "one search at a time, restored after it",
     "runtime/verify/common.py:torch.use_deterministic_algorithms": "of the command that verifies, restored after it",
-    "runtime/tune/search.py:warnings.catch_warnings": "of the command that tunes, before it starts threads",
-    "runtime/tune/search.py:warnings.simplefilter": "of the command that tunes, before it starts threads",
+    "runtime/tools/tune/search.py:warnings.catch_warnings": "of the command that tunes, before it starts threads",
+    "runtime/tools/tune/search.py:warnings.simplefilter": "of the command that tunes, before it starts threads",
 }
 CHANGING = re.compile(
     r"os\.(environ(\.(update|setdefault|pop|clear))?|putenv|unsetenv|umask|chdir)|sys\.path(\.\w+)?|"

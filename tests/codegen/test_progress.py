@@ -12,10 +12,10 @@ import pytest
 import typer
 from rich.console import Console
 
-from codegen import listing, progress
 from codegen.library import shipped_specs
 from codegen.receipts import ReceiptState, ReceiptStatus
-from codegen.report import report
+from codegen.tools import listing, progress
+from codegen.tools.report import report
 
 
 class Terminal(io.StringIO):

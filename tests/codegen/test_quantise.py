@@ -18,7 +18,7 @@ from codegen.plans import plan_for
 from codegen.plans.quantise import STATISTIC_ROWS
 from codegen.problem import QuantiseShape
 from codegen.render import generate, render
-from codegen.sized_launch import sized_launch
+from codegen.tools.sized_launch import sized_launch
 
 torch = pytest.importorskip("torch")
 

@@ -29,14 +29,14 @@ from codegen.receipts import Receipt, source_sha256, state
 from codegen.render import generate
 from runtime.cli import app
 from runtime.git import ELSEWHERE
-from runtime.report import cli, patterns, pipeline, site, tree
-from runtime.report.chain import links
-from runtime.report.changes import changes
-from runtime.report.kernels import Kernel, Record, kernel_of, known_records
-from runtime.report.measurements import by_spec, results, rows_of
-from runtime.report.resources import resources_of
-from runtime.report.roofline import machine_of, roofline
-from runtime.report.tree import Tree
+from runtime.tools.report import cli, patterns, pipeline, site, tree
+from runtime.tools.report.chain import links
+from runtime.tools.report.changes import changes
+from runtime.tools.report.kernels import Kernel, Record, kernel_of, known_records
+from runtime.tools.report.measurements import by_spec, results, rows_of
+from runtime.tools.report.resources import resources_of
+from runtime.tools.report.roofline import machine_of, roofline
+from runtime.tools.report.tree import Tree
 
 # Lists and data sets; no ring, microseconds; PTX; no pattern.
 KERNELS = ("h100_topk32", "h100_bsr_spmm_b128_n16", "l4_topk32", "h100_select_topk")
@@ -149,7 +149,7 @@ def test_a_page_says_what_is_known(pages: dict[str, Page]) -> None:
 def test_the_same_tree_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     """In another process, with other hashes of strings, from another folder, and whatever was there before."""
     code = (
-        "import sys; from pathlib import Path; from runtime.cli import app; from runtime.report import tree\n"
+        "import sys; from pathlib import Path; from runtime.cli import app; from runtime.tools.report import tree\n"
         f"tree.tree_of = lambda out: tree.Tree({CLEAN.commit!r})\n"
         "app(['report', *sys.argv[1:]])"
     )

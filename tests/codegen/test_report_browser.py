@@ -11,8 +11,8 @@ from chromium import Chromium
 from typer.testing import CliRunner
 
 from runtime.cli import app
-from runtime.report import tree
-from runtime.report.tree import Tree
+from runtime.tools.report import tree
+from runtime.tools.report.tree import Tree
 
 if chromium.place() is None:
     pytest.skip("no Chromium: apt-get install chromium", allow_module_level=True)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from codegen.errors import SpecError
-from codegen.explain import explained
 from codegen.library import find_spec
-from codegen.listing import what
 from codegen.parse import parse_spec
 from codegen.plans import plan_for
 from codegen.render import render
 from codegen.score import Score
 from codegen.select import choose
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
+from codegen.tools.explain import explained
+from codegen.tools.listing import what
 
 ALIBI: dict[str, Any] = {"value": "score + slope[head] * (kv_idx - q_idx)", "aux": {"slope": "fp32[heads]"}}
 TABLE: dict[str, Any] = {"value": "score + bias[head, q_idx - kv_idx]", "aux": {"bias": "fp16[heads, 99]"}}

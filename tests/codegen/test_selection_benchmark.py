@@ -16,12 +16,12 @@ from codegen.select import choose
 from codegen.select.calibration import FEWEST
 from codegen.select.table import measurements
 
-pytest.importorskip("runtime.tune.command", exc_type=ImportError)
+pytest.importorskip("runtime.tools.tune.command", exc_type=ImportError)
 
-from runtime.tune.columns import Figures
-from runtime.tune.command import read_problems
-from runtime.tune.database import Database, Device
-from runtime.tune.tuner import tune
+from runtime.tools.tune.columns import Figures
+from runtime.tools.tune.command import read_problems
+from runtime.tools.tune.database import Database, Device
+from runtime.tools.tune.tuner import tune
 
 DEVICE = Device("a GPU", "580.1")
 

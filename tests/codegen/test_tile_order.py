@@ -18,8 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from codegen.library import find_spec
-from codegen.plans.balance import group_tiles
-from codegen.plans.bsr_spmm_launch import group_rows
+from codegen.plans.bsr.balance import group_tiles
+from codegen.plans.bsr.spmm_launch import group_rows
 from codegen.render import render
 from codegen.spec import BsrSpmmSpec
 

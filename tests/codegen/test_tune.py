@@ -26,14 +26,14 @@ from codegen.select.candidates import MOST, candidates
 from codegen.select.problem import Problem, problem_of, tuning_of
 from codegen.select.table import read_rows, written
 
-pytest.importorskip("runtime.tune.tuner", exc_type=ImportError)
+pytest.importorskip("runtime.tools.tune.tuner", exc_type=ImportError)
 
 from runtime.errors import CompileError, ToolchainError
-from runtime.tune.columns import Figures
-from runtime.tune.command import read_problems
-from runtime.tune.database import Database, DatabaseError, Device
-from runtime.tune.exported import exported
-from runtime.tune.tuner import BEST, Bench, Course, TuneError, best_of, compile_all, tune
+from runtime.tools.tune.columns import Figures
+from runtime.tools.tune.command import read_problems
+from runtime.tools.tune.database import Database, DatabaseError, Device
+from runtime.tools.tune.exported import exported
+from runtime.tools.tune.tuner import BEST, Bench, Course, TuneError, best_of, compile_all, tune
 
 PROBLEM = parse_problem(
     {"op": "bsr_spmm", "block": {"rows": 64, "cols": 64}, "m": 4096, "n": 16, "k": 4096, "density": 0.3}
@@ -250,7 +250,7 @@ def _stems() -> list[str]:
 
 def test_a_kernel_whose_source_has_changed_is_not_exported(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(database, PROBLEM, KERNELS, H100, FakeBench())
-    monkeypatch.setattr("runtime.tune.exported.render", lambda named: f"another source of {named.stem}")
+    monkeypatch.setattr("runtime.tools.tune.exported.render", lambda named: f"another source of {named.stem}")
     assert exported(database) == []
 
 
@@ -286,7 +286,7 @@ def test_a_page_that_was_overwritten_is_found_before_anything_is_timed(database:
 def test_what_was_committed_before_a_process_was_killed_is_there(tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom codegen.library import find_spec\n"
-        "from runtime.tune.database import *\nfrom runtime.tune.columns import Figures\n"
+        "from runtime.tools.tune.database import *\nfrom runtime.tools.tune.columns import Figures\n"
         "from codegen.select import parse_problem\n"
         f"problem = parse_problem({PROBLEM.model_dump(mode='json', exclude_none=True)!r})\n"
         "database = Database(Path(sys.argv[1]))\n"
@@ -325,7 +325,7 @@ def test_a_database_of_before_there_was_a_format_goes_on(database: Database) -> 
 
 
 def test_a_database_that_another_process_writes_to(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.tune.database.BUSY_SECONDS", 0)
+    monkeypatch.setattr("runtime.tools.tune.database.BUSY_SECONDS", 0)
     with closing(sqlite3.connect(database.path, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(DatabaseError, match=r"locked; another process .* wait for it, and run again"):
@@ -439,7 +439,7 @@ def test_an_edited_database_gives_a_result_or_an_error_in_bounded_time(
     Course(database, PROBLEM, KERNELS[0], H100, FakeBench()).compare(KERNELS[1], KERNELS[0])
     database.write_compilation(KERNELS[0], "nvrtc", "")
     database.begin(OTHER, KERNELS[0], H100)
-    monkeypatch.setattr("runtime.tune.database.SECONDS", 0.5)
+    monkeypatch.setattr("runtime.tools.tune.database.SECONDS", 0.5)
     with closing(sqlite3.connect(database.path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     whole, draw, refused = database.path.read_bytes(), random.Random(0), 0
@@ -471,7 +471,7 @@ def test_a_query_that_never_ends(database: Database, ending: str, monkeypatch: p
     with closing(sqlite3.connect(database.path)) as connection:  # after the file was checked
         connection.executescript(SCHEMAS[0])
     if ending == "the clock":
-        monkeypatch.setattr("runtime.tune.database.SECONDS", 0.1)
+        monkeypatch.setattr("runtime.tools.tune.database.SECONDS", 0.1)
         with pytest.raises(DatabaseError, match=r"takes longer than 0.1 s: nothing was changed"):
             database.problems()
         return
@@ -569,7 +569,7 @@ class FakeKernel:
 
 
 def test_inputs_of_attention_are_what_the_problem_says() -> None:
-    data: Any = pytest.importorskip("runtime.tune.data", exc_type=ImportError)
+    data: Any = pytest.importorskip("runtime.tools.tune.data", exc_type=ImportError)
     fields = {"op": "attention", "head_dim": 64, "pattern": {"kind": "topk", "k": 4, "block": {"q": 64, "kv": 64}}}
     sizes = {"heads": 4, "kv_heads": 2, "q_len": 1000, "kv_len": 2048, "pack_gqa": 2, "overlap": 0.75}
     inputs = data.AttentionInputs(parse_problem({**fields, **sizes}), "cpu")
@@ -586,7 +586,7 @@ def test_inputs_of_attention_are_what_the_problem_says() -> None:
 
 
 def test_inputs_of_fp8_attention_are_quantised_once() -> None:
-    data: Any = pytest.importorskip("runtime.tune.data", exc_type=ImportError)
+    data: Any = pytest.importorskip("runtime.tools.tune.data", exc_type=ImportError)
     torch = pytest.importorskip("torch")
     kernel = FakeKernel("h100_e4m3_topk32_b64")
     problem = problem_of(kernel.spec, {"heads": 2, "q_len": 300, "kv_len": 4096})
@@ -602,7 +602,7 @@ def test_inputs_of_fp8_attention_are_quantised_once() -> None:
 
 @pytest.mark.parametrize(("op", "shape"), [("bsr_spmm", (256, 40)), ("bsr_sddmm", None), ("bsr_spgemm", (256, 192))])
 def test_inputs_of_bsr_products_are_what_the_problem_says(op: str, shape: tuple[int, int] | None) -> None:
-    data: Any = pytest.importorskip("runtime.tune.data", exc_type=ImportError)
+    data: Any = pytest.importorskip("runtime.tools.tune.data", exc_type=ImportError)
     sizes = {"m": 256, "n": 40 if op == "bsr_spmm" else 192, "k": 512, "density": 0.25, "evenness": 2.0}
     problem = parse_problem({"op": op, "block": {"rows": 32, "cols": 32}, **sizes})
     inputs, kernel = data.inputs_of(problem, "cpu"), FakeKernel(f"h100_{op}_b32")
@@ -620,7 +620,7 @@ def test_inputs_of_bsr_products_are_what_the_problem_says(op: str, shape: tuple[
 
 
 def test_rows_have_the_density_and_the_longest_row_that_a_problem_says() -> None:
-    lengths: Callable[..., list[int]] = pytest.importorskip("runtime.tune.data", exc_type=ImportError).row_lengths
+    lengths: Callable[..., list[int]] = pytest.importorskip("runtime.tools.tune.data", exc_type=ImportError).row_lengths
     for rows, columns, density, longest in ((64, 64, 0.25, 1.0), (224, 64, 0.3, 3.0), (896, 256, 0.02, 8.0)):
         found = lengths(rows, columns, density, longest)
         total = round(rows * columns * density)

@@ -15,15 +15,15 @@ from codegen.library import NamedSpec, find_spec, read_spec, spec_text
 from codegen.select.problem import Problem, problem_of
 from codegen.select.space import parse_axes, space
 
-pytest.importorskip("runtime.tune.gpu", exc_type=ImportError)
+pytest.importorskip("runtime.tools.tune.gpu", exc_type=ImportError)
 
-import runtime.tune.command
-import runtime.tune.gpu
+import runtime.tools.tune.command
+import runtime.tools.tune.gpu
 from runtime.cli import app
-from runtime.tune import search
-from runtime.tune.columns import Figures
-from runtime.tune.database import Device
-from runtime.tune.search import Sampler
+from runtime.tools.tune import search
+from runtime.tools.tune.columns import Figures
+from runtime.tools.tune.database import Device
+from runtime.tools.tune.search import Sampler
 
 SIZES = "batch=2,heads=16,q_len=8192,kv_len=8192"
 OVER = ("--over", "tile.m=128,192", "--over", "tile.n=64,80", "--over", "stages=2,3")
@@ -84,11 +84,11 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     made = Machine()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runtime.tune.gpu, "GpuBench", made)
-    monkeypatch.setattr(runtime.tune.gpu, "device", lambda problems: Device(made.name, "580.1"))
-    monkeypatch.setattr(runtime.tune.command, "compile_spec", lambda named: made.compiled.append(named.stem))
-    monkeypatch.setattr(runtime.tune.command.toolchain, "compiler_version", lambda: ("NVRTC 13.0", "test"))
-    monkeypatch.setattr("runtime.tune.cli.require_gpu", lambda *told: None)
+    monkeypatch.setattr(runtime.tools.tune.gpu, "GpuBench", made)
+    monkeypatch.setattr(runtime.tools.tune.gpu, "device", lambda problems: Device(made.name, "580.1"))
+    monkeypatch.setattr(runtime.tools.tune.command, "compile_spec", lambda named: made.compiled.append(named.stem))
+    monkeypatch.setattr(runtime.tools.tune.command.toolchain, "compiler_version", lambda: ("NVRTC 13.0", "test"))
+    monkeypatch.setattr("runtime.tools.tune.cli.require_gpu", lambda *told: None)
     return made
 
 

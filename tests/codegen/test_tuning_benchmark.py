@@ -18,7 +18,7 @@ page = load_script("tuning_page")
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    pytest.importorskip("runtime.tune.command", exc_type=ImportError)
+    pytest.importorskip("runtime.tools.tune.command", exc_type=ImportError)
     with imported("tuning") as module:
         yield module
 

@@ -159,7 +159,8 @@ def test_a_record_has_every_case_and_what_was_wrong(target: str, told: str, monk
 
 def test_every_operator_has_all_parts_in_the_packages_that_use_them() -> None:
     assert tuple(OPERATORS) == OPS
-    homes = {"kernel": "kernels", "verification": "verify", "workload": "bench", "inputs": "tune", "example": "report"}
+    homes = {"kernel": "kernels", "verification": "verify", "workload": "tools.bench"}
+    homes |= {"inputs": "tools.tune", "example": "tools.report"}
     for operator in (*OPERATORS.values(), *filter(None, (each.fp8 for each in OPERATORS.values()))):
         places = {name: getattr(operator, name) for name in homes if getattr(operator, name) is not None}
         assert all(place.startswith(f"runtime.{homes[name]}.") for name, place in places.items())

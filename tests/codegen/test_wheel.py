@@ -31,7 +31,7 @@ def test_contents(wheel: Path) -> None:
     for folder in ("templates", "specs"):
         files = {path.relative_to(PROJECT).as_posix() for path in (PROJECT / folder).rglob("*") if path.is_file()}
         assert {f"codegen/data/{file}" for file in files} <= names
-    assert {"codegen/select/measurements.jsonl", "runtime/report/pages/report.css"} <= names
+    assert {"codegen/select/measurements.jsonl", "runtime/tools/report/pages/report.css"} <= names
     assert {"codegen/py.typed", "runtime/py.typed", "codegen/__init__.py", "runtime/cli.py"} <= names
     assert "sparse_kernel_codegen.py" in names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "templates/", "specs/"))]

@@ -24,8 +24,8 @@ from drawn_specs import Drawing, draw  # noqa: E402 - not installed
 
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.errors import CodegenError  # noqa: E402
-from codegen.explain import launch_registers  # noqa: E402
 from codegen.library import NamedSpec  # noqa: E402
+from codegen.tools.explain import launch_registers  # noqa: E402
 from runtime.compile import toolchain  # noqa: E402
 from runtime.compile.compiler import Compiled, compile_spec  # noqa: E402
 from runtime.compile.inspection import resources  # noqa: E402

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from codegen.library import ROOT, find_spec
 from codegen.render import render
-from runtime.attest import cli, keys, statement, verification
-from runtime.attest.envelope import sealed, signed_bytes
-from runtime.attest.statement import Tree
-from runtime.attest.verification import Finding, sample
 from runtime.cli import app
 from runtime.compile import toolchain
+from runtime.tools.attest import cli, keys, statement, verification
+from runtime.tools.attest.envelope import sealed, signed_bytes
+from runtime.tools.attest.statement import Tree
+from runtime.tools.attest.verification import Finding, sample
 
 KERNELS = ("l4_bsr_spmm_b64", "l4_bsr_spmm_b128")
 PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8

@@ -153,7 +153,7 @@ def test_verify_writes_source_and_receipt_and_fails_with_a_case(
 
 def test_verify_goes_on_after_a_failure_and_may_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from runtime.bench import measurement
+    from runtime.tools.bench import measurement
     from runtime.verify import run as verification
 
     def verify(named: Any) -> tuple[Any, VerificationRecord]:
@@ -215,7 +215,7 @@ def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeyp
     """Everything of the command but the GPU."""
     torch = pytest.importorskip("torch")
     from runtime import kernel
-    from runtime.bench import measurement
+    from runtime.tools.bench import measurement
     from runtime.verify.receipts import receipt
 
     timing = MeasurementRecord(

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from codegen.library import find_spec
 from codegen.render import render
-from runtime.analysis import sides
-from runtime.analysis.diff import Section, compare
-from runtime.analysis.sides import side_of
 from runtime.cli import app
+from runtime.tools.analysis import sides
+from runtime.tools.analysis.diff import Section, compare
+from runtime.tools.analysis.sides import side_of
 
 run = CliRunner()
 ONE, OTHER = "l4_bsr_spmm_b64", "l4_bsr_spmm_b128"

@@ -9,14 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from codegen.library import find_spec
-from runtime.analysis import disassembly
-from runtime.analysis.disasm import Show, fields_of, lines_of
-from runtime.analysis.disassembly import Disassembly, disassemble
-from runtime.analysis.kinds import OTHER, by_kind
 from runtime.cli import app
 from runtime.compile import toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.errors import ToolchainError
+from runtime.tools.analysis import disassembly
+from runtime.tools.analysis.disasm import Show, fields_of, lines_of
+from runtime.tools.analysis.disassembly import Disassembly, disassemble
+from runtime.tools.analysis.kinds import OTHER, by_kind
 
 run = CliRunner()
 HOPPER, ADA = "h100_bsr_spmm_b128", "l4_bsr_spmm_b64"

@@ -13,13 +13,13 @@ from typing import Any
 import driver_api
 import pytest
 
-from codegen.c_header import c_header
-from codegen.descriptor import facts_of, launch_record
-from codegen.exports import read_export
 from codegen.library import find_spec, shipped_specs
 from codegen.plans import plan_for
 from codegen.render import Generated
-from codegen.sized_launch import sized_launch, smallest_shape
+from codegen.tools.c_header import c_header
+from codegen.tools.descriptor import facts_of, launch_record
+from codegen.tools.exports import read_export
+from codegen.tools.sized_launch import sized_launch, smallest_shape
 from runtime.driver.api import driver
 
 torch = pytest.importorskip("torch")

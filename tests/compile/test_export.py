@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from codegen.cli import place_of
 from codegen.errors import ExportError, SpecError
-from codegen.exports import RECORD, read_export
 from codegen.library import find_spec
 from codegen.receipts import Receipt
+from codegen.tools.exports import RECORD, read_export
 from runtime.cli import app
 from runtime.compile import compiler, toolchain
 from runtime.compile.compiler import compile_spec, run_nvrtc

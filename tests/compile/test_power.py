@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from codegen.library import find_spec
-from runtime.analysis import launched, power, profile
 from runtime.cli import app
 from runtime.errors import ToolchainError
+from runtime.tools.analysis import launched, power, profile
 
 KERNEL = "l4_bsr_spmm_b64"
 SAMPLES = "\n".join(["300.00, 700.00, 1980, 1980, 40"] * 15 + ["650.50, 700.00, 1410, 1980, 61"] * 20) + "\n"

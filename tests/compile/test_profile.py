@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from codegen.arch import ARCHS, PARTITIONS
 from codegen.library import find_spec
-from runtime.analysis import disassembly, profile
-from runtime.analysis.bounds import Pipes, pipes_of, tensor_flops
-from runtime.analysis.loops import Loop
-from runtime.analysis.sass import Instruction
 from runtime.cli import app
+from runtime.tools.analysis import disassembly, profile
+from runtime.tools.analysis.bounds import Pipes, pipes_of, tensor_flops
+from runtime.tools.analysis.loops import Loop
+from runtime.tools.analysis.sass import Instruction
 
 KERNEL = "l4_bsr_spmm_b64"
 TABLE = (

@@ -9,8 +9,8 @@ from scripts import load_script
 
 from codegen.library import GENERATED
 from codegen.receipts import Receipt
-from runtime.analysis import disassembly
 from runtime.compile import toolchain
+from runtime.tools.analysis import disassembly
 
 script = load_script("tools_page")
 

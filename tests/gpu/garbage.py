@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from codegen.dtypes import FP8
-from codegen.plans.gathered import gathers_rows
+from codegen.plans.bsr.gathered import gathers_rows
 from codegen.spec import (
     AttentionBackwardSpec,
     AttentionSpec,

@@ -30,9 +30,9 @@ from gpu import garbage
 
 from codegen.dtypes import FP8
 from codegen.library import find_spec, shipped_names
-from codegen.plans.balance import cuts_rows
-from codegen.plans.gathered import gathers_rows, slots
-from codegen.plans.row_chunks import row_cutting
+from codegen.plans.bsr.balance import cuts_rows
+from codegen.plans.bsr.gathered import gathers_rows, slots
+from codegen.plans.bsr.row_chunks import row_cutting
 from codegen.spec import (
     AttentionBackwardSpec,
     AttentionSpec,

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans.attention_query_order import LIST_BITS, WINDOW_TILES  # noqa: E402
+from codegen.plans.attention.query_order import LIST_BITS, WINDOW_TILES  # noqa: E402
 from runtime import load_kernel  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from runtime.analysis import profile
 from runtime.cli import app
+from runtime.tools.analysis import profile
 
 
 @pytest.mark.parametrize("stem", ["h100_topk32", "h100_bsr_spmm_b128"])

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import CodegenError
-from codegen.exports import RECORD, files_of, names_of, read_export
 from codegen.library import find_spec
 from codegen.receipts import Receipt, source_sha256
 from codegen.render import SEAL, generate, seal
-from codegen.sized_launch import sized_launch
+from codegen.tools.exports import RECORD, files_of, names_of, read_export
+from codegen.tools.sized_launch import sized_launch
 
 NAME = "h100_tile_copy_tma"
 CUBIN, LOG = b"\x7fELF, machine code", "ptxas info    : Used 16 registers"

@@ -1,0 +1,238 @@
+"""What FP8 changes in the plan of an sm_90a attention kernel: operands of one byte, their scales, V^T.
+
+WGMMA's 8-bit operands are K-major, so V is given transposed, and its keys in the order in which the scores of a thread
+are an A operand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from codegen.dtypes import DTYPES
+from codegen.flags import Fp8Flags
+from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
+from codegen.plans.attention.rows import SWIZZLE
+from codegen.select.defaults import has_few_registers
+from codegen.tile_rules import Fits, Rule, check_tile, listed
+
+if TYPE_CHECKING:
+    from codegen.plans.attention.sm90a_text import Sizes
+    from codegen.spec import AttentionSpec
+
+STEPS = (64, 128, 256)
+FMA_GROUPS = 2
+SUM_COLUMNS = 8
+"""Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven
+of zeros, as wgmma counts columns in eights."""
+PIECE = 64  # columns of O that are worked on at a time, where registers do not suffice for all
+MOST_KEYS_PENDING = 128  # of a step, where P V of several steps has registers of its own
+UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
+
+
+def is_fp8(spec: AttentionSpec) -> bool:
+    """Return whether a spec's inputs are FP8."""
+    return spec.is_fp8
+
+
+TILE: tuple[Rule[AttentionSpec], ...] = (
+    Fits(
+        "n",
+        lambda spec: not is_fp8(spec) or spec.tile.n in STEPS,
+        lambda spec: f"allowed with dtype {spec.dtype}: {listed(STEPS)}",
+    ),
+    Fits(
+        "n",
+        lambda spec: not is_fp8(spec) or spec.tile.n == STEPS[0] or not has_few_registers(spec),
+        lambda spec: (
+            f"a score over a table of four axes leaves registers for {STEPS[0]} beside pack_gqa {spec.pack_gqa}"
+        ),
+    ),
+)
+
+
+def check_fp8_tile(spec: AttentionSpec) -> None:
+    """Refuse an FP8 spec that the kernel is not written for.
+
+    Raises:
+        SpecError: names the field.
+    """
+    n = spec.tile.n
+    require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
+    if spec.head_dim > 128:  # a partial O beside that of a tile spills
+        require_left_out(spec, ("stream_k_tail",), f"dtype {spec.dtype} and head_dim {spec.head_dim}")
+    check_tile(spec, TILE)
+    every = spec.accumulate_every
+    few = f"is {every}; with more than 1 registers suffice for steps of 128 keys and heads of 128 elements at most"
+    require(every < 2 or (n <= MOST_KEYS_PENDING and spec.head_dim <= 128), "accumulate_every", few)
+
+
+def fp8_flags(sizes: Sizes) -> Fp8Flags:
+    """Template parameters."""
+    spec = sizes.spec
+    return Fp8Flags(
+        piece_columns=output_columns(spec) // pieces(spec),
+        sums_by_mma=sum_columns(spec) > 0,
+        first_keys=first_keys(spec),
+        other_keys=spec.tile.n - first_keys(spec),
+        fence_scores=fences_scores(spec),
+        narrow_v=v_group_keys(sizes) < SWIZZLE,
+        dequantises=spec.softcap is not None or spec.score is not None,
+    )
+
+
+def v_group_keys(sizes: Sizes) -> int:
+    """Return the keys of a row of V^T in shared memory: those of a load, 128 at most."""
+    return min(SWIZZLE, sizes.spec.tile.n // sizes.step_blocks)
+
+
+def scale_keys(sizes: Sizes) -> int:
+    """Return the keys of a step that share a scale of K."""
+    return min(sizes.spec.scale_rows.k, sizes.spec.tile.n // sizes.step_blocks)
+
+
+def output_columns(spec: AttentionSpec) -> int:
+    """Return the columns of the product P V: those of O, and with SUM_COLUMNS the sum of each row of P."""
+    return spec.head_dim + sum_columns(spec)
+
+
+def sum_columns(spec: AttentionSpec) -> int:
+    """Return the columns of P V behind those of O: none where O is worked on in pieces, which registers are few for."""
+    fits = spec.head_dim + SUM_COLUMNS < spec.tile.n or spec.accumulate_every != 1
+    return SUM_COLUMNS if spec.head_dim <= 128 and fits else 0
+
+
+def pieces(spec: AttentionSpec) -> int:
+    """Return the parts of O's columns that P V is worked out for one after the other."""
+    return 1 if spec.head_dim <= 128 or spec.accumulate_every == 0 else spec.head_dim // PIECE
+
+
+def first_keys(spec: AttentionSpec) -> int:
+    """Return the keys of the first wgmma of Q K^T: as many as P V has columns, where registers are tied."""
+    return min(spec.tile.n, output_columns(spec) // pieces(spec)) if fences_scores(spec) else spec.tile.n
+
+
+def fences_scores(spec: AttentionSpec) -> bool:
+    """Whether a register fence keeps scores live across the step's P V, which shares their registers.
+
+    Without it the compiler spills where registers are few.
+    """
+    return spec.accumulate_every == 1
+
+
+def v_bytes(sizes: Sizes) -> int:
+    """Return the bytes of V^T of one step."""
+    return sizes.spec.tile.n * output_columns(sizes.spec)
+
+
+def registers(spec: AttentionSpec) -> int:
+    """Return the accumulators and fragments of a consumer thread: of scores, or of weights and a step's output."""
+    scores, weights = spec.tile.n // 2, spec.tile.n // 8
+    output = output_columns(spec) // 2
+    if spec.accumulate_every != 1:
+        return output * (2 if spec.accumulate_every else 1) + max(scores, weights)
+    return output + max(scores, weights + output // pieces(spec))
+
+
+def producer_has_more(sizes: Sizes) -> bool:
+    """Return whether a producer thread spills in 40 registers: of lists with many scales, or two for each sub-tile.
+
+    One list of 64-key blocks does not, where tiles are divided and lengths are those of tensors; with 40 it is 1 to 2%
+    faster (771 / 709 and 757 / 700 TFLOPS of topk32, H200).
+    """
+    spec, lists = sizes.spec, sizes.spec.pattern.lists
+    blocks_of_64 = lists == 1 and v_group_keys(sizes) < SWIZZLE
+    suffices = blocks_of_64 and spec.stream_k_tail and not spec.kv_lengths
+    many_scales = lists > 0 and scale_keys(sizes) < SWIZZLE and not suffices
+    return spec.head_dim > 128 or many_scales or (lists > 1 and sizes.sub_tiles > 1)
+
+
+def fp8_constants(sizes: Sizes) -> list[Constant]:
+    """Return the constants of FP8."""
+    spec, every = sizes.spec, sizes.spec.accumulate_every
+    keys, rows = v_group_keys(sizes), output_columns(spec)
+    o_columns = SWIZZLE // DTYPES[spec.output].bytes
+    return [
+        Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
+        Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is worked out one after the other"),
+        Constant("kPieceOutputs", rows // 2 // pieces(spec), "numbers that a thread has of one"),
+        Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of P V"),
+        Constant("kFirstKeys", first_keys(spec), "keys of the first product Q K^T; a second one has the others"),
+        *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
+        Constant("kOColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
+        Constant("kOGroups", o_groups(spec), "column groups of O"),
+        Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),
+        *([Constant("kVGroups", spec.tile.n // keys, "groups of keys of a step")] if asks_groups(sizes) else []),
+        Constant("kVGroupBytes", keys * rows, "bytes of a group of V^T"),
+        Constant("kVBytes", v_bytes(sizes), "bytes of V^T of one step"),
+        Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of them that the copies bring"),
+        *([Constant("kAccumulateEvery", every, "steps whose P V the tensor core adds up")] if every > 1 else []),
+        Constant("kQScaleRows", spec.scale_rows.q, "rows of Q that share a scale"),
+        Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
+        Constant("kScaleKeys", scale_keys(sizes), "keys of a step that share a scale"),
+        Constant("kScaleParts", spec.tile.n // scale_keys(sizes), "parts of a step with scales of their own"),
+        Constant("kFmaGroups", fma_groups(spec), "groups of 16 keys, of four, in which a quarter of 2^x is by FMA"),
+    ]
+
+
+def fma_groups(spec: AttentionSpec) -> int:
+    """Return in how many groups of 16 keys, of four, a quarter of the exponentials is by FMA.
+
+    None where fp32 weights are added up: those by FMA are never 0.
+    """
+    return FMA_GROUPS if sum_columns(spec) else 0
+
+
+def asks_groups(sizes: Sizes) -> bool:
+    """Return whether a loop goes over the groups of keys: of one load, or of the rows of ones."""
+    return sizes.step_blocks == 1 or sum_columns(sizes.spec) > 0
+
+
+def o_groups(spec: AttentionSpec) -> int:
+    """Return the column groups of O."""
+    return -(-spec.head_dim * DTYPES[spec.output].bytes // SWIZZLE)
+
+
+def o_bytes(spec: AttentionSpec) -> int:
+    """Return the bytes of a tile of O on its way out."""
+    return o_groups(spec) * spec.tile.m * SWIZZLE
+
+
+def fp8_params() -> tuple[Param, ...]:
+    """Return the parameters of the scales, and of how many there are."""
+    return (*scale_params(), i32("last_column", "last column of a head"))
+
+
+def scale_params() -> tuple[Param, ...]:
+    """Return the parameters of the scales."""
+    return (
+        *_scale("q", "of Q", "row", "group of rows"),
+        *_scale("k", "of K", "row", "group of rows"),
+        *_scale("v", "of V", "column", "column"),
+    )
+
+
+def _scale(name: str, of: str, axis: str, unit: str) -> tuple[Param, ...]:
+    return (
+        pointer(f"{name}_scale", "float", f"scales {of}: what a number is times"),
+        i64(f"{name}_scale_batch_stride", "elements from one batch to the next (0: shared)"),
+        i64(f"{name}_scale_head_stride", "elements from one head to the next (0: shared)"),
+        i32(f"{name}_scale_{axis}_stride", f"elements from one {unit} to the next (0: shared)"),
+    )
+
+
+def add_scales(shared: SharedLayout, sizes: Sizes, depth: int) -> None:
+    """Lay out the scales of the steps in flight."""
+    parts = sizes.spec.tile.n // scale_keys(sizes)
+    shared.add("KScales", 4 * depth * parts, "scales of the keys in the K rings", align=4)
+
+
+def fp8_maps(sizes: Sizes, maps: dict[str, TensorMap]) -> dict[str, TensorMap]:
+    """Return the tensor maps of an FP8 kernel: V^T has keys as its columns, and O is wider."""
+    spec, keys = sizes.spec, v_group_keys(sizes)
+    o_columns = SWIZZLE // DTYPES[spec.output].bytes
+    return {
+        "q_map": TensorMap(maps["q_map"].box, SWIZZLE, dtype=spec.dtype),
+        "k_map": TensorMap(maps["k_map"].box, SWIZZLE, dtype=spec.dtype),
+        "v_map": TensorMap((keys, spec.head_dim, 1, 1), keys, dtype=spec.dtype),
+        "o_map": TensorMap((o_columns, *maps["o_map"].box[1:]), SWIZZLE, dtype=spec.output),
+    }

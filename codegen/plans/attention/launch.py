@@ -1,0 +1,69 @@
+"""From the shape of an attention problem to the arguments of its launch."""
+
+from __future__ import annotations
+
+from codegen.plan import Plan
+from codegen.plans.attention.order import heads_in_l2
+from codegen.plans.attention.query_order import order_search
+from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
+from codegen.spec import AttentionSpec
+from codegen.stream_k import StreamK
+
+
+def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+    """Work out a launch on a device that runs ``slots`` thread blocks at once."""
+    spec = plan.spec
+    assert isinstance(spec, AttentionSpec)
+    heads, group = shape.heads // spec.pack_gqa, shape.heads // shape.kv_heads // spec.pack_gqa
+    query_tiles = -(-shape.q_len // plan.tile_queries)
+    tiles = shape.batch * heads * query_tiles
+    block = spec.pattern.fixed_block
+    numbers = {
+        "q_len": shape.q_len,
+        "kv_len": shape.kv_len,
+        "heads": heads,
+        "heads_per_kv_head": group,
+        "query_tiles": query_tiles,
+        "tiles": tiles,
+        "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
+        "heads_in_l2": heads_in_l2(spec, shape.kv_len, group, shape.batch * heads),
+    }
+    counters, scratch = {}, {}
+    prologue_grid = stream_k_ctas = 0
+    if plan.dynamic_scheduler:
+        counters["scheduler"] = SCHEDULER_COUNTERS
+    if spec.l2_lockstep:
+        counters["progress"] = SCHEDULER_COUNTERS
+    if plan.prologue is not None:
+        search = order_search(
+            shape.list_batches,
+            shape.list_heads,
+            numbers["query_blocks"],
+            query_tiles=query_tiles,
+            sub_tiles=plan.sub_tiles,
+        )
+        numbers |= search.values
+        prologue_grid, scratch["query_order"] = search.thread_blocks, search.bytes
+    if plan.stream_k is not None:
+        units = spec.pattern.stream_k_units(
+            shape.kv_len, plan.tile_queries // plan.sub_tiles, spec.tile.n, shape.list_length
+        )
+        stream_k_tiles, stream_k_ctas = plan.stream_k.divide(tiles, units, slots)
+        numbers |= {"units": units, "stream_k_tiles": stream_k_tiles, "stream_k_ctas": stream_k_ctas}
+        counters["units_done"], scratch["partials"] = plan.stream_k.workspace(stream_k_tiles, stream_k_ctas)
+    return LaunchArgs(numbers, max(tiles, stream_k_ctas), prologue_grid, counters, scratch)
+
+
+def workspace_bytes(spec: AttentionSpec, stream_k: StreamK | None, *, dynamic: bool) -> dict[str, str]:
+    """Bytes of the workspace parameters whose size follows from other parameters.
+
+    Args:
+        spec: the kernel's.
+        stream_k: division of its tiles, if there is one.
+        dynamic: whether thread blocks take tiles from a counter.
+    """
+    return {
+        **(SCHEDULER_BYTES if dynamic else {}),
+        **({"progress": str(SCHEDULER_COUNTERS * COUNTER_BYTES)} if spec.l2_lockstep else {}),
+        **(stream_k.workspace_bytes if stream_k else {}),
+    }

@@ -1,0 +1,115 @@
+"""What the type of the inputs changes in an mma.sync attention kernel: of FP8 they have one byte, scales, and V^T.
+
+The order of V's keys is that of wgmma: the A operand of m16n8k32 has the same columns in a thread.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from codegen.dtypes import DTYPES
+from codegen.plan import Constant, Param, require, require_left_out
+from codegen.plans.attention.fp8 import SUM_COLUMNS, UNWRITTEN, is_fp8, scale_params
+from codegen.plans.attention.params import tensor_params
+from codegen.spec import AttentionSpec
+from codegen.tile_rules import Fits, Rule, check_tile, listed
+
+CHUNK = 16  # bytes of one cp.async, and of one row of an 8 x 8 matrix of ldmatrix
+BANK_BYTES = 128  # of shared memory that one access can reach: 32 banks
+STEPS = (32, 64, 128)  # keys, of which a row of V^T has all: a power of two of chunks
+STAGES = (4, 6, 8)
+PROMOTED = (0, 1)
+REGISTERS = 12  # beside accumulators: scales of Q and K, the operand of ones
+
+
+FP8_STEP: Rule[AttentionSpec] = Fits(
+    "n",
+    lambda spec: not is_fp8(spec) or spec.tile.n in STEPS,
+    lambda spec: f"allowed with dtype {spec.dtype} on {spec.arch}: {listed(STEPS)}",
+)
+
+
+def check_operands(spec: AttentionSpec) -> None:
+    """Refuse an FP8 spec that the kernel is not written for.
+
+    Raises:
+        SpecError: names the field.
+    """
+    if not is_fp8(spec):
+        return
+    with_dtype = f"with dtype {spec.dtype} on {spec.arch}"
+    require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
+    stages, every = spec.stages, spec.accumulate_every
+    high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (P V of a step has registers of its own)"
+    require(spec.warp_rows == 16, "warp_rows", high)
+    check_tile(spec, (FP8_STEP,))
+    require(stages in STAGES, "stages", f"is {stages}; allowed {with_dtype}: {_list(STAGES)} (K and V of whole steps)")
+    allowed = f"{_list(PROMOTED)} (P V of several steps would want registers of its own)"
+    require(every in PROMOTED, "accumulate_every", f"is {every}; allowed {with_dtype}: {allowed}")
+
+
+def line_bytes(row_bytes: int) -> int:
+    """Return the bytes of a line of a row: all banks, or an equal part of them; a row is whole lines."""
+    return gcd(row_bytes, BANK_BYTES)
+
+
+def o_row_bytes(spec: AttentionSpec) -> int:
+    """Return the bytes of a row of O, which is as wide as Q only without FP8."""
+    return spec.head_dim * (DTYPES[spec.output].bytes if is_fp8(spec) else DTYPES[spec.dtype].bytes)
+
+
+def registers(spec: AttentionSpec) -> int:
+    """Return the registers of a thread that inputs in FP8 want beside those of others."""
+    return REGISTERS if is_fp8(spec) else 0
+
+
+def rows_of(spec: AttentionSpec) -> str:
+    """Return whose rows are as wide as those of Q, in words."""
+    return "Q and K" if is_fp8(spec) else "Q, K, V, O"
+
+
+def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> list[Constant]:
+    """Return the constants of FP8, with so many keys of a load; of other inputs that of a group of keys."""
+    if not is_fp8(spec):
+        doc = "keys whose weights are looked at together before they are multiplied"
+        return [Constant("kGroupKeys", group_keys, doc)]
+    n, row = spec.tile.n, o_row_bytes(spec)
+    line = line_bytes(row)
+    scale_keys = min(spec.scale_rows.k, load_keys)
+    return [
+        Constant("kVChunks", n // CHUNK, "16-byte chunks of a row of V^T: the keys of a step, one byte each"),
+        Constant("kVSwizzleRows", BANK_BYTES // n, "consecutive rows of V^T whose chunks are swapped alike"),
+        Constant("kORowBytes", row, "bytes of a row of O"),
+        Constant("kOLineChunks", line // CHUNK, "16-byte chunks of a line of O"),
+        Constant("kORowLines", row // line, "lines of a row of O"),
+        Constant("kOSwizzleRows", BANK_BYTES // line, "consecutive rows of O whose chunks are swapped alike"),
+        Constant("kSumColumns", SUM_COLUMNS, "columns of the product that has the sums of P's rows"),
+        Constant("kQScaleRows", spec.scale_rows.q, "rows of Q that share a scale"),
+        Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
+        Constant("kScaleKeys", scale_keys, "keys of a step that share a scale"),
+        Constant("kScaleParts", n // scale_keys, "parts of a step with scales of their own"),
+    ]
+
+
+def operand_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameters of Q, K, V and O, and of scales."""
+    codes, bits = DTYPES[spec.dtype].bits, DTYPES[spec.output].bits
+    if not is_fp8(spec):
+        return [
+            *tensor_params("q", bits, "Q (batch, heads, q_len, head_dim)"),
+            *tensor_params("k", bits, "K (batch, kv_heads, kv_len, head_dim)"),
+            *tensor_params("v", bits, "V, as K"),
+            *tensor_params("o", bits, "O, as Q", writes=True),
+        ]
+    keys = "kv_len rounded up to 16, in the order of KEY_ORDER"
+    return [
+        *tensor_params("q", codes, "Q (batch, heads, q_len, head_dim)"),
+        *tensor_params("k", codes, "K (batch, kv_heads, kv_len, head_dim)"),
+        *tensor_params("v", codes, f"V^T (batch, kv_heads, head_dim, {keys})"),
+        *tensor_params("o", bits, f"O, as Q, in {spec.output}", writes=True),
+        *scale_params(),
+    ]
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,182 @@
+"""Kernel parameters and constants that attention kernels share."""
+
+from __future__ import annotations
+
+import math
+
+from codegen.arch import ARCHS
+from codegen.patterns import Block
+from codegen.plan import Constant, Param, f32, i32, i64, pointer
+from codegen.plans.attention.expressions import aux_params, expressions_summary
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
+
+WARPGROUP_ROWS = 64  # rows of one wgmma
+
+
+def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) -> list[Param]:
+    """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
+    return [
+        pointer(name, element, doc, writes=writes),
+        i64(f"{name}_batch_stride", "elements from one batch to the next"),
+        i64(f"{name}_head_stride", "elements from one head to the next"),
+        i64(f"{name}_row_stride", "elements from one row to the next"),
+    ]
+
+
+def sub_tile_doc(listed: bool) -> str:
+    """Return the doc of the queries that walk over the key blocks together."""
+    return "queries of a tile" + (": they share a list of key blocks" if listed else ", over one range of keys")
+
+
+def asks_heads(spec: AttentionSpec) -> bool:
+    """Return whether a kernel for sm_90a needs the head, or the query, of a row; others always do."""
+    asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.is_fp8
+    return asks or not ARCHS[spec.arch].has_wgmma
+
+
+def lse_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameter of the log-sum-exp, if the spec asks for it."""
+    heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
+    doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous"
+    return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
+
+
+def sink_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameter of the sinks, if the spec has them."""
+    heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
+    return [pointer("sink", "float", f"logit that joins each row's sum, ({heads})")] if spec.sink else []
+
+
+def padding_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameter of ``pad_heads``."""
+    doc = "16-byte chunks of a row of Q, K, V and O; the rest of kHeadDim columns is zeros"
+    return [i32("head_chunks", doc)] if spec.pad_heads else []
+
+
+def size_params(spec: AttentionSpec) -> list[Param]:
+    """Return the sizes of a problem and its softmax scale."""
+    return [
+        i32("q_len", "queries of a head"),
+        i32("kv_len", "keys of a head"),
+        *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
+        i32("tiles", "batch * heads * query_tiles"),
+        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
+    ]
+
+
+def index_params(spec: AttentionSpec) -> list[Param]:
+    """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
+    params = []
+    owner = "pack" if spec.pack_gqa > 1 else "head"
+    docs = (
+        ("batch", "elements from one batch to the next (0: shared)"),
+        ("head", f"elements from one {owner} to the next (0: shared)"),
+        ("row", "elements from one query block to the next"),
+        ("entry", "elements from one entry of a list to the next"),
+    )
+    for tensor in spec.index_tensors:
+        params.append(pointer(tensor.name, "int", tensor.doc))
+        params += [i64(f"{tensor.name}_{axis}_stride", doc) for axis, doc in docs if axis in tensor.strided_axes]
+        if "any" in tensor.dims:
+            params.append(i32(f"{tensor.name}_length", "entries of a list"))
+    if needs_query_blocks(spec):
+        params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
+    return [*params, *aux_params(spec)]
+
+
+def is_step_of_pattern(spec: AttentionSpec | AttentionBackwardSpec) -> bool:
+    """Whether a step is a block that the pattern fixes, an equal part of one, or two."""
+    keys = spec.pattern.block_keys
+    return keys is None or keys % spec.tile.n == 0 or spec.tile.n == 2 * keys
+
+
+def step_of_pattern(spec: AttentionSpec | AttentionBackwardSpec) -> str:
+    """That condition in words."""
+    return f"a block of the pattern, {spec.pattern.block_keys} keys, an equal part of one, or two"
+
+
+def block_of(spec: AttentionSpec | AttentionBackwardSpec) -> Block:
+    """Block of the lists of a pattern that has them."""
+    block = spec.pattern.fixed_block
+    assert block is not None
+    return block
+
+
+def needs_query_blocks(spec: AttentionSpec) -> bool:
+    """Return whether the kernel needs the number of lists.
+
+    A tile for sm_90a may have several, the last of which are not there. A tile with one begins with a query, so its
+    list is there.
+    """
+    block = spec.pattern.fixed_block
+    if block is None:
+        return False
+    several = ARCHS[spec.arch].has_wgmma and spec.tile.m > max(block.q * spec.pack_gqa, WARPGROUP_ROWS)
+    return several or spec.pattern.lists > 1
+
+
+def list_constants(block: Block, block_steps: int) -> list[Constant]:
+    """Return what the index lists count in."""
+    return [
+        Constant("kBlockKeys", block.kv, "keys of a listed block"),
+        *([Constant("kBlockSteps", block_steps, "steps in a listed block")] if block_steps > 1 else []),
+    ]
+
+
+def block_constants(block: Block, m: int, n: int) -> list[Constant]:
+    """Return what the index lists of a tile of m queries and steps of n keys count in."""
+    queries = Constant("kBlockQueries", block.q, "queries that share a list")
+    return [*list_constants(block, max(1, block.kv // n)), *([queries] if block.q > m else [])]
+
+
+def _head_sizes() -> list[Param]:
+    return [
+        i32("heads", "query heads"),
+        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("query_tiles", "tiles of kTileM queries of a head"),
+    ]
+
+
+def _pack_sizes(spec: AttentionSpec) -> list[Param]:
+    return [
+        i32("heads", f"packs of {'kPackGqa' if asks_heads(spec) else spec.pack_gqa} query heads"),
+        i32("heads_per_kv_head", "packs that share one K/V head"),
+        i32("query_tiles", "tiles of kTileQueries queries of a pack"),
+    ]
+
+
+def logit_constants(spec: AttentionSpec) -> list[Constant]:
+    """Return the constants of what becomes of logits.
+
+    A softcap is softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + 2^(2 log2(e) x / softcap)).
+    """
+    if spec.score is not None:
+        return [Constant("kScoreScale", 1.0, "scores are those of 2^x already")]
+    if spec.softcap is None:
+        return []
+    return [
+        Constant("kCapArgument", 2 / spec.softcap, "2 / softcap, for 2^x instead of tanh"),
+        Constant(
+            "kCap",
+            spec.softcap * math.log2(math.e),
+            f"softcap * log2(e): the cap {spec.softcap:g}, for 2^x",
+        ),
+        Constant("kCappedScale", 1.0, "capped logits are those of 2^x already"),
+    ]
+
+
+def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
+    """Return a line for ``explain`` for each option that the spec uses."""
+    lines = []
+    if spec.softcap is not None:
+        lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
+    if spec.sink:
+        lines.append(("sink", "a logit of each head joins the sum of its rows"))
+    if spec.kv_lengths:
+        lines.append(("KV lengths", "keys of a batch beyond its length are hidden, on top of the pattern"))
+    if spec.pad_heads:
+        lines.append(("padded heads", f"heads of 8 to {spec.head_dim} elements"))
+    if spec.pack_gqa > 1:
+        heads = spec.pack_gqa
+        lines.append(("pack GQA", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))
+    return lines + expressions_summary(spec)

@@ -1,0 +1,28 @@
+"""How much of Q the consumers of an sm_90a attention kernel keep in registers."""
+
+from __future__ import annotations
+
+from codegen.plan import Constant
+from codegen.plans.attention.share_kv import has_long_tiles
+from codegen.spec import AttentionSpec
+
+SLICE_COLUMNS = 16  # of Q: what one wgmma multiplies
+SLICE_REGISTERS = 4  # of a thread, for 64 rows of them
+
+
+def q_slices(spec: AttentionSpec, registers: int) -> int:
+    """Return the number of slices of Q in registers, where those of a thread do not suffice for all.
+
+    With kv_splits tiles are too short to gain. Softcap needs some of the registers that are left by count: the compiler
+    would spill.
+    """
+    if spec.kv_splits > 1 or (spec.share_kv_loads and not has_long_tiles(spec)):
+        return 0
+    registers -= SLICE_REGISTERS * (spec.softcap is not None)
+    return max(0, min(registers // SLICE_REGISTERS, spec.head_dim // SLICE_COLUMNS - 1))
+
+
+def q_slice_constants(spec: AttentionSpec, slices: int) -> list[Constant]:
+    """Return the constant of the part of Q that is in registers, where it is not all or nothing."""
+    comment = "slices of 16 columns of Q that are in registers; the others stay in shared memory"
+    return [Constant("kQSlices", slices, comment)] if 0 < slices < spec.head_dim // SLICE_COLUMNS else []

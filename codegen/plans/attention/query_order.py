@@ -1,0 +1,112 @@
+"""What ``query_grouping: search`` adds to the plan of an attention kernel: a prologue kernel that finds the order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from codegen.plan import Constant, Param, Prologue, i32, i64, pointer
+from codegen.plans.attention.share_kv import list_length
+from codegen.plans.bsr.balance import SCHEDULER
+from codegen.spec import AttentionSpec
+
+WINDOW_TILES = {2: 128, 3: 96}  # by query blocks of a tile; steps 75 and 82 of the ladder have others
+LIST_BITS = 1024  # bits of a list: key blocks modulo 1024, 64 K keys in blocks of 64
+PAD = 16  # bytes behind a list, and behind the weights of a tile: eight of them then begin in different banks
+ORDER_THREADS = 1024
+WINDOW_ALIGN = 16
+HALVES = 2  # of a thread block: each has a window at a time
+BLOCK_WINDOWS = 4  # of a thread block: few, as thread blocks of the main kernel wait for their SMs
+EARLY_ENTRIES = 32  # of a list: the search most likely takes less time than one tile of such lists
+
+
+class OrderSearch(NamedTuple):
+    """Launch of the prologue kernel that finds an order.
+
+    Attributes:
+        values: kernel parameters.
+        thread_blocks: of the kernel that finds it.
+        bytes: global memory for the order.
+    """
+
+    values: dict[str, int]
+    thread_blocks: int
+    bytes: int
+
+
+def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, sub_tiles: int) -> OrderSearch:
+    """Return the launch for lists (batches, heads, query_blocks, k), ``query_tiles`` a head."""
+    values = {
+        "order_heads": heads,
+        "query_order_head_stride": query_blocks if heads > 1 else 0,
+        "query_order_batch_stride": heads * query_blocks if batches > 1 else 0,
+    }
+    windows = -(-query_tiles // WINDOW_TILES[sub_tiles])
+    blocks = batches * heads * -(-windows // BLOCK_WINDOWS)
+    return OrderSearch(values, blocks, 4 * batches * heads * query_blocks)
+
+
+class OrderWindow(NamedTuple):
+    """Shared memory of half a thread block of the kernel that finds an order.
+
+    Attributes:
+        offered: query blocks of a window that are offered to its tiles.
+        list_stride: words from a list to the next.
+        weight_stride: numbers of two bytes from the weights of a tile to those of the next.
+        bytes: of all.
+    """
+
+    offered: int
+    list_stride: int
+    weight_stride: int
+    bytes: int
+
+
+def order_window(sub_tiles: int) -> OrderWindow:
+    """Lay out a window of tiles of ``sub_tiles`` query blocks: the fields of the template's Window in their order."""
+    tiles, others = WINDOW_TILES[sub_tiles], sub_tiles - 1
+    offered = tiles * others
+    list_stride, weight_stride = (LIST_BITS // 8 + PAD) // 4, offered + PAD // 2
+    size = 4 * tiles * sub_tiles * list_stride + 2 * tiles * weight_stride  # lists, weights
+    size += offered // 8 + 4 * offered  # left, asked
+    size += 4 * (tiles * others + others + 2)  # taken, lacking, loads
+    return OrderWindow(offered, list_stride, weight_stride, -(-size // WINDOW_ALIGN) * WINDOW_ALIGN)
+
+
+def query_order_prologue(spec: AttentionSpec, stem: str, sub_tiles: int) -> Prologue | None:
+    """Return the kernel that finds the order."""
+    if spec.query_grouping != "search":
+        return None
+    shared_bytes = HALVES * order_window(sub_tiles).bytes
+    return Prologue(f"{stem}_order_queries", ORDER_THREADS, shared_bytes=shared_bytes, overlaps=True)
+
+
+def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]:
+    """Return the constants of that kernel."""
+    if spec.query_grouping != "search":
+        return []
+    window = order_window(sub_tiles)
+    early = -(-EARLY_ENTRIES // list_length(spec))
+    return [
+        Constant("kWindowTiles", WINDOW_TILES[sub_tiles], "tiles of a window, whose query blocks it may exchange"),
+        Constant("kEarlyRounds", early, "tiles of a thread block that are begun before an order is found"),
+        Constant("kListBits", LIST_BITS, "key blocks that are told apart when lists are compared"),
+        Constant("kOrderThreads", ORDER_THREADS, "threads of a block that finds an order"),
+        Constant("kBlockWindows", BLOCK_WINDOWS, "windows of such a thread block"),
+        Constant("kOffered", window.offered, "query blocks of a window that are offered to its tiles"),
+        Constant("kListStride", window.list_stride, "words from a list of bits to the next: eight in different banks"),
+        Constant("kWeightStride", window.weight_stride, "weights from a tile to the next, likewise"),
+        Constant("kWindowBytes", window.bytes, "bytes of a window in shared memory"),
+    ]
+
+
+def query_order_params(spec: AttentionSpec) -> list[Param]:
+    """Return the parameters of the order."""
+    if spec.query_grouping != "search":
+        return []
+    return [
+        pointer("query_order", "int", "query blocks of each head, those of a tile together: found before", writes=True),
+        i64("query_order_batch_stride", "elements from one batch to the next (0: shared)"),
+        i64("query_order_head_stride", "elements from one head to the next (0: shared)"),
+        i32("order_heads", "heads of kv_indices"),
+        pointer("scheduler", "int", SCHEDULER, writes=True),
+    ]

@@ -1,0 +1,151 @@
+"""What ``share_kv_loads`` changes in the plan of an sm_90a attention kernel, and its conditions."""
+
+from __future__ import annotations
+
+import math
+
+from codegen.plan import Constant, Ring, SharedLayout, require
+from codegen.plans.attention.params import block_of
+from codegen.plans.attention.rows import WARPGROUP_ROWS
+from codegen.spec import AttentionSpec
+from codegen.tile_rules import Fits, Rule, check_tile
+
+QUERY_BLOCKS = (2, 3)  # of a tile
+HEIGHTS = [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]  # rows of a tile
+ORDERS = 2  # tiles whose loads are in order: the current one, and the next one
+LONGEST_LIST = 128  # matching lists takes time with the square of their length
+MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
+WIDEST_HEAD = 128  # wider ones leave no registers
+NARROW_HEAD, LARGE_STEP = 64, 128  # of wider heads three stages of so many keys do not fit beside three query blocks
+LONG_TILE = 64  # entries of a list from which it pays to begin a tile with loads of Q slices to registers
+
+
+def _has_room(spec: AttentionSpec) -> bool:
+    """Whether three stages fit, or the tile needs but two."""
+    if not spec.share_kv_loads or spec.tile.m == HEIGHTS[0]:
+        return True
+    return block_of(spec).kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
+
+
+def _two_stages(spec: AttentionSpec) -> str:
+    steps = f"of steps of {block_of(spec).kv} keys with head_dim {spec.head_dim}"
+    return f"{steps} two stages fit, for two query blocks: {HEIGHTS[0]}"
+
+
+TILE: tuple[Rule[AttentionSpec], ...] = (
+    Fits(
+        "m",
+        lambda spec: not spec.share_kv_loads or spec.tile.m in HEIGHTS,
+        lambda spec: f"with share_kv_loads a tile is two or three query blocks: {' or '.join(map(str, HEIGHTS))}",
+    ),
+    Fits(
+        "n",
+        lambda spec: not spec.share_kv_loads or spec.tile.n == block_of(spec).kv,
+        lambda spec: f"with share_kv_loads a step is a listed block: {block_of(spec).kv}",
+    ),
+    Fits("m", _has_room, _two_stages),
+)
+
+
+def check_share_kv_loads(spec: AttentionSpec) -> None:
+    """Refuse a spec for which the kernel is not written.
+
+    Raises:
+        SpecError: names the first field that is in the way.
+    """
+    block, m = block_of(spec), spec.tile.m
+    given = f"is {spec.schedule}; with share_kv_loads and tile.m {m} warpgroups have no order: cooperative"
+    require(spec.schedule == "cooperative", "schedule", given)
+    # Before the tile, whose default follows from head_dim.
+    require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv_loads: 64, 96, 128")
+    require(spec.pack_gqa == 1, "pack_gqa", f"is {spec.pack_gqa}; allowed with share_kv_loads: 1")
+    require(
+        block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv_loads: {WARPGROUP_ROWS}"
+    )
+    check_tile(spec, TILE)
+    unknown = f"is left out; lists that share loads have one length: 1 to {LONGEST_LIST}"
+    require(spec.pattern.list_length is not None, "pattern.k", unknown)
+    length = list_length(spec)
+    require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv_loads: 1 to {LONGEST_LIST}")
+    least = m // WARPGROUP_ROWS  # the template says why
+    places = f"is {spec.stages}; allowed with share_kv_loads and {least} query blocks a tile: {least} to {MOST_STAGES}"
+    require(least <= spec.stages <= MOST_STAGES, "stages", places)
+
+
+def list_length(spec: AttentionSpec) -> int:
+    """Return the entries of a list, which :func:`check_share_kv_loads` wants to be known."""
+    length = spec.pattern.list_length
+    assert length is not None
+    return length
+
+
+def has_long_tiles(spec: AttentionSpec) -> bool:
+    """Return whether a tile has so many steps that a longer prologue of the tile pays."""
+    return spec.share_kv_loads and (spec.l2_lockstep or list_length(spec) >= LONG_TILE)
+
+
+def order_constants(sub_tiles: int) -> list[Constant]:
+    """Return the constants of orders. The users of a load, one, two or all, have equal parts of the arrivals."""
+    arrivals = math.lcm(*range(1, sub_tiles + 1))
+    return [
+        Constant("kTileStages", ORDERS, "depth of the ring of orders"),
+        Constant("kArrivals", arrivals, "arrivals that free a place of a ring, times the warps of a warpgroup"),
+    ]
+
+
+def q_places(number: int) -> list[Constant]:
+    """Return the constant of the places of Q, where it stays in shared memory."""
+    return [Constant("kQPlaces", number, "places for Q of each warpgroup")]
+
+
+def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> None:
+    """Lay out barriers, load orders of tiles and the lists that these are made from in shared memory."""
+    sets, entries = (1 << sub_tiles) - 1, sub_tiles * list_length(spec)
+    barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages
+    shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
+    shared.add("BlockMeta", 4 * spec.stages, "numbers of the loads in the K ring", align=4)
+    searched = (
+        ("Queries", sub_tiles, "first queries of a tile's query blocks"),
+        ("Tiles", 1, "number of the tile"),
+    )
+    orders = (
+        ("Loads", entries, "key blocks of a tile as they are loaded"),
+        ("Steps", entries, "notes on the steps of each warpgroup"),
+        ("Numbers", 1, "loads of a tile"),
+        *(searched if spec.query_grouping == "search" else ()),
+    )
+    ring = Ring(ORDERS, "order_full[i]", "order_empty[i]")
+    for name, words, doc in orders:
+        shared.add(name, 4 * ORDERS * words, f"ring of orders: {doc}", align=4, ring=ring)
+    shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
+    shared.add("Grouped", 4 * entries, "key blocks that this tile loads, by the lists they are for", align=4)
+    shared.add("Sets", entries, "which lists each entry of them is loaded for", align=1)
+
+
+def sub_tile_owns(spec: AttentionSpec) -> str:
+    """Return what each sub-tile owns, in words."""
+    return "list" if spec.share_kv_loads else "key blocks and K/V rings"
+
+
+def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
+    """Return the lines of ``explain`` on loads that lists of a tile share."""
+    if not spec.share_kv_loads:
+        return []
+    order = [("order", "the caller says which query blocks form a tile")] if spec.query_grouping == "given" else []
+    if spec.query_grouping == "search":
+        found = "a kernel before it puts query blocks whose lists have much in common in one tile; they overlap in time"
+        order = [("query order", found)]
+    return [
+        ("shared", "key blocks that several lists of a tile have are loaded once"),
+        *order,
+    ]
+
+
+def producers(spec: AttentionSpec) -> str:
+    """Return the producer warps, in words."""
+    return "a warp for K, one for V, one that orders loads" if spec.share_kv_loads else "one producer warp a sub-tile"
+
+
+def flight_owner(spec: AttentionSpec) -> str:
+    """Return the owner of the blocks in flight, in words."""
+    return "" if spec.share_kv_loads else " for each sub-tile"

@@ -1,0 +1,51 @@
+"""Template parameters of the sm_90a attention kernel."""
+
+from __future__ import annotations
+
+from codegen.flags import AttentionSm90aFlags
+from codegen.plans.attention.expressions import expressions_flags
+from codegen.plans.attention.fp8 import fp8_flags, is_fp8
+from codegen.plans.attention.sm90a_text import Arrangement, Sizes
+
+
+def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionSm90aFlags:
+    """Template parameters."""
+    spec, rows, block = sizes.spec, sizes.rows, sizes.block
+    return AttentionSm90aFlags(
+        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        expressions=expressions_flags(spec, "column"),
+        partial_range=spec.stream_k_tail or spec.kv_splits > 1,
+        skip_masked=sizes.skip_masked,
+        block_steps=sizes.block_steps,
+        step_blocks=sizes.step_blocks,
+        divides_block=block is not None and (rows.packed or block.q > rows.sub_tile_queries),
+        consumers=sizes.consumers,
+        sub_tiles=sizes.sub_tiles,
+        tile_stages=at.tile_stages,
+        packed=rows.packed,
+        asks_heads=rows.asks_heads,
+        q_in_registers=at.q_in_registers,
+        q_slices=at.q_slices,
+        o_aliases_q=at.o_aliases_q,
+        surplus_first=surplus_first(sizes),
+        takes_work=spec.stream_k_tail or spec.pattern.serpentine,
+        may_be_empty=may_be_empty(sizes),
+        uses_setmaxnreg=uses_setmaxnreg,
+        fp8=fp8_flags(sizes) if is_fp8(spec) else None,
+    )
+
+
+def may_be_empty(sizes: Sizes) -> bool:
+    """Whether a work tile, or a sub-tile of it, may have no step.
+
+    Each tile begins with a query, and every query of a dense matrix has keys, unless its batch has none. A list of
+    fixed length has as many steps, whatever they show.
+    """
+    pattern = sizes.spec.pattern
+    without_keys = sizes.spec.kv_lengths and sizes.block is None
+    return sizes.sub_tiles > 1 or without_keys or not pattern.never_empty
+
+
+def surplus_first(sizes: Sizes) -> bool:
+    """Whether surplus rows of a head's tiles lie before query 0."""
+    return sizes.spec.pattern.surplus_first and not sizes.rows.packed

@@ -1,0 +1,305 @@
+"""What the source of an sm_90a attention kernel is made of: constants, parameters, tensor maps, flags, summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.dtypes import DTYPES
+from codegen.patterns import Block
+from codegen.plan import Constant, Param, Registers, TensorMap, i32, pointer, tensor_map
+from codegen.plans.attention.fp8 import fp8_constants, fp8_maps, fp8_params, is_fp8
+from codegen.plans.attention.kv_splits import computing, partial_constants, what_sub_tiles_are
+from codegen.plans.attention.lockstep import lockstep_constants, lockstep_params, lockstep_summary
+from codegen.plans.attention.order import order_params
+from codegen.plans.attention.params import (
+    block_constants,
+    index_params,
+    logit_constants,
+    lse_params,
+    options_summary,
+    sink_params,
+    size_params,
+)
+from codegen.plans.attention.queries import q_slice_constants
+from codegen.plans.attention.query_order import query_order_constants, query_order_params
+from codegen.plans.attention.registers import register_sum
+from codegen.plans.attention.rows import KV_DIMS, SWIZZLE, WARPGROUP_ROWS, Rows
+from codegen.plans.attention.share_kv import (
+    flight_owner,
+    order_constants,
+    producers,
+    q_places,
+    shared_summary,
+    sub_tile_owns,
+)
+from codegen.spec import AttentionSpec
+
+WARPGROUP = 128  # threads
+V_TRANSPOSED = tensor_map("v_map", "V^T", ("padded_kv_len", "head_dim", "kv_heads", "batch"))
+TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
+PARTIAL_FLOATS = "floats of a warpgroup's partial"
+SUB_TILE_SHARERS = "warpgroups of a sub-tile"
+STREAM_K_SUMMARY = ("stream-K tail", "tiles of the last wave are divided between the thread blocks")
+STREAM_K_PARAMS = (
+    pointer("partials", "float", "partials: unnormalised O and softmax state of divided tiles", writes=True),
+    pointer("units_done", "int", "finished units of each divided tile, by warpgroup: 0 between launches", writes=True),
+    i32("stream_k_tiles", "first tiles, which are divided between thread blocks"),
+    i32("stream_k_ctas", "thread blocks that they are divided between"),
+    i32("units", "work units of a divided tile"),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What follows from the tile of a spec.
+
+    Attributes:
+        spec: the spec.
+        rows: whose queries a tile's rows are.
+        sub_tiles: parts of a tile with key blocks of their own.
+        consumers: warpgroups that compute.
+    """
+
+    spec: AttentionSpec
+    rows: Rows
+    sub_tiles: int
+    consumers: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Sizes:
+        """Share out the tile of a spec."""
+        rows = Rows.of(spec)
+        consumers = spec.tile.m // WARPGROUP_ROWS * spec.kv_splits
+        return cls(spec, rows, max(rows.sub_tiles, spec.kv_splits), consumers)
+
+    @property
+    def block(self) -> Block | None:
+        """Block shape of the index lists, if there are any."""
+        return self.spec.pattern.fixed_block
+
+    @property
+    def columns(self) -> int:
+        """Columns of a column group."""
+        return SWIZZLE // DTYPES[self.spec.dtype].bytes
+
+    @property
+    def groups(self) -> int:
+        """Column groups of a head. TMA fills one that reaches beyond it with zeros, and stores none of it."""
+        return -(-self.spec.head_dim // self.columns)
+
+    @property
+    def fills_groups(self) -> bool:
+        """Whether no column group reaches beyond the head."""
+        return self.spec.head_dim % self.columns == 0
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of Q that lie together in shared memory: a warpgroup's, or a tile's."""
+        return WARPGROUP_ROWS if self.spec.share_kv_loads else self.spec.tile.m
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K, or of V, of one step."""
+        return self.spec.tile.n * self.groups * SWIZZLE
+
+    @property
+    def block_steps(self) -> int:
+        """Steps in a listed block; 1 too where a step holds more than one."""
+        return 1 if self.block is None else max(1, self.block.kv // self.spec.tile.n)
+
+    @property
+    def step_blocks(self) -> int:
+        """Loads of a step: listed blocks, if it holds more than one."""
+        return 1 if self.block is None else max(1, self.spec.tile.n // self.block.kv)
+
+    @property
+    def partial_floats(self) -> int:
+        """Floats of a warpgroup's partial: O, two maxima and two sums of each thread."""
+        return WARPGROUP * (WARPGROUP_ROWS * self.spec.head_dim // WARPGROUP + 4)
+
+    @property
+    def skip_masked(self) -> bool:
+        """Whether warpgroups skip steps of their tile of which they see no key.
+
+        With ping_pong all take part in each step. A step wider than the distance of the first warpgroup from the last
+        is hardly ever hidden from one of them.
+        """
+        spec, apart = self.spec, self.spec.tile.m - WARPGROUP_ROWS
+        alone = self.rows.sub_tiles == spec.kv_splits == 1 and not self.rows.packed and spec.schedule == "cooperative"
+        return spec.pattern.banded and alone and spec.tile.n <= apart
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where a kernel keeps Q and O.
+
+    Attributes:
+        q_in_registers: whether all of Q is kept in registers.
+        tile_stages: stages of Q in shared memory.
+        o_aliases_q: whether O is staged where its tile's Q was.
+        q_slices: slices of 16 columns of Q in registers.
+    """
+
+    q_in_registers: bool
+    tile_stages: int
+    o_aliases_q: bool
+    q_slices: int = 0
+
+
+def constants(
+    sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...], registers: Registers
+) -> tuple[Constant, ...]:
+    """Return the constants at the top of the source.
+
+    Args:
+        sizes: what follows from the tile.
+        at: where Q and O are kept.
+        setmaxnreg: the registers that it is given.
+        registers: the budget of a consumer thread.
+    """
+    spec = sizes.spec
+    step = register_sum(spec, registers, holds_q=at.q_slices > 0)
+    owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
+    return (
+        Constant("kHeadDim", spec.head_dim, "elements of a head"),
+        *_row_constants(sizes),
+        Constant("kTileN", spec.tile.n, f"keys of one step; registers: {step}"),
+        Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
+        *_ring_constants(sizes, at),
+        *q_slice_constants(spec, at.q_slices),
+        *query_order_constants(spec, sizes.sub_tiles),
+        *lockstep_constants(spec),
+        *([Constant("kSubTiles", sizes.sub_tiles, owner)] if sizes.sub_tiles > 1 else []),
+        *_sub_tile_rows(sizes),
+        Constant("kConsumerWarpgroups", sizes.consumers, computing(spec)),
+        *_sub_tile_constants(sizes),
+        Constant("kThreads", WARPGROUP * (1 + sizes.consumers), "warpgroup 0 produces, the others consume"),
+        *setmaxnreg,
+        *_group_constants(sizes, at),
+        *_load_constants(sizes),
+        *_block_constants(sizes),
+        *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
+        *partial_constants(spec, sizes.partial_floats),
+        *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+        *logit_constants(spec),
+        *(fp8_constants(sizes) if is_fp8(spec) else []),
+    )
+
+
+def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
+    rows, block = sizes.rows, sizes.block
+    every_key = block is None and not sizes.spec.pattern.masks_pairs
+    in_part = block is not None and block.q > rows.sub_tile_queries
+    if not rows.packed and sizes.sub_tiles == 1 and (every_key or in_part):
+        return []  # no key depends on the query, or kBlockQueries is what counts
+    part = "a part of a tile with key blocks of its own" if rows.sub_tiles > 1 else "here a whole tile"
+    doc = f"{'queries' if rows.packed else 'query rows'} of a sub-tile, {part}"
+    return [Constant("kSubTileRows", rows.sub_tile_queries, doc)]
+
+
+def _load_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.step_blocks == 1:
+        return []
+    return [
+        Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks"),
+        Constant("kLoadKeys", sizes.spec.tile.n // sizes.step_blocks, "keys of one load"),
+    ]
+
+
+def _row_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.rows.packed:
+        return sizes.rows.constants(sizes.groups, sizes.block)
+    return [Constant("kTileM", sizes.spec.tile.m, "query rows of a tile")]
+
+
+def _ring_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
+    if not sizes.spec.share_kv_loads:
+        return [Constant("kTileStages", at.tile_stages, TILE_RING[at.tile_stages])]
+    return [*order_constants(sizes.sub_tiles), *([] if at.q_in_registers else q_places(at.tile_stages))]
+
+
+def _sub_tile_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.spec.share_kv_loads or sizes.sub_tiles == 1:
+        return []
+    return [Constant("kSubTileWarpgroups", sizes.consumers // sizes.sub_tiles, SUB_TILE_SHARERS)]
+
+
+def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
+    """Return how column groups of Q, K, V and O lie in shared memory."""
+    spec = sizes.spec
+    o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
+    if at.o_aliases_q and not spec.share_kv_loads:  # a warpgroup's rows of O lie where its rows of Q were
+        doc = "bytes from one column group of a warpgroup's O to the next"
+        o_group = Constant("kOGroupBytes", spec.tile.m * SWIZZLE, doc)
+    filled = "" if sizes.fills_groups else "; TMA fills the last up with zeros"
+    q_owner = "warpgroup's Q" if spec.share_kv_loads else "Q tile"
+    return [
+        Constant("kGroupColumns", sizes.columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kGroups", sizes.groups, f"column groups of a head{filled}"),
+        Constant("kQGroupBytes", sizes.q_rows * SWIZZLE, "bytes of one column group of Q"),
+        Constant("kKvGroupBytes", spec.tile.n * SWIZZLE, "bytes of one column group of K or V"),
+        o_group,
+        Constant("kQBytes", sizes.q_rows * sizes.groups * SWIZZLE, f"bytes of a {q_owner}"),
+        Constant("kKvBytes", sizes.kv_bytes, "bytes of K, or of V, of one step"),
+    ]
+
+
+def _block_constants(sizes: Sizes) -> list[Constant]:
+    block, rows = sizes.block, sizes.rows
+    if block is None:
+        return []
+    return block_constants(block, block.q if rows.packed else rows.sub_tile_queries, sizes.spec.tile.n)
+
+
+def params(sizes: Sizes) -> tuple[Param, ...]:
+    """Return the kernel's parameters."""
+    spec = sizes.spec
+    return (
+        tensor_map("q_map", "Q", sizes.rows.dims),
+        tensor_map("k_map", "K", KV_DIMS),
+        V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K"),
+        tensor_map("o_map", "O", sizes.rows.dims, like="Q", writes=True),
+        *(fp8_params() if is_fp8(spec) else ()),
+        *lse_params(spec),
+        *sink_params(spec),
+        *index_params(spec),
+        *query_order_params(spec),
+        *order_params(spec),
+        *lockstep_params(spec),
+        *(STREAM_K_PARAMS if spec.stream_k_tail else ()),
+        *size_params(spec),
+    )
+
+
+def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
+    """Return how Q, K, V and O are read and written."""
+    spec, rows, columns = sizes.spec, sizes.rows, sizes.columns
+    kv_map = TensorMap((columns, spec.tile.n // sizes.step_blocks, 1, 1), SWIZZLE)
+    q_queries = WARPGROUP_ROWS if spec.share_kv_loads else rows.box_queries
+    maps = {
+        "q_map": TensorMap((columns, *rows.box(q_queries)), SWIZZLE),
+        "k_map": kv_map,
+        "v_map": kv_map,
+        "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
+    }
+    return fp8_maps(sizes, maps) if is_fp8(spec) else maps
+
+
+def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
+    """Return the lines for ``explain``."""
+    spec, rows, parts = sizes.spec, sizes.rows, sizes.spec.kv_splits
+    workers = "one consumer warpgroup" if sizes.consumers == 1 else f"{sizes.consumers} consumer warpgroups"
+    heads = f" of {spec.pack_gqa} heads" if spec.pack_gqa > 1 else ""
+    each = f" in each of {sizes.sub_tiles} sub-tiles" if rows.sub_tiles > 1 else ""
+    keys = f", their keys in {parts} splits" if parts > 1 else ""
+    division = f"{rows.sub_tile_queries} queries{heads}{each}{keys}"
+    return (
+        ("pattern", spec.pattern.describe()),
+        *options_summary(spec),
+        ("tile", f"{spec.tile.m} {'rows' if rows.packed else 'queries'} x {spec.tile.n} keys: {division}"),
+        ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
+        ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
+        *shared_summary(spec),
+        *lockstep_summary(spec),
+        *([STREAM_K_SUMMARY] if spec.stream_k_tail else []),
+    )

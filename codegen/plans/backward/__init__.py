@@ -1,0 +1,1 @@
+"""Plans of the kernels of the gradients of attention."""

@@ -1,0 +1,234 @@
+"""Plan of all gradients of attention on sm_90a, by key tiles: five products, dQ added up in one order, or in any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.dtypes import DTYPES
+from codegen.flags import AttentionBackwardSm90aFlags
+from codegen.plan import (
+    Constant,
+    Epilogue,
+    Param,
+    Plan,
+    Prologue,
+    Registers,
+    Ring,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    pointer,
+    require,
+)
+from codegen.plans.attention.expressions import expression_registers
+from codegen.plans.attention.params import options_summary, tensor_params
+from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS
+from codegen.plans.backward.parts import (
+    ELEMENT,
+    OF_BLOCKS,
+    PROLOGUE_THREADS,
+    STATS_BYTES,
+    arguments,
+    check_blocks,
+    check_pattern,
+    params,
+    size_constants,
+    step_meta,
+    step_places,
+    walk_constants,
+    walk_flags,
+)
+from codegen.plans.backward.wgmma import DKDV_MAPS, OPERANDS, WARPGROUP
+from codegen.problem import COUNTER_BYTES, AttentionShape, LaunchArgs
+from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, multiples
+
+HEAD_DIMS = (64, 128)
+KEYS = 128  # of a tile: two consumer warpgroups
+DQ_WARPS = 2  # that add to dQ, each every other step
+CONVERT_THREADS = 256
+# Registers of a producer and of a consumer thread; the first split that fits is taken.
+REGISTER_SPLITS = (40, 232), (24, 240)
+OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics: as in the kernel of dK and dV
+EXPRESSION_OVERHEAD = 8  # with which no mask that was tried spills
+# Tiles in flight, and those that begin meanwhile: so many heads take turns that the tiles of one head begin one after
+# another, as they have to wait for each other's dQ. More heads would have more of dQ than the L2 holds.
+TILES_IN_TURNS, UNEVEN_TILES_IN_TURNS = 256, 512
+
+
+def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    _check(spec)
+    columns = SWIZZLE // DTYPES[spec.dtype].bytes
+    groups, m, n = -(-spec.head_dim // columns), spec.tile.m, spec.tile.n
+    shared = _shared(spec, groups)
+    # A thread has half a column of what 64 rows of a product have, and of an operand in 16 bits a quarter: dK, dV; S^T
+    # and dP^T, or dQ in their place; P^T.
+    accumulators = spec.head_dim + m + m // 4
+    overhead = OVERHEAD_REGISTERS + EXPRESSION_OVERHEAD * bool(spec.forward.expressions)
+    expression = expression_registers(spec.forward, gradients=True)
+    overhead += expression
+    needed = accumulators + overhead
+    producer, consumer = next((s for s in REGISTER_SPLITS if needed <= s[1]), REGISTER_SPLITS[-1])
+    registers = Registers(accumulators, overhead, consumer, expression)
+    check_budget(spec, shared.size, registers)
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="attention_backward/dq_dkdv.cu.j2",
+        threads=WARPGROUP * 3,
+        ctas_per_sm=1,
+        persistent=False,
+        dynamic_scheduler=spec.deterministic,
+        workspace_bytes={"scheduler": str(COUNTER_BYTES)} if spec.deterministic else {},
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=_params(spec),
+        tensor_maps=_tensor_maps(spec, columns),
+        constants=_constants(spec, groups, columns, producer=producer, consumer=consumer),
+        flags=_flags(spec),
+        grid_summary="one thread block for each tile",
+        summary=(
+            ("tile", f"{n} keys, {m} queries of a step"),
+            ("schedule", f"{spec.schedule}: a TMA producer, two warps that add to dQ, 2 consumer warpgroups"),
+            *options_summary(spec.forward),
+        ),
+        flops=2 * spec.head_dim * m * n * 5,
+        bytes=2 * m * groups * SWIZZLE + 4 * m * spec.head_dim,
+        arguments=_arguments,
+        prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
+        epilogue=Epilogue(f"{stem}_convert_dq", CONVERT_THREADS),
+    )
+
+
+def _steps(spec: AttentionBackwardSpec) -> range:
+    """Queries of a step: with heads of 64 a warpgroup has dQ of half of them."""
+    step = 32 if spec.head_dim == 64 else 16
+    return range(step, 129, step)
+
+
+WIDTH: Rule[AttentionBackwardSpec] = OneOf(
+    "n", lambda spec: (KEYS,), lambda spec, sizes: f"allowed with gradients dq_dkdv: {sizes} (two warpgroups)"
+)
+STEP: Rule[AttentionBackwardSpec] = OneOf("m", _steps, lambda spec, sizes: f"allowed: {multiples(_steps(spec))}")
+TILE = (WIDTH, STEP, *OF_BLOCKS)
+
+
+def _check(spec: AttentionBackwardSpec) -> None:
+    """Refuse a pattern and a tile that the kernel is not written for."""
+    check_pattern(spec)
+    written = spec.pattern.dq_order is not None or not spec.deterministic
+    reason = f"is {spec.pattern.kind}, of which dQ is not added up in a fixed order by key tiles; use dq, dkdv"
+    require(written, "pattern.kind", reason)
+    d = spec.head_dim
+    require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
+    check_tile(spec, (WIDTH,))
+    check_blocks(spec)
+    check_tile(spec, (STEP,))
+
+
+def _dq_queries(spec: AttentionBackwardSpec) -> int:
+    """Return the queries of which a warpgroup has dQ: 64 columns of a head each, so with heads of 64 a half of them."""
+    return spec.tile.m // 2 if spec.head_dim == 64 else spec.tile.m
+
+
+def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
+    """Lay out the shared memory: what a tile keeps, the ring of what its steps need, and what they hand on."""
+    stages, m = spec.stages, spec.tile.m
+    q_bytes, kv_bytes = m * groups * SWIZZLE, spec.tile.n * groups * SWIZZLE
+    shared = SharedLayout()
+    shared.add("K", kv_bytes, "K of the tile in column groups; then dK on its way out", stores=True)
+    shared.add("V", kv_bytes, "V of the tile; then dV on its way out", stores=True)
+    ring = Ring(stages, "q_full[i]", "q_empty[i]")
+    shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
+    shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
+    shared.add("Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the one before: column groups of 64 keys")
+    shared.add("Dq", m * spec.head_dim * 4, "a step's part of dQ on its way out", stores=True)
+    shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
+    shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
+    if spec.deterministic:
+        shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
+    if spec.score is not None:
+        step_places(shared, spec)
+    step_meta(shared, spec)
+    return shared
+
+
+def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Return the kernel's parameters."""
+    turns = (
+        pointer("dq_semaphore", "int", "tiles that have added to it, (batch, heads, query_steps)", writes=True),
+        pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
+    )
+    own = (
+        *DKDV_MAPS,
+        *tensor_params("dq", ELEMENT, "dQ, as O", writes=True),
+        pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
+        *(turns if spec.deterministic else ()),
+        i32("query_steps", "steps of kTileM queries of a head"),
+        i32("head_group", "K/V heads whose tiles take turns"),
+    )
+    return params(spec, (*OPERANDS, *own))
+
+
+def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
+    """Return how the tensor maps address their tensors: dK and dV leave by 64 rows of a warpgroup."""
+    q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
+    return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, "dk_map": out, "dv_map": out}
+
+
+def _constants(
+    spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
+) -> tuple[Constant, ...]:
+    """Return the named values at the top of the source."""
+    m, n = spec.tile.m, spec.tile.n
+    return (
+        *size_constants(spec),
+        Constant("kConsumerWarpgroups", 2, "warpgroups that compute, 64 keys each"),
+        Constant("kThreads", WARPGROUP * 3, "warpgroup 0 produces, the others consume"),
+        Constant("kDqWarps", DQ_WARPS, "warps that add to dQ"),
+        Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),
+        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kGroups", groups, "column groups of a head"),
+        Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q, of dO, or of dS"),
+        Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
+        Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a step"),
+        Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a tile"),
+        Constant("kDsBytes", m * SWIZZLE * 2, "bytes of dS of a step"),
+        Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
+        Constant("kDqColumnParts", groups, "parts of a head's columns of dQ, 64 each: by the warpgroup's number"),
+        Constant("kDqQueries", _dq_queries(spec), "queries of which a warpgroup has dQ"),
+        Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, in fp32"),
+        Constant("kConvertThreads", CONVERT_THREADS, "threads of a block of the epilogue"),
+        *walk_constants(spec),
+    )
+
+
+def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
+    """Template parameters."""
+    return AttentionBackwardSm90aFlags(
+        walk=walk_flags(spec), consumers=spec.tile.n // WARPGROUP_ROWS, dq_queries=_dq_queries(spec)
+    )
+
+
+def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+    """Work out a launch: one thread block for each tile."""
+    spec, args = plan.spec, arguments(plan, shape, slots)
+    assert isinstance(spec, AttentionBackwardSpec)
+    tiles, block = max(1, args.numbers["key_tiles"]), spec.pattern.fixed_block
+    rows = spec.tile.m if block is None else block.q  # of lists all steps of a block come, beyond the last query too
+    steps = -(-shape.q_len // rows) * (rows // spec.tile.m)
+    all_steps = shape.batch * shape.heads * steps
+    dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}
+    in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
+    return replace(
+        args,
+        numbers={**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)},
+        epilogue_grid=all_steps,
+        counters={"dq_semaphore": all_steps, "scheduler": 1} if spec.deterministic else {},
+        scratch={**args.scratch, **(dq_accum if spec.deterministic else {})},
+        sums={} if spec.deterministic else dq_accum,
+    )

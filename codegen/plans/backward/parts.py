@@ -1,0 +1,272 @@
+"""What the plans of the gradients of attention share: parameters, the walk over a tile's steps, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+from codegen.arch import WARP
+from codegen.flags import AttentionBackwardFlags, AttentionBackwardPatternFlags
+from codegen.patterns import without_gradient
+from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
+from codegen.plans.attention.expressions import Side, expressions_flags
+from codegen.plans.attention.params import (
+    block_of,
+    index_params,
+    is_step_of_pattern,
+    list_constants,
+    logit_constants,
+    step_of_pattern,
+    tensor_params,
+)
+from codegen.problem import AttentionShape, LaunchArgs
+from codegen.spec import AttentionBackwardSpec
+from codegen.tile_rules import Fits, Rule, check_tile
+
+PIECES = "attention_backward"  # folder of templates
+STATS_BYTES = 8  # of a query: log-sum-exp and delta
+STATS_ROWS = 128  # rows of the largest tile, and of the largest step
+ELEMENT = "unsigned short"  # what an element is to the kernel
+PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
+
+
+def check_pattern(spec: AttentionBackwardSpec) -> None:
+    """Refuse a pattern that the gradients of no architecture are written for, and an order that the kernel has not."""
+    reason = without_gradient(spec.pattern.kind)
+    require(not reason, "pattern", reason)
+    ordered = spec.deterministic or spec.gradients == "dq_dkdv"
+    reason = f"is false; sums of {spec.gradients} have one order: leave it out, or say gradients: dq_dkdv"
+    require(ordered, "deterministic", reason)
+
+
+def _is_part(field: str, side: str) -> Callable[[AttentionBackwardSpec], bool]:
+    """Condition that a field of the tile is a block of the lists, or an equal part of one."""
+
+    def holds(spec: AttentionBackwardSpec) -> bool:
+        block = spec.pattern.fixed_block
+        return block is None or int(getattr(block, side)) % int(getattr(spec.tile, field)) == 0
+
+    return holds
+
+
+def _of_queries(spec: AttentionBackwardSpec) -> str:
+    what, unit = ("tile", "rows") if spec.by_queries else ("step", "queries")
+    return f"a {what} is a query block, or an equal part: {block_of(spec).q} {unit}"
+
+
+def _of_keys(spec: AttentionBackwardSpec) -> str:
+    return f"a {'step' if spec.by_queries else 'tile'} is a key block, or an equal part: {block_of(spec).kv} keys"
+
+
+OF_BLOCKS: tuple[Rule[AttentionBackwardSpec], ...] = (
+    Fits(
+        "n",
+        lambda spec: spec.pattern.fixed_block is not None or is_step_of_pattern(spec),
+        lambda spec: f"it is {step_of_pattern(spec)}",
+    ),
+    Fits("m", _is_part("m", "q"), _of_queries),
+    Fits("n", _is_part("n", "kv"), _of_keys),
+)
+"""Rules of the tiles of all gradients."""
+
+
+def check_blocks(spec: AttentionBackwardSpec) -> None:
+    """Refuse blocks that are neither the tile, nor whole steps or tiles of it."""
+    block = spec.pattern.fixed_block
+    if block is not None:
+        for name, size in (("q", block.q), ("kv", block.kv)):
+            require(size in (64, 128), f"pattern.block.{name}", f"is {size}; allowed in a gradient: 64, 128")
+    check_tile(spec, OF_BLOCKS)
+
+
+def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
+    """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
+    is_dq = spec.by_queries
+    by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
+    asks_keys = spec.gradients != "dkdv" or by_position or spec.kv_lengths or spec.mma == "mma"
+    asks_keys = asks_keys or spec.score is not None
+    lists = index_params(spec.forward)
+    if transposes(spec):
+        rows = i32("query_blocks", "query blocks of a head: rows of the lists")
+        lists += [
+            *([] if rows in lists else [rows]),
+            *([i32("key_blocks", "key blocks of a head")] if divides_key_blocks(spec) else []),
+            pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
+            pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
+            *(
+                [pointer("q_entry_places", "int", "places of these entries in the lists of query blocks", writes=True)]
+                if spec.pattern.masks_by_bits
+                else []
+            ),
+            pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
+            i32("list_batches", "batches that have lists of their own; 1: shared"),
+            i32("list_heads", "heads that have lists of their own; 1: shared"),
+            i32("list_entries", "entries of all lists of a head"),
+            i32("stats_blocks", "thread blocks of the prologue that make statistics; others transpose lists"),
+        ]
+    return (
+        *operands,
+        *tensor_params("out", ELEMENT, "O (batch, heads, q_len, head_dim)"),
+        *tensor_params("dout", ELEMENT, "dO, as O"),
+        pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
+        pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
+        *lists,
+        i32("q_len", "queries of a head"),
+        i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
+        *((i32("kv_len", "keys of a head"),) if asks_keys else ()),
+        i32("heads", "query heads"),
+        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("batch_heads", "batch * heads"),
+        i32("query_tiles", "tiles of kTileM queries of a head") if is_dq else i32("key_tiles", "tiles of a K/V head"),
+        i32("head_chunks", "16-byte chunks of a row of a head"),
+        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
+        f32("scale", "the softmax scale"),
+    )
+
+
+def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
+    """Add what is known of the steps in the ring, where pairs are hidden: of an expression with the head of each."""
+    is_dq, stages = spec.by_queries, spec.stages
+    if spec.pattern.masks_by_bits and not is_dq:
+        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+    elif is_dq or spec.pattern.masks_pairs:
+        size = 8 if not is_dq and spec.pattern.expression is not None else 4
+        shared.add("StepMeta", size * stages, "metadata of the steps in the ring", align=size)
+
+
+def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
+    """Add whose queries the steps in the ring are, for a score."""
+    shared.add("StepPlaces", 8 * spec.stages, "first query and head of the steps in the ring", align=8)
+
+
+def transposes(spec: AttentionBackwardSpec) -> bool:
+    """Return whether the kernel walks over lists the other way round."""
+    return not spec.by_queries and spec.pattern.fixed_block is not None
+
+
+def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
+    """Return whether several tiles share the list of a key block."""
+    block = spec.pattern.fixed_block
+    return transposes(spec) and block is not None and block.kv > spec.tile.n
+
+
+def row_lanes(spec: AttentionBackwardSpec) -> int:
+    """Return the threads of a row in the prologue: a power of two, as whole rows share a warp; some may be idle."""
+    return 1 << (spec.head_dim // 8 - 1).bit_length()
+
+
+def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
+    """Return the sizes of a tile and its steps."""
+    is_dq, block, m, n = spec.by_queries, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
+    return (
+        Constant("kHeadDim", spec.head_dim, "elements of a head"),
+        Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
+        Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
+        *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
+        Constant("kStages", spec.stages, "depth of the ring"),
+    )
+
+
+def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
+    """Return what the prologue and the walk over a tile's steps need."""
+    block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
+    listed: list[Constant] = []
+    if block is not None and spec.by_queries:
+        listed = list_constants(block, block.kv // n)
+        listed += [Constant("kBlockQueries", block.q, "queries that share a list")] if block.q > m else []
+    elif block is not None:
+        listed = [Constant("kBlockSteps", block.q // m, "steps in a listed query block")]
+        if divides_key_blocks(spec):
+            listed.append(Constant("kBlockKeys", block.kv, "keys that share a list"))
+    if spec.pattern.masks_by_bits and not spec.by_queries:
+        listed += [Constant("kLaneWords", -(-m // 64), "pairs of words of a step that a lane reads: eight lanes share")]
+    return (
+        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
+        Constant("kRowLanes", row_lanes(spec), "threads of a row there, 16 bytes each"),
+        *listed,
+        *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
+        *logit_constants(spec.forward),
+    )
+
+
+def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
+    """Template parameters of the pattern."""
+    forward, block = spec.forward, spec.pattern.fixed_block
+    block_steps = 1 if block is None else max(1, block.kv // spec.tile.n)
+    shared: Side = "" if spec.mma == "mma" else "column" if spec.gradients == "dq" else "row"
+    return AttentionBackwardPatternFlags(
+        pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        expressions=expressions_flags(forward, shared, gradients=True),
+        partial_range=False,
+        skip_masked=False,
+        block_steps=block_steps,
+        step_blocks=1,
+        divides_block=block is not None and block.q > spec.tile.m,
+        masks_pairs=spec.pattern.masks_pairs,
+        transposes=transposes(spec),
+    )
+
+
+def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
+    """Template parameters of the pattern and of the walk over the steps of a tile."""
+    of_pattern = pattern_flags(spec)
+    return AttentionBackwardFlags(
+        **{field.name: getattr(of_pattern, field.name) for field in fields(of_pattern)},
+        divides_key_blocks=divides_key_blocks(spec),
+        several_lists=spec.pattern.lists > 1,
+    )
+
+
+def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
+    """Work out a launch: one thread block for each tile."""
+    del slots
+    spec = plan.spec
+    assert isinstance(spec, AttentionBackwardSpec)
+    padded = padded_rows(shape.q_len)
+    if spec.by_queries:
+        heads, tiles = shape.heads, {"query_tiles": -(-shape.q_len // spec.tile.m)}
+    else:
+        heads, tiles = shape.kv_heads, {"key_tiles": -(-shape.kv_len // spec.tile.n)}
+    count = heads * sum(tiles.values())
+    block = spec.pattern.fixed_block
+    numbers = {
+        **tiles,
+        "q_len": shape.q_len,
+        "padded_q_len": padded,
+        "kv_len": shape.kv_len,
+        "heads": shape.heads,
+        "heads_per_kv_head": shape.heads // shape.kv_heads,
+        "batch_heads": shape.batch * shape.heads,
+        **(
+            {}
+            if block is None
+            else {"query_blocks": -(-shape.q_len // block.q), "key_blocks": -(-shape.kv_len // block.kv)}
+        ),
+    }
+    rows_of_block = PROLOGUE_THREADS // row_lanes(spec)
+    stats_blocks = -(-shape.batch * shape.heads * padded // rows_of_block)
+    if not transposes(spec):
+        return LaunchArgs(numbers, shape.batch * count, prologue_grid=stats_blocks)
+    lists, entries = shape.list_batches * shape.list_heads, numbers["query_blocks"] * shape.list_length
+    numbers |= {
+        "list_batches": shape.list_batches,
+        "list_heads": shape.list_heads,
+        "list_entries": entries,
+        "stats_blocks": stats_blocks,
+    }
+    places = PROLOGUE_THREADS // WARP * numbers["key_blocks"]
+    scratch = {"q_offsets": numbers["key_blocks"] + 1, "q_entries": max(1, entries), "q_places": places}
+    if spec.pattern.masks_by_bits:
+        scratch["q_entry_places"] = max(1, entries)
+    return LaunchArgs(
+        numbers,
+        shape.batch * count,
+        prologue_grid=stats_blocks + lists,
+        scratch={name: 4 * lists * size for name, size in scratch.items()},
+    )
+
+
+def padded_rows(q_len: int) -> int:
+    """Return the rows of statistics of a head: no tile or step that begins with a query reaches beyond them."""
+    return -(-q_len // STATS_ROWS) * STATS_ROWS + STATS_ROWS

@@ -1,0 +1,1 @@
+"""Plans of the products with block-sparse (BSR) matrices."""

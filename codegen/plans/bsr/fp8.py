@@ -1,0 +1,295 @@
+"""What the plans of BSR products in FP8 share.
+
+A product is computed transposed: columns of C are the M side of a wgmma, rows of a block its N side. Both operands are
+K-major, as those of 8 bits always are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.arch import ARCHS
+from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags
+from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i64, pointer, require, require_left_out
+from codegen.plans.bsr.parts import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    CONSUMERS_TAKE,
+    PRODUCER_REGISTERS,
+    THREADS,
+    WARPGROUP,
+    one_block_row,
+    stage_ring,
+)
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile
+
+SIZES = (32, 64, 128)  # rows and columns of a block
+CONVERTED_ROWS = 32
+"""The most rows of a block by mma.sync on an architecture whose tensor cores have FP8 by wgmma alone: a mma.sync
+converts its operands to fp16 in registers there. Warps with 64 rows spill."""
+CONVERSION_OVERHEAD = 64  # registers of such conversions
+MMA_SYNC_DEPTH = 32  # of an m16n8k32, bytes: as many as those of 16 elements of 16 bits
+GROUP_COLUMNS = 64  # M side of one wgmma: columns of C
+PIECE_ROWS = 32  # of C, that a warpgroup stores at a time of a group
+STAGING_BYTES = 16 << 10  # of pieces of a warpgroup
+MOST_ACCUMULATORS = 128  # of a thread for all groups: more would not fit beside those of the tensor core
+COPY_COLUMNS = 256  # columns of B that one copy brings, at most
+SCALE_COLUMNS = 128  # of A, and rows of a column of B, that share a scale of their own
+OUTPUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+SCALED = {"block": "scaled", "row": "scaled_rows"}
+"""Names of templates, by the scales of a spec that are not of tensors."""
+Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
+
+TENSOR_SCALES = (
+    pointer("a_scale", "float", "scale of A: a number is its code times that"),
+    pointer("b_scale", "float", "scale of B"),
+)
+
+
+MMA_SYNC_STEP: Fits[Any] = Fits(
+    "k",
+    lambda spec: not spec.is_fp8 or spec.scales == "tensor" or spec.tile.k >= 2 * MMA_SYNC_DEPTH,
+    lambda spec: f"a step of scales of {spec.scales}s has slices of {MMA_SYNC_DEPTH}: {2 * MMA_SYNC_DEPTH} or more",
+)
+
+
+def check_mma_sync(spec: Fp8Spec) -> None:
+    """Refuse what kernels by mma.sync are not written for.
+
+    Raises:
+        SpecError: names the field.
+    """
+    sizes = ", ".join(map(str, SIZES))
+    for side, size in (("rows", spec.block.rows), ("cols", spec.block.cols)):
+        require(size in SIZES, f"block.{side}", f"is {size}; allowed where dtype is {spec.dtype}: {sizes}")
+    if isinstance(spec, BsrSpmmSpec):
+        reason = f"a mma.sync of {spec.dtype} takes its operands K-major alone, so B is stored by columns: column_major"
+        require(spec.b_layout == "column_major", "b_layout", f"is {spec.b_layout}; {reason}")
+    if not ARCHS[spec.arch].has_fp8_mma_sync:
+        why = "its mma.sync converts FP8 to fp16 in registers, and more rows spill; use wgmma"
+        require(
+            spec.block.rows <= CONVERTED_ROWS,
+            "block.rows",
+            f"is {spec.block.rows}; allowed with mma, {spec.dtype} and {spec.arch}: {CONVERTED_ROWS} ({why})",
+        )
+    check_scales(spec)
+    check_tile(spec, (MMA_SYNC_STEP,))
+
+
+def mma_sync_overhead(spec: Fp8Spec, overhead: int) -> int:
+    """Return the registers of a thread beside sums and fragments: more where operands are converted."""
+    return overhead + (0 if ARCHS[spec.arch].has_fp8_mma_sync else CONVERSION_OVERHEAD)
+
+
+def mma_sync_depths(spec: Fp8Spec) -> tuple[int, ...]:
+    """Return the depths of a step by mma.sync: four slices of a warp's 64 rows, unrolled, spill."""
+    return (32, 64, 128) if spec.block.rows < 64 else (32, 64)
+
+
+def check_scales(spec: Fp8Spec) -> None:
+    """Refuse scales of blocks or rows beside what does not go with them.
+
+    Raises:
+        SpecError: names the field.
+    """
+    if spec.scales == "tensor":
+        return
+    cols = spec.block.cols
+    if spec.scales == "block":
+        require(cols == SCALE_COLUMNS, "scales", f"is block; each is of {SCALE_COLUMNS} of K, and block.cols is {cols}")
+    require_left_out(spec, ("accumulate_every",), f"scales of {spec.scales}s: each step joins the sums by itself")
+
+
+def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
+    """Return what templates of kernels by mma.sync ask."""
+    kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
+    return MmaSyncFp8Flags(
+        multiply=f"bsr_fp8/multiply_{kind}.cuh.j2",
+        scaling=scaling(spec) if spec.scales in SCALED else "A number is its code times the scale of its operand",
+        one_scale=spec.scales not in SCALED,
+        strip=f"bsr_fp8/strip_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
+        element="float" if spec.output == "fp32" else "unsigned short",
+    )
+
+
+def mma_sync_summary(spec: Fp8Spec) -> tuple[tuple[str, str], ...]:
+    """Return how sums are made, for ``explain``."""
+    promoted = spec.accumulate_every or spec.scales != "tensor"
+    sums = "taken in by fp32 after each product of 32" if promoted else "of a whole row in the tensor core"
+    return (("scales", scaling(spec)), ("sums", sums))
+
+
+def scaling(spec: Fp8Spec) -> str:
+    """Return what the scales are, in words."""
+    if spec.scales == "block":
+        return f"A has a scale for each stored block, B one for each {SCALE_COLUMNS} rows of a column"
+    if spec.scales == "row":
+        return f"Rows of A and of B have a scale for each {SCALE_COLUMNS} columns"
+    return "A and B have one scale each"
+
+
+def mma_sync_scale_params(spec: Fp8Spec) -> tuple[Param, ...]:
+    """Return the parameters of the scales of a kernel by mma.sync."""
+    if spec.scales == "block":
+        return (
+            pointer("a_scale", "float", "scales of the stored blocks of A (nnz,)"),
+            pointer("b_scale", "float", "scales of B, of 128 rows of a column each (K / 128, N)"),
+            i64("b_scale_stride", "elements from the scales of 128 rows of B to the next"),
+        )
+    if spec.scales == "row":
+        return (
+            pointer("a_scale", "float", "scales of A, of 128 columns of a row each (K / 128, M)"),
+            pointer("b_scale", "float", "scales of B, likewise (K / 128, N)"),
+            i64("a_scale_stride", "elements from the scales of 128 columns of A to the next"),
+            i64("b_scale_stride", "those of B"),
+        )
+    return TENSOR_SCALES
+
+
+def add_mma_sync_scales(spec: Fp8Spec, ring: SharedLayout) -> tuple[Constant, ...]:
+    """Lay out the scales of the stages of a kernel by mma.sync; return their constants."""
+    m, n = spec.tile.m, spec.tile.n
+    of_a = Constant("kAScaleBytes", 4 * m, "bytes of the scales of an A tile")
+    of_b = Constant("kBScaleBytes", 4 * n, "bytes of the scales of a B tile")
+    if spec.scales == "block":
+        ring.add("BScales", spec.stages * 4 * n, f"scales of the {n} columns of each stage", align=16)
+        return (of_b,)
+    if spec.scales == "row":
+        ring.add("AScales", spec.stages * 4 * m, f"scales of the {m} rows of A of each stage", align=16)
+        ring.add("BScales", spec.stages * 4 * n, f"scales of the {n} rows of B of each stage", align=16)
+        return (of_a, of_b)
+    return ()
+
+
+def _widths(spec: Fp8Spec) -> list[int]:
+    """Columns of a tile whose accumulators a thread has registers for."""
+    widest = CONSUMERS * GROUP_COLUMNS * MOST_ACCUMULATORS // products(spec)
+    return [n for n in (128, 256, 512, 1024) if n <= widest]
+
+
+BLOCK_TILE: tuple[Rule[Fp8Spec], ...] = (
+    one_block_row(),
+    OneOf(
+        "n",
+        _widths,
+        lambda spec, sizes: f"allowed where dtype is {spec.dtype} and block.rows is {spec.block.rows}: {sizes}",
+    ),
+)
+"""Heights and widths of tiles by wgmma."""
+
+
+def check_blocks(spec: Fp8Spec) -> None:
+    """Refuse blocks and tiles that the kernels are not written for."""
+    rows, cols = spec.block.rows, spec.block.cols
+    sizes = ", ".join(map(str, SIZES))
+    for side, size in (("rows", rows), ("cols", cols)):
+        require(size in SIZES, f"block.{side}", f"is {size}; allowed where dtype is {spec.dtype}: {sizes}")
+    check_tile(spec, BLOCK_TILE)
+    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where dtype is {spec.dtype}: 1")
+    every = interval(spec)
+    require(
+        every < spec.stages,
+        "accumulate_every",
+        f"is {every}; all of these steps are in the ring at once, and {spec.stages} stages have room for fewer",
+    )
+
+
+def interval(spec: Fp8Spec) -> int:
+    """Return how many steps the tensor core accumulates: with scales of blocks or rows one, which has its own."""
+    return spec.accumulate_every if spec.scales == "tensor" else 1
+
+
+def products(spec: Fp8Spec) -> int:
+    """Return the accumulators of a thread for one column group."""
+    return spec.block.rows * GROUP_COLUMNS // WARPGROUP
+
+
+def groups(spec: Fp8Spec) -> int:
+    """Return the column groups of a warpgroup."""
+    return spec.tile.n // CONSUMERS // GROUP_COLUMNS
+
+
+def registers(spec: Fp8Spec) -> Registers:
+    """Return the register budget of a consumer: sums and, where they are added to them, products of one group."""
+    accumulators = products(spec) * (groups(spec) + (interval(spec) > 0))
+    return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
+
+
+def _box_row_bytes(spec: Fp8Spec) -> int:
+    """Return the bytes of a row of a box of C: those of 64 columns, or of a block of a sampled product, at most 128."""
+    columns = GROUP_COLUMNS if isinstance(spec, BsrSpmmSpec) else min(GROUP_COLUMNS, spec.block.cols)
+    return min(128, columns * OUTPUT_BYTES[spec.output])
+
+
+def c_map(spec: Fp8Spec) -> TensorMap:
+    """Return how a box of C is stored: in a sampled product it lies in one stored block."""
+    columns = _box_row_bytes(spec) // OUTPUT_BYTES[spec.output]
+    further = () if isinstance(spec, BsrSpmmSpec) else (1,)
+    return TensorMap((columns, PIECE_ROWS, *further), _box_row_bytes(spec), dtype=spec.output)
+
+
+def staging_pieces(spec: Fp8Spec) -> int:
+    """Return the pieces of C that a warpgroup can have on their way out; scales of a ring leave room for fewer."""
+    most_bytes = STAGING_BYTES if spec.scales == "tensor" else STAGING_BYTES // 2
+    return min(most_bytes // _piece_bytes(spec), groups(spec) * spec.block.rows // PIECE_ROWS)
+
+
+def _piece_bytes(spec: Fp8Spec) -> int:
+    return PIECE_ROWS * GROUP_COLUMNS * OUTPUT_BYTES[spec.output]
+
+
+def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
+    """Return the shared memory of a kernel, as far as both have it."""
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    shared, ring = SharedLayout(), stage_ring(spec.stages)
+    shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes", ring=ring)
+    shared.add("B", spec.stages * n * k, f"ring of B tiles, {n} columns of {k} bytes", ring=ring)
+    shared.add("C", CONSUMERS * pieces * _piece_bytes(spec), f"{pieces} pieces of C of each warpgroup", stores=True)
+    return shared
+
+
+def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
+    """Return the constants that both kernels have."""
+    m, n, k, row_bytes = spec.tile.m, spec.tile.n, spec.tile.k, _box_row_bytes(spec)
+    return (
+        Constant("kTileM", m, "rows of a C tile: one block row"),
+        Constant("kTileK", k, "depth of one step, bytes of a row of A and of a column of B"),
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        *_interval_constant(spec),
+        Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
+        Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
+        Constant("kGroupColumns", GROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
+        Constant("kWarpgroupGroups", groups(spec), "column groups of a warpgroup"),
+        Constant("kProducts", products(spec), "accumulators of a thread for one column group"),
+        Constant("kABytes", m * k, "bytes of an A tile"),
+        Constant("kBBytes", n * k, "bytes of a B tile"),
+        Constant("kBGroupBytes", GROUP_COLUMNS * k, "bytes of the columns of B of one group"),
+        Constant("kPieceRows", PIECE_ROWS, "rows of a piece of C"),
+        Constant("kPieceBytes", _piece_bytes(spec), "bytes of a piece of C"),
+        Constant("kBoxRowBytes", row_bytes, "bytes of a row of a box of C: what its swizzle spans"),
+        Constant("kBoxColumns", row_bytes // OUTPUT_BYTES[spec.output], "columns of a box of C"),
+        Constant("kBoxBytes", PIECE_ROWS * row_bytes, "bytes of a box of C"),
+        Constant("kStagingPieces", pieces, "pieces of C that a warpgroup can have on their way out"),
+    )
+
+
+def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
+    """Return the constant of the promotion interval, where a kernel has one."""
+    if not spec.accumulate_every or spec.scales != "tensor":
+        return ()
+    return (Constant("kAccumulateEvery", spec.accumulate_every, "steps that the tensor core accumulates by itself"),)
+
+
+def fp8_flags(spec: Fp8Spec) -> BsrFp8Flags:
+    """Return what templates of both kernels ask."""
+    kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
+    return BsrFp8Flags(
+        mma_n=spec.block.rows,
+        products=f"bsr_fp8/products_{kind}.cuh.j2",
+        piece=f"bsr_fp8/piece_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
+        pipeline=f"bsr_fp8/pipeline_{kind.removesuffix('_rows')}.cuh.j2",
+    )

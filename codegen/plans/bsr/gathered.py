@@ -1,0 +1,262 @@
+"""What the plans share of sm_90a BSR x dense kernels whose tiles gather block rows, for blocks of 16 and 32 rows.
+
+Rows of B that a tile has loaded are used by all block rows that have a block there: which rows a tile gathers, and in
+which order it meets the columns of A, is worked out once for a matrix (:mod:`runtime.prepare.row_clusters`).
+"""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.flags import Flags
+from codegen.plan import (
+    Constant,
+    Param,
+    Plan,
+    Prologue,
+    Registers,
+    Ring,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    pointer,
+    require,
+    require_left_out,
+)
+from codegen.plans.bsr.parts import C_MAP, COLUMNS_PARAM, SWIZZLE, WARPGROUP, b_params
+from codegen.plans.bsr.spmm_launch import arguments
+from codegen.preparation import RECORD_WORDS, ROUND_COLUMNS, GatheredLayout, round_columns
+from codegen.select.default_tables import GATHERED_ROWS
+from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
+
+BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for
+BLOCK_COLUMNS = (16, 32)
+CONSUMERS = 3  # warpgroups that compute
+ROWS, COLUMNS = GATHERED_ROWS, 128  # of a tile: its accumulators fill the registers
+GROUP_COLUMNS = 64  # of a column group: rows of 128 bytes in shared memory
+CLUSTER = 2  # thread blocks that load A together
+THREADS = (CONSUMERS + 1) * WARPGROUP
+# 128 registers x 4 warpgroups at launch = 32 + 3 x 160 afterwards (PTX ISA, "setmaxnreg").
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
+CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch"
+PACK_THREADS = 256
+CHUNK_BYTES = 16  # of A, that a thread packs at a time
+COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
+RECORDS = 4  # of rounds, that a producer warp prefetches
+ENTRY_BYTES = 4  # of a slot in a packet: where its block finds its rows of B, or half of that for two rounds
+STAGING_BYTES = 8192  # a warpgroup's, of C
+
+
+def gathers_rows(spec: BsrSpmmSpec) -> bool:
+    """Return whether a tile has many block rows, which the caller has grouped."""
+    if spec.mma == "wgmma":
+        return not spec.transpose_a and spec.block.rows in BLOCK_ROWS.values() and spec.tile.m > spec.block.rows
+    return spec.mma == "mma" and spec.copy_ == "tma"
+
+
+def slots(spec: BsrSpmmSpec) -> int:
+    """Return the block rows of a tile."""
+    return ROWS // spec.block.rows
+
+
+def packet_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes of what a round needs of A at most: a block for each slot, and where its rows of B are."""
+    needed = slots(spec) * (block_bytes(spec) + ENTRY_BYTES)
+    unit = 16 * CLUSTER  # parts are copied, each by one thread block of the cluster
+    return -(-needed // unit) * unit
+
+
+def ring_columns(spec: BsrSpmmSpec) -> int:
+    """Return the block columns whose rows of B fit the ring, which has the rest of shared memory."""
+    return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
+
+
+def block_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes of a block of A."""
+    return spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
+
+
+def column_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes of the rows of B that meet a block column, as wide as a tile."""
+    return spec.block.cols * COLUMNS * DTYPES[spec.dtype].bytes
+
+
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf("m", lambda spec: (ROWS,), lambda spec, sizes: f"allowed with mma and tma: {sizes}, rows gathered"),
+    OneOf("n", lambda spec: (COLUMNS,), lambda spec, sizes: f"allowed where tile.m is {ROWS}: {sizes}"),
+    OneOf(
+        "k",
+        lambda spec: (spec.block.cols,),
+        lambda spec, sizes: f"a step is one block of A deep, block.cols is {spec.block.cols}: {sizes}",
+    ),
+)
+
+
+def check_fields(spec: BsrSpmmSpec) -> None:
+    """Refuse fields that gathered block rows are not written for."""
+    rows, cols, written = spec.block.rows, spec.block.cols, BLOCK_ROWS[spec.mma]
+    if spec.mma == "wgmma":
+        gathered = f"{ROWS}, rows gathered" + ("" if rows == written else ", with mma: mma and copy: tma")
+        allowed = rows == written and spec.tile.m == ROWS
+        require(allowed, "tile.m", f"is {spec.tile.m}; allowed where block.rows is {rows}: {rows}, or {gathered}")
+    require(rows == written, "block.rows", f"is {rows}; allowed with mma and tma: {written}")
+    require(cols in BLOCK_COLUMNS, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
+    require(not spec.transpose_a, "transpose_a", f"is true, but not written for tile.m {ROWS}")
+    check_tile(spec, TILE)
+    require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where tile.m is {ROWS}: 1")
+    require_left_out(spec, ("accumulate", "scheduler"), f"tile.m {ROWS}")
+    require(spec.epilogue is None, "epilogue", f"is given, but not written for tile.m {ROWS}")
+    order = spec.b_layout
+    require(order == "row_major", "b_layout", f"is {order}, but not written for tile.m {ROWS}: row_major")
+    require(spec.stages >= 2, "stages", "is 1; one packet is still being read while the next is waited for: 2 or more")
+
+
+def build(
+    spec: BsrSpmmSpec,
+    stem: str,
+    *,
+    template: str,
+    accumulators: int,
+    constants: tuple[Constant, ...],
+    flags: Flags,
+    a_element: str,
+    tile: str,
+    consumers: str,
+) -> Plan:
+    """Return the plan of a kernel whose fields are checked.
+
+    Args:
+        spec: of the kernel.
+        stem: its name.
+        template: its template.
+        accumulators: of a thread that computes.
+        constants: of what computes; those of what loads are put before them.
+        flags: of the template.
+        a_element: what it reads A as.
+        tile: what the head of the source says of a tile.
+        consumers: what it says of the threads that compute.
+    """
+    rows, cols, groups = spec.block.rows, spec.block.cols, COLUMNS // GROUP_COLUMNS
+    shared = _layout(spec, max(ring_columns(spec), min(ROUND_COLUMNS, slots(spec))))  # room for one round at least
+    registers = Registers(accumulators=accumulators, overhead=32, limit=CONSUMER_REGISTERS)
+    check_budget(spec, shared.size, registers)
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template=template,
+        threads=THREADS,
+        ctas_per_sm=1,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=_params(spec, a_element),
+        tensor_maps={
+            "b_map": TensorMap((GROUP_COLUMNS, cols), SWIZZLE),
+            "b_groups_map": TensorMap((GROUP_COLUMNS, cols, groups), SWIZZLE),
+            "c_map": TensorMap((GROUP_COLUMNS, rows), SWIZZLE),
+        },
+        constants=(*_constants(spec), *constants),
+        flags=flags,
+        grid_summary="one thread block per SM, looping over tiles (persistent), groups of block rows fastest",
+        summary=_summary(spec, tile, consumers),
+        flops=2 * ROWS * COLUMNS * cols,
+        bytes=packet_bytes(spec) // CLUSTER + ROUND_COLUMNS * column_bytes(spec),
+        arguments=arguments,
+        gathered=GatheredLayout(slots(spec), ring_columns(spec), packet_bytes(spec)),
+        cluster=CLUSTER,
+        prologue=Prologue(f"{stem}_pack_a", PACK_THREADS),
+    )
+
+
+def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
+    """Return the constants of what loads rounds, and of what both sides know."""
+    chunks = block_bytes(spec) // CHUNK_BYTES
+    assert slots(spec) * chunks % PACK_THREADS == 0, "threads that pack have equally many chunks"
+    return (
+        Constant("kBlockRows", spec.block.rows, "rows of a block of A"),
+        Constant("kBlockCols", spec.block.cols, "columns of a block of A"),
+        Constant("kTileSlots", slots(spec), "slots of a C tile, each for a block row"),
+        Constant("kTileN", COLUMNS, "columns of a C tile"),
+        Constant("kCluster", CLUSTER, "thread blocks that load A together: neighbouring column tiles of a group"),
+        Constant("kStages", spec.stages, "rounds whose packets have a place"),
+        Constant("kRingColumns", ring_columns(spec), "block columns whose rows of B have a place"),
+        Constant("kRoundColumns", ROUND_COLUMNS, "block columns of a round, at most"),
+        Constant("kRecordWords", RECORD_WORDS, "words of the record of a round"),
+        Constant("kRecords", RECORDS, "records that a producer warp has asked for before it needs them"),
+        Constant("kThreads", THREADS, "warpgroups that consume, then one that produces"),
+        Constant("kProducerWarps", WARPGROUP // 32, "warps that load"),
+        Constant("kColumnWarps", COLUMN_WARPS, "of these, those that load rows of B; the last one loads packets"),
+        Constant(
+            "kWarpColumns",
+            -(-round_columns(ring_columns(spec)) // COLUMN_WARPS),
+            "columns of a round for each, at most",
+        ),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
+        Constant("kPackThreads", PACK_THREADS, "threads of a block that packs"),
+        Constant("kPackChunks", slots(spec) * chunks // PACK_THREADS, "chunks of A for each of them"),
+        Constant("kBlockChunks", chunks, "chunks of 16 bytes of a block of A"),
+        Constant("kGroupColumns", GROUP_COLUMNS, "columns of a column group"),
+        Constant("kTileGroups", COLUMNS // GROUP_COLUMNS, "column groups of a tile"),
+        Constant("kABlockBytes", block_bytes(spec), "bytes of a block of A"),
+        Constant("kPacketBytes", packet_bytes(spec), "bytes of a packet, at most"),
+        Constant("kStageBytes", _stage_bytes(spec), "bytes from one packet to the next in shared memory"),
+        Constant("kBColumnBytes", column_bytes(spec), "bytes of the rows of B that meet a block column"),
+        Constant("kBGroupBytes", spec.block.cols * SWIZZLE, "bytes of one column group of them"),
+    )
+
+
+def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
+    """Return the parameters: matrices, and the rounds of each cluster of block rows."""
+    return (
+        *b_params(spec, "K"),
+        C_MAP,
+        pointer("a", a_element, "stored blocks of A"),
+        pointer("rounds", "int", "records: 15 block columns, then a StepHeader"),
+        pointer("entries", "int2", "of each round and slot: stored block, place of the rows of B that it meets; or -1"),
+        pointer("round_starts", "int", "first round of each group, and one more"),
+        pointer("slot_rows", "int", "of each group and slot: block row, or -1"),
+        pointer("packets", "uint4", "of each round: blocks of A and the places of their rows of B", writes=True),
+        i32("groups", "groups of block rows"),
+        i32("tiles", "groups * clusters of column tiles"),
+        COLUMNS_PARAM,
+        i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+    )
+
+
+def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, str], ...]:
+    """Return what the head of the source says of the kernel."""
+    return (
+        ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
+        ("tile", f"{tile}: {slots(spec)} block rows, grouped beforehand by the columns they share"),
+        ("schedule", f"{spec.schedule}: one producer warpgroup (TMA), {consumers}"),
+        ("cluster", f"{CLUSTER} tiles side by side, which load A once"),
+        ("before", "A is packed in the order in which its blocks are used, to device memory of its size or more"),
+        (
+            "pipeline",
+            f"ring of the rows of B that {ring_columns(spec)} block columns meet, {spec.stages} packets of A",
+        ),
+    )
+
+
+def _stage_bytes(spec: BsrSpmmSpec) -> int:
+    """Return the bytes from one packet in shared memory to the next: whole repeats of the swizzle."""
+    repeat = 8 * spec.block.cols * DTYPES[spec.dtype].bytes
+    return -(-packet_bytes(spec) // repeat) * repeat
+
+
+def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
+    """Lay out shared memory, with room for the rows of B of so many block columns."""
+    cols, width = spec.block.cols, COLUMNS // GROUP_COLUMNS
+    shared = SharedLayout()
+    doc = f"ring of rows of B, {columns} x {width} column groups of {cols} rows of {SWIZZLE} bytes"
+    shared.add("B", columns * column_bytes(spec), doc, ring=Ring(spec.stages, "full[i]", "rows[i]"))
+    shared.add("Zeros", column_bytes(spec), "rows of zeros: what a slot without a block multiplies")
+    shared.add("C", CONSUMERS * STAGING_BYTES, "C on its way out", stores=True)
+    doc, packets = "ring of packets: blocks of A, where they find rows of B", Ring(spec.stages, "full[i]", "packet[i]")
+    shared.add("Packets", spec.stages * _stage_bytes(spec), doc, ring=packets)
+    shared.add("Barriers", 3 * 8 * spec.stages, "mbarriers: full, of packets, of rows of B", align=8)
+    return shared

@@ -1,0 +1,291 @@
+"""What the plans of BSR kernels share: parameters, and on sm_90a warpgroups, their parts of a tile, how it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.arch import ARCHS, KIB
+from codegen.dtypes import DTYPES
+from codegen.flags import SpmmFlags
+from codegen.plan import (
+    Constant,
+    Param,
+    Registers,
+    Ring,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    i32,
+    pointer,
+    require,
+    tensor_map,
+)
+from codegen.plans.bsr.balance import queue, queue_barriers
+from codegen.plans.bsr.epilogue import barriers, epilogue_flags
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from codegen.tile_rules import OneOf
+
+WARPGROUP = 128  # threads
+WARPGROUP_ROWS = 64  # rows of one wgmma
+CONSUMERS = 2  # warpgroups that compute
+THREADS = WARPGROUP * (1 + CONSUMERS)  # where a warpgroup produces
+# 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = 232
+CONSUMERS_TAKE = "registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch"
+SMALL_BLOCK_REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
+SWIZZLE = 128  # bytes: width of one column group in shared memory
+MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
+C_GROUP_BYTES = WARPGROUP_ROWS * SWIZZLE  # of one column group of a warpgroup's C
+
+INDEX_PARAMS = (
+    pointer("crow_indices", "int", "first block of each block row, and one more"),
+    pointer("col_indices", "int", "block column of each block"),
+    i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+)
+INTERSECTION_PARAMS = (
+    pointer("a_crow_indices", "int", "first block of each block row of A, and one more"),
+    pointer("a_col_indices", "int", "block column of each block of A"),
+    pointer("b_crow_indices", "int", "first block of each block row of B, and one more"),
+    pointer("b_col_indices", "int", "block column of each block of B, rising in each row"),
+    i32("a_index_words", "32-bit words of an index of A: 1 or 2, the low one is read"),
+    i32("b_index_words", "32-bit words of an index of B"),
+    i32("inner_blocks", "block columns of A, block rows of B"),
+)
+RUN_PARAMS = (
+    i32("column_blocks", "block columns of C"),
+    i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
+    i32("runs", "block rows of C * row_runs"),
+)
+BLOCK_DIMS = ("cols", "rows", "nnz")
+"""Dimensions of the tensor map of a matrix in block-sparse rows."""
+A_MAP = tensor_map("a_map", "stored blocks of A", BLOCK_DIMS)
+C_MAP = tensor_map("c_map", "C", ("N", "M"), writes=True)
+C_BLOCKS_MAP = tensor_map("c_map", "stored blocks of C", BLOCK_DIMS, writes=True)
+SDDMM_MAPS = (
+    tensor_map("a_map", "A", ("K", "M")),
+    tensor_map("b_map", "B", ("K", "N")),
+    C_BLOCKS_MAP,
+)
+COLUMNS_PARAM = i32("n", "columns of B and C")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A warpgroup's part of a C tile: one 128 rows high is split between the two by rows, a lower one by columns.
+
+    Attributes:
+        by_rows: whether the parts lie one above the other.
+        columns: columns of a part.
+        groups: column groups of a part.
+    """
+
+    by_rows: bool
+    columns: int
+    groups: int
+
+    @classmethod
+    def of(cls, spec: BsrSpmmSpec | BsrSddmmSpec) -> Part:
+        """Split the tile of a spec."""
+        by_rows = spec.tile.m == CONSUMERS * WARPGROUP_ROWS
+        columns = spec.tile.n if by_rows else spec.tile.n // CONSUMERS
+        return cls(by_rows, columns, columns // group_columns(spec))
+
+    @property
+    def registers(self) -> Registers:
+        """Return the register budget of a thread whose warpgroup computes 64 rows of these columns."""
+        accumulators = WARPGROUP_ROWS * self.columns // WARPGROUP
+        return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
+
+    def constants(self, staging_groups: int) -> tuple[Constant, ...]:
+        """Return the constants of a part: its place, and the staging of its store."""
+        rows = Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part")
+        return (
+            rows if self.by_rows else Constant("kWarpgroupColumns", self.columns, "columns of a warpgroup's part"),
+            Constant("kWarpgroupGroups", self.groups, "column groups of a warpgroup's part"),
+            Constant("kStagingGroups", staging_groups, "column groups a warpgroup can have on their way out"),
+            Constant("kAccumulators", self.registers.accumulators, "accumulators of a thread"),
+        )
+
+
+def group_columns(spec: BsrSpmmSpec | BsrSddmmSpec) -> int:
+    """Return the columns of a column group."""
+    return SWIZZLE // DTYPES[spec.dtype].bytes
+
+
+def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tuple[Constant, ...]:
+    """Return the constants of a ring that a warpgroup fills for two others, with a kernel's ``own`` in their place."""
+    return (
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
+        *own,
+        Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
+        Constant("kGroupColumns", group_columns(spec), "columns of a group: one 128-byte swizzled row"),
+    )
+
+
+def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumulators: int, shared: int) -> Registers:
+    """Return the register budget of a kernel for small blocks, of which ``ctas_per_sm`` thread blocks share an SM.
+
+    Raises:
+        SpecError: where registers or shared memory do not suffice for them; each thread block costs 1 KB of its own.
+    """
+    arch, resident = ARCHS[spec.arch], spec.ctas_per_sm
+    limit = min(SMALL_BLOCK_REGISTERS, arch.registers_for(threads, resident))
+    overhead = 32 + (_further_registers(spec, accumulators) if isinstance(spec, BsrSpmmSpec) else 0)
+    registers = Registers(accumulators=accumulators, overhead=overhead, limit=limit)
+    check_budget(spec, shared, registers)
+    require(
+        resident * (shared + KIB) <= arch.shared_memory_per_sm,
+        "ctas_per_sm",
+        f"is {resident}; thread blocks of {-(-shared // KIB)} KB and 1 KB each do not fit the "
+        f"{arch.shared_memory_per_sm // KIB} KB of an SM; use fewer stages or a smaller tile.n",
+    )
+    return registers
+
+
+def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
+    """Return the registers of options beside addresses and loop state, where the compiler spilled without them.
+
+    Most of NVRTC 13.5, which needs a few more than 13.0.
+    """
+    gelu = spec.epilogue is not None and spec.epilogue.activation == "gelu"
+    slim = (spec.block.rows, spec.block.cols) == (32, 16)  # whose addresses take more
+    further = 8 if spec.is_dynamic else 0  # the scheduler's units, rows split along K
+    if spec.accumulate and (spec.is_dynamic or slim or (spec.epilogue is not None and accumulators >= 64)):
+        further += 8
+    return further + (16 if gelu and accumulators > 64 else 0)
+
+
+def copies_b(spec: BsrSpmmSpec) -> bool:
+    """Return whether B, stored by columns, is copied by rows before it is multiplied: for the small blocks of wgmma.
+
+    Operands of 8 bits are multiplied K-major, as columns are.
+    """
+    by_columns = spec.b_layout == "column_major" and not spec.is_fp8
+    return by_columns and spec.mma == "wgmma" and spec.block.rows < WARPGROUP_ROWS
+
+
+def reads_columns(spec: BsrSpmmSpec) -> bool:
+    """Return whether the product reads columns of B."""
+    return spec.b_layout == "column_major" and not copies_b(spec)
+
+
+def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
+    """Return the parameters that say where A, B and C are."""
+    return (A_MAP, *b_params(spec, "K"), C_MAP, *INDEX_PARAMS)
+
+
+def b_and_c(spec: BsrSpmmSpec) -> str:
+    """Return how B and C are stored, in words."""
+    by_columns = spec.b_layout == "column_major"
+    return "B, C dense, B stored by columns and C by rows" if by_columns else "B, C dense and row-major"
+
+
+def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
+    """Return the parameters that say where B is, ``rows`` being the name of how many it has."""
+    if reads_columns(spec):
+        return (tensor_map("b_map", "B, by columns", (rows, "N")),)
+    b = "the copy of B" if copies_b(spec) else "B"
+    # Where one copy brings whole rows, the last group may reach beyond B.
+    whole = "column groups" if spec.block.rows < WARPGROUP_ROWS else "whole column groups"
+    groups = tensor_map("b_groups_map", f"{whole} of {b}", ("columns of a group", rows, "groups"))
+    return (tensor_map("b_map", b, ("N", rows)), groups)
+
+
+def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags:
+    """Return what the templates of kernels ask in which a wgmma is as high as a C tile: the main loop's operands.
+
+    Args:
+        spec: the spec.
+        mma_n: N of a wgmma.
+        b_tile: how B, stored by rows, is read.
+    """
+    by_columns = spec.b_layout == "column_major"
+    groups = ("A, " if spec.transpose_a else "") + ("C" if by_columns else "B or C")
+    return SpmmFlags(
+        mma_n=mma_n,
+        b_tile=f"bsr_spmm/b_tile_{'columns' if by_columns else b_tile}.cuh.j2",
+        b_major="k_major" if by_columns else "mn_major",
+        b_and_c=b_and_c(spec),
+        grouped=groups.replace("A, C", "A or C"),
+        b_columns=". So are columns of a tile of B" if by_columns else "",
+        epilogue=epilogue_flags(spec),
+    )
+
+
+ONE_ROW_OF_A = "a step is one 128-byte swizzled row of A deep"
+ONE_ROW = "a step is one 128-byte swizzled row deep"
+
+
+def one_block_row() -> OneOf[Any]:
+    """Rule of tiles that are one block row high."""
+    why = "a tile is one block row high: block.rows is"
+    return OneOf("m", lambda spec: (spec.block.rows,), lambda spec, sizes: f"{why} {sizes}")
+
+
+def one_block() -> tuple[OneOf[Any], OneOf[Any]]:
+    """Rules of tiles that are one square block."""
+    return (
+        OneOf("m", lambda spec: (spec.block.rows,), lambda spec, sizes: f"a tile is one block: block.rows is {sizes}"),
+        OneOf("n", lambda spec: (spec.block.rows,), lambda spec, sizes: f"a tile is one block: block.cols is {sizes}"),
+    )
+
+
+def stage_ring(stages: int) -> Ring:
+    """Ring of tiles between the producer and the consumers."""
+    return Ring(stages, "full[i]", "empty[i]")
+
+
+def column_groups(number: int) -> str:
+    """Return so many column groups in words."""
+    return f"{number} column group{'s' if number > 1 else ''}"
+
+
+def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
+    """Return the column groups of C that a warpgroup has places for in shared memory."""
+    # One is filled while the other is stored; more would cost a stage of the ring. What is added comes all at once.
+    groups = Part.of(spec).groups
+    return groups if spec.accumulate else min(2, groups)
+
+
+def spmm_shared(
+    spec: BsrSpmmSpec, a_bytes: int, a_doc: str, c_group_bytes: int = C_GROUP_BYTES, step_blocks: int = 1
+) -> SharedLayout:
+    """Return the shared memory of a BSR x dense kernel, a stage of whose ring has ``a_bytes`` of A.
+
+    A step may have ``step_blocks`` blocks of A; each of them has rows of B of its own.
+    """
+    k, groups, staging_groups = spec.tile.k, spec.tile.n // group_columns(spec), spmm_staging_groups(spec)
+    b_bytes = groups * k * SWIZZLE
+    shared = SharedLayout()
+    shared.add("A", spec.stages * a_bytes, a_doc, ring=stage_ring(spec.stages))
+    times = f"{step_blocks} x " if step_blocks > 1 else ""
+    b_doc = f"ring of B tiles, {times}{column_groups(groups)} of {k // step_blocks} rows of 128 bytes"
+    if reads_columns(spec):
+        b_doc = f"ring of B tiles, {spec.tile.n} columns of {k * DTYPES[spec.dtype].bytes} bytes"
+    shared.add("B", spec.stages * b_bytes, b_doc, ring=stage_ring(spec.stages))
+    c_doc = f"{column_groups(staging_groups)} of C of each warpgroup"
+    shared.add("C", CONSUMERS * staging_groups * c_group_bytes, c_doc, stores=True)
+    shared.add("Barriers", *barriers(spec, CONSUMERS), align=8)
+    if spec.is_dynamic:
+        shared.add("QueueBarriers", *queue_barriers(), align=8)
+        shared.add("Queue", *queue(spec), 16)
+    return shared
+
+
+def spmm_b_maps(spec: BsrSpmmSpec, step_blocks: int = 1) -> dict[str, TensorMap]:
+    """Return how B is read: by column group, or, where a tile has all of its columns, as a whole. By columns always so.
+
+    One copy brings the rows that one of a step's ``step_blocks`` blocks of A meets.
+    """
+    columns, rows = group_columns(spec), spec.tile.k // step_blocks
+    if reads_columns(spec):
+        return {"b_map": TensorMap((rows, spec.tile.n), SWIZZLE)}
+    return {
+        "b_map": TensorMap((columns, rows), SWIZZLE),
+        "b_groups_map": TensorMap((columns, rows, spec.tile.n // columns), SWIZZLE),
+    }

@@ -1,0 +1,70 @@
+"""Split-K of the long block rows of BSR x dense with small blocks: chunks, which several thread blocks multiply."""
+
+from __future__ import annotations
+
+from codegen.dtypes import DTYPES
+from codegen.plan import Constant, Param, i32, pointer
+from codegen.plans.bsr.balance import queue_constants
+from codegen.plans.bsr.parts import CONSUMERS
+from codegen.preparation import RowCutting
+from codegen.spec import BsrSpmmSpec
+
+FLOAT_BYTES = 4
+# Partial sums of C of a chunk, written and read once through the L2, are a 30th of the bytes of B that it reads: for
+# each column of a tile 8 bytes times the rows of a block, beside 2 times its columns of B: 120 blocks, if square.
+PART_SHARE = 30
+
+
+def row_cutting(spec: BsrSpmmSpec) -> RowCutting:
+    """Return how long block rows are split."""
+    part_bytes = spec.tile.m * spec.tile.n * FLOAT_BYTES
+    block_bytes = spec.block.cols * spec.tile.n * DTYPES[spec.dtype].bytes
+    cheap = -(-PART_SHARE * 2 * part_bytes // block_bytes)
+    return RowCutting(blocks_of_step(spec), cheap, CONSUMERS, part_bytes)
+
+
+def blocks_of_step(spec: BsrSpmmSpec) -> int:
+    """Return how many blocks of A a step has."""
+    return spec.tile.k // spec.block.cols
+
+
+def chunk_params() -> tuple[Param, ...]:
+    """Return the parameters that say which unit of work is where, and where parts are left."""
+    return (
+        pointer("chunks", "int4", "of each chunk: block row, first block, end, first chunk of the row or -1"),
+        pointer("chunk_count", "int", "chunks of all block rows"),
+        i32("chunk_blocks", "blocks of a chunk, at most"),
+        i32("column_tiles", "tiles of a block row"),
+        i32("group_tiles", "column tiles whose part of B is meant to be in the L2 at once"),
+        pointer("scheduler", "int", "units taken, thread blocks that ended: both 0 between launches", writes=True),
+        pointer(
+            "chunks_done", "int", "of each tile of a split block row and warpgroup: 0 between launches", writes=True
+        ),
+        pointer("parts", "float", "partial sums of C: accumulators of the chunks of split block rows", writes=True),
+    )
+
+
+def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
+    """Return the constants of the queue of units, and of a part."""
+    return (
+        *queue_constants(spec),
+        Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats of a warpgroup's partial sum"),
+    )
+
+
+def chunk_order(spec: BsrSpmmSpec) -> str:
+    """Return in words which thread blocks a launch has, and the order of their units."""
+    blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
+    return f"{blocks}; units (chunk of a block row, column tile) scheduled dynamically, columns outermost"
+
+
+def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
+    """Return the line for ``explain``."""
+    limit = row_cutting(spec).cut(1, 0).limit
+    return (
+        (
+            "chunk",
+            f"{limit} blocks of a block row, more where many rows are long, fewer where tiles are few; parts of C are "
+            "joined in order",
+        ),
+    )

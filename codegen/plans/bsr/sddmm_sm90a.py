@@ -1,0 +1,110 @@
+"""Plan of the sm_90a sampled product: the blocks of A B^T that a BSR pattern lists, several of a row at a time."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS
+from codegen.dtypes import DTYPES
+from codegen.flags import SddmmSm90aFlags
+from codegen.plan import Constant, Plan, SharedLayout, TensorMap, check_budget, i32, require
+from codegen.plans.bsr.parts import (
+    C_GROUP_BYTES,
+    CONSUMERS,
+    INDEX_PARAMS,
+    ONE_ROW,
+    SDDMM_MAPS,
+    SWIZZLE,
+    THREADS,
+    WARPGROUP_ROWS,
+    Part,
+    group_columns,
+    one_block_row,
+    stage_ring,
+    warpgroup_constants,
+)
+from codegen.plans.bsr.sddmm_launch import arguments
+from codegen.spec import BsrSddmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile
+
+STAGING_GROUPS = 2  # column groups of C: one is filled while the other is stored
+
+TILE: tuple[Rule[BsrSddmmSpec], ...] = (
+    one_block_row(),
+    OneOf("n", lambda spec: (128, 256), lambda spec, sizes: f"allowed: {sizes}"),
+    OneOf("k", lambda spec: (group_columns(spec),), lambda spec, sizes: f"{ONE_ROW}: {sizes}"),
+)
+
+
+def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    dtype = DTYPES[spec.dtype]
+    rows, cols = spec.block.rows, spec.block.cols
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    columns = group_columns(spec)
+    for name, size in (("rows", rows), ("cols", cols)):
+        require(
+            size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name} with wgmma: 64, 128"
+        )
+    check_tile(spec, TILE)
+    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+
+    part = Part.of(spec)
+    a_bytes, b_bytes = m * k * dtype.bytes, n * k * dtype.bytes
+    shared, ring = SharedLayout(), stage_ring(spec.stages)
+    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes", ring=ring)
+    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n} rows of 128 bytes", ring=ring)
+    c_doc = f"{STAGING_GROUPS} column groups of C of each warpgroup"
+    shared.add("C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, c_doc, stores=True)
+    shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
+    shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
+    registers = part.registers
+    check_budget(spec, shared.size, registers)
+
+    constants = (
+        Constant("kBlockRows", rows, "rows of a stored block of C: those of a tile"),
+        Constant("kBlockCols", cols, "columns of a stored block of C"),
+        Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
+        Constant("kTileK", k, "depth of one step"),
+        *warpgroup_constants(spec),
+        *part.constants(STAGING_GROUPS),
+        Constant("kABytes", a_bytes, "bytes of an A tile"),
+        Constant("kBBytes", b_bytes, "bytes of a B tile"),
+        Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of the part of a B tile that one stored block needs"),
+        Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
+    )
+    params = (
+        *SDDMM_MAPS,
+        *INDEX_PARAMS,
+        i32("block_rows", "block rows of C"),
+        i32("blocks", "stored blocks of C"),
+        i32("steps", "K / kTileK, rounded up"),
+        i32("tiles", "blocks / kTileBlocks, rounded up"),
+    )
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_sddmm/sm90a.cu.j2",
+        threads=THREADS,
+        ctas_per_sm=1,
+        persistent=True,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=params,
+        tensor_maps={
+            "a_map": TensorMap((columns, m), SWIZZLE),
+            "b_map": TensorMap((columns, cols), SWIZZLE),
+            "c_map": TensorMap((columns, WARPGROUP_ROWS, 1), SWIZZLE),
+        },
+        constants=constants,
+        flags=SddmmSm90aFlags(mma_n=part.columns, by_rows=part.by_rows),
+        grid_summary="one thread block per SM, looping over tiles (persistent), in the order of storage",
+        summary=(
+            ("blocks of C", f"{rows} x {cols}"),
+            ("tile", f"{n // cols} stored blocks in steps of {k}; those of one block row are computed together"),
+            ("schedule", f"{spec.schedule}: one producer warp (TMA), {CONSUMERS} consumer warpgroups (WGMMA)"),
+            ("pipeline", f"ring of {spec.stages} pairs of A and B tiles"),
+        ),
+        flops=2 * m * n * k,
+        bytes=a_bytes + b_bytes,
+        arguments=arguments,
+    )

@@ -1,0 +1,51 @@
+"""Plan of the sm_90a BSR x dense kernel that gathers block rows and multiplies by mma.sync: for blocks of 16 rows.
+
+A block is as high as an mma.sync: nothing is transposed, and where a warp finds its rows of B is an address
+in an ordinary register. What it has in common with the kernel that multiplies by WGMMA is in
+:mod:`codegen.plans.bsr.gathered`.
+"""
+
+from __future__ import annotations
+
+from codegen.dtypes import DTYPES
+from codegen.flags import SpmmGatheredMmaFlags
+from codegen.plan import Constant, Plan
+from codegen.plans.bsr import gathered
+from codegen.plans.bsr.gathered import COLUMNS, CONSUMERS, GROUP_COLUMNS, ROWS
+from codegen.plans.bsr.parts import SWIZZLE, WARPGROUP
+from codegen.spec import BsrSpmmSpec
+
+MMA_COLUMNS, MMA_DEPTH = 8, 16  # of C, and of A, of one mma.sync
+WARPS = CONSUMERS * WARPGROUP // 32  # that compute
+WORD_BYTES = 4  # of A, which is read so; of a packet, for each warp and round: what its slots do, in halves
+
+TILE = gathered.TILE
+
+
+def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    gathered.check_fields(spec)
+    rows, warp_slots = spec.block.rows, gathered.slots(spec) // WARPS
+    step_bytes = rows * MMA_DEPTH * DTYPES[spec.dtype].bytes
+    assert step_bytes == 32 * gathered.CHUNK_BYTES, "a lane packs a chunk of a step"
+    return gathered.build(
+        spec,
+        stem,
+        template="bsr_spmm/sm90a_gathered_mma.cu.j2",
+        accumulators=warp_slots * rows * COLUMNS // 32,
+        constants=(
+            Constant("kConsumerWarps", WARPS, "warps that compute"),
+            Constant("kWarpSlots", warp_slots, "slots of a warp"),
+            Constant("kSteps", spec.block.cols // MMA_DEPTH, "steps of 16 columns of a block of A"),
+            Constant("kStepBytes", step_bytes, "bytes of one of them"),
+            Constant(
+                "kGroupTiles", GROUP_COLUMNS // MMA_COLUMNS, "mma.syncs side by side in a column group, 8 columns each"
+            ),
+            Constant("kARowWords", spec.block.cols * DTYPES[spec.dtype].bytes // WORD_BYTES, "words of a row of A"),
+            Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
+        ),
+        flags=SpmmGatheredMmaFlags(words_bytes=2 * WARPS * WORD_BYTES),  # of a round and the next
+        a_element="uint32",
+        tile=f"{ROWS} x {COLUMNS} of C",
+        consumers=f"{WARPS} consumer warps (mma.sync)",
+    )

@@ -1,0 +1,230 @@
+"""Plan of the WMMA BSR x dense kernel: every warp computes; plain loads, or a ring filled by cp.async or TMA."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, KIB
+from codegen.dtypes import DTYPES
+from codegen.flags import SpmmWmmaFlags
+from codegen.plan import (
+    Constant,
+    Param,
+    Plan,
+    Registers,
+    Ring,
+    SharedLayout,
+    SharedRegion,
+    TensorMap,
+    check_budget,
+    i32,
+    i64,
+    pointer,
+    require,
+    tensor_map,
+)
+from codegen.plans.bsr.parts import A_MAP, b_and_c, one_block_row
+from codegen.plans.bsr.spmm_launch import arguments
+from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import Fits, OneOf, Rule, check_tile
+
+WARPS = 8  # two on each scheduler: one computes while the other waits for shared memory
+LOW_WARPS = 4  # of tiles of 16 and 32 rows, where more thread blocks share an SM
+MMA = 16  # rows, columns and depth of one WMMA product
+WARP_ROWS = 2 * MMA  # rows of C of one warp: every fragment of B is used twice; in tiles of 256 rows four times
+TALL_WARP_ROWS = 4 * MMA
+COPY_BYTES = 16
+# One 16-byte chunk more makes a row an odd number of chunks long: eight rows of a fragment fall on distinct banks.
+# (TMA cannot pad: it reads a chunk more of each row, which is not used.)
+PADDING_BYTES = 16
+# A warp stores 2 floats a lane and 4 rows at a time: rows 8 banks apart do not collide.
+STAGING_PADDING = 8
+FRAGMENT_REGISTERS = 8  # of one A or B fragment
+OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
+
+
+def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
+    m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
+    tma = spec.copy_ == "tma"
+    asynchronous = spec.copy_ != "ld_global"
+    by_columns = spec.b_layout == "column_major"
+    _check(spec)
+
+    copy = COPY_BYTES // dtype.bytes
+    warps = _warps(m)
+    threads = 32 * warps
+    a_copies, b_copies = -(-m * k // (copy * threads)), k * n // (copy * threads)
+    warp_rows = TALL_WARP_ROWS if m == 256 else min(m, WARP_ROWS)
+    warps_n = warps // (m // warp_rows)
+    warp_columns = n // warps_n
+    # A tile of B is kept as B is stored: columns of k elements, or rows of n.
+    line, b_lines, b_length = ("column", n, k) if by_columns else ("row", k, n)
+    a_stride, b_stride = (length + PADDING_BYTES // dtype.bytes for length in (k, b_length))
+    staging_stride = warp_columns + STAGING_PADDING
+    a_bytes, b_bytes = m * a_stride * dtype.bytes, b_lines * b_stride * dtype.bytes
+    staging_bytes = warps * MMA * staging_stride * 4
+
+    ring, places = SharedLayout(), Ring(spec.stages, "full[i]" if tma else "")
+    ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128, ring=places)
+    ring.add("B", spec.stages * b_bytes, f"B tiles, {b_lines} {line}s of {b_stride} elements", align=128, ring=places)
+    if tma:
+        ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
+    # C is staged in the memory of the tiles, which are read no more by then.
+    doc = "float strips of C, one a warp, over the tiles"
+    staging = SharedRegion("Staging", 0, staging_bytes, doc, "A", stores=True)
+    shared_bytes = max(ring.size, staging_bytes)
+
+    accumulators = warp_rows * warp_columns // 32
+    fragments = (warp_rows // MMA + 1) * FRAGMENT_REGISTERS
+    in_flight = 0 if asynchronous else (a_copies + b_copies) * COPY_BYTES // 4
+    held = accumulators + max(fragments, in_flight)  # fragments are not live while loads are in flight
+    # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
+    ctas_per_sm = max(
+        1,
+        min(
+            arch.shared_memory_per_sm // (shared_bytes + KIB),
+            arch.blocks_for(threads, held + OVERHEAD_REGISTERS),
+            arch.warps_per_sm // warps,
+        ),
+    )
+    limit = arch.registers_for(threads, ctas_per_sm)
+    registers = Registers(accumulators=held, overhead=OVERHEAD_REGISTERS, limit=limit)
+    check_budget(spec, shared_bytes, registers)
+
+    ring_constants = (
+        Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
+        Constant("kATile", m * a_stride, "elements of an A tile, padding included"),
+        Constant("kBTile", b_lines * b_stride, "elements of a B tile, padding included"),
+    )
+    thread_copies = (
+        Constant("kACopies", a_copies, "copies of a thread for an A tile"),
+        Constant("kBCopies", b_copies, "copies of a thread for a B tile"),
+    )
+    constants = (
+        Constant("kTileM", m, "rows of a C tile: one block row"),
+        Constant("kTileN", n, "columns of a C tile"),
+        Constant("kTileK", k, "depth of one step"),
+        Constant("kBlockCols", spec.block.cols, "columns of a stored block of A"),
+        Constant("kThreads", threads, "all load and compute"),
+        Constant("kCopy", copy, "elements of a 16-byte copy"),
+        *(() if tma else thread_copies),
+        Constant("kAStride", a_stride, "elements from one row of an A tile to the next, padding included"),
+        Constant("kBStride", b_stride, f"elements from one {line} of a B tile to the next, padding included"),
+        Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
+        Constant("kWarpRows", warp_rows, "rows of C of one warp"),
+        Constant("kWarpColumns", warp_columns, "columns of C of one warp"),
+        Constant("kStagingStride", staging_stride, "floats from one row of the staging to the next, padding included"),
+        *(ring_constants if asynchronous else ()),
+    )
+    maps = {"a_map": TensorMap((a_stride, m, 1), 0), "b_map": TensorMap((b_stride, b_lines), 0)}
+    loaders = "one thread asks for tiles" if tma else "all warps load"
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_spmm/wmma.cu.j2",
+        threads=threads,
+        ctas_per_sm=ctas_per_sm,
+        persistent=False,
+        shared=(*ring.regions, staging),
+        shared_bytes=shared_bytes,
+        registers=registers,
+        params=(_tma_params if tma else warp_level_params)(dtype.cuda, by_columns),
+        tensor_maps=maps if tma else {},
+        constants=constants,
+        flags=SpmmWmmaFlags(
+            load=f"bsr_spmm/wmma_{'tma' if tma else f'copy_{spec.copy_}'}.cuh.j2",
+            b_load=f"bsr_spmm/wmma_b_{line}s.cuh.j2",
+            mainloop=f"bsr_spmm/wmma_{f'ring_{spec.copy_}' if asynchronous else 'no_ring'}.cuh.j2",
+            loaders="Its first thread asks for tiles" if tma else "All warps load",
+            tma=tma,
+            by_columns=by_columns,
+            b_and_c=b_and_c(spec),
+            some_copy_a=m * k < a_copies * copy * threads,
+        ),
+        grid_summary="one thread block per tile, block rows fastest",
+        summary=(
+            ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
+            ("tile", f"{m} x {n} of C in steps of {k}; each of {warps} warps has {warp_rows} x {warp_columns}"),
+            ("schedule", f"{spec.schedule}: {loaders} ({spec.copy_}), all warps compute (WMMA 16 x 16 x 16)"),
+            ("pipeline", f"ring of {spec.stages} pairs of tiles" if asynchronous else "load, wait, compute, wait"),
+        ),
+        flops=2 * m * n * k,
+        bytes=(m * k + k * n) * dtype.bytes,
+        arguments=arguments,
+        headers=(dtype.header, "mma.h"),
+    )
+
+
+def _warps(tile_rows: int) -> int:
+    """Return the warps of a thread block."""
+    return LOW_WARPS if tile_rows <= WARP_ROWS else WARPS
+
+
+def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ...]:
+    """Return the parameters of a kernel whose warps all load, by the C++ type of an element."""
+    line = "column" if by_columns else "row"  # what is contiguous in B
+    return (
+        pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
+        pointer("b", element, "B, by columns (K, N)" if by_columns else "B (K, N)"),
+        pointer("c", element, "C (M, N)", writes=True),
+        i64(f"b_{line}_stride", f"elements from one {line} of B to the next"),
+        i64("c_row_stride", "elements from one row of C to the next"),
+        pointer("crow_indices", "int", "first block of each block row, and one more"),
+        pointer("col_indices", "int", "block column of each block"),
+        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("block_columns", "blocks across A, block rows of B"),
+        i32("block_rows", "block rows of A"),
+        i32("n", "columns of B and C; rows of C have room for the next multiple of 8"),
+        i32("tiles", "block_rows times those of a block row: the grid"),
+    )
+
+
+def _tma_params(element: str, by_columns: bool) -> tuple[Param, ...]:
+    """Return the parameters of the kernel whose tiles come by TMA."""
+    by_map = ("a", "b", "b_row_stride", "b_column_stride", "block_columns")
+    return (
+        A_MAP,
+        tensor_map("b_map", "B, by columns", ("K", "N")) if by_columns else tensor_map("b_map", "B", ("N", "K")),
+        *(param for param in warp_level_params(element, by_columns) if param.name not in by_map),
+    )
+
+
+def _depths(spec: BsrSpmmSpec) -> tuple[int, ...]:
+    """Depths of a step with which every thread makes the same number of copies of B."""
+    elements = 32 * _warps(spec.tile.m) * COPY_BYTES // DTYPES[spec.dtype].bytes
+    return tuple(k for k in (16, 32, 64, 112) if spec.block.cols % k == spec.tile.n * k % elements == 0)
+
+
+def _shape(spec: BsrSpmmSpec) -> str:
+    return f"block.cols {spec.block.cols} and a tile of {spec.tile.m} x {spec.tile.n}"
+
+
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    one_block_row(),
+    OneOf("n", lambda spec: (64, 128), lambda spec, sizes: f"allowed: {sizes}"),
+    # Of 64 columns, tiles of 64 rows and more need steps of 32 or 64, which divide neither 16 nor 112.
+    Fits(
+        "n",
+        lambda spec: bool(_depths(spec)),
+        lambda spec: f"allowed with block.rows {spec.tile.m} and block.cols {spec.block.cols}: 128",
+    ),
+    OneOf("k", _depths, lambda spec, sizes: f"allowed with {_shape(spec)}: {sizes}"),
+)
+
+
+def _check(spec: BsrSpmmSpec) -> None:
+    """Refuse what the kernel is not written for."""
+    block = spec.block
+    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.is_dynamic, "scheduler", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    heights = (16, 32, 64, 128, 256)
+    require(block.rows in heights, "block.rows", f"is {block.rows}; allowed with wmma: {', '.join(map(str, heights))}")
+    columns = (16, 32, 64, 112, 128)
+    require(block.cols in columns, "block.cols", f"is {block.cols}; allowed with wmma: {', '.join(map(str, columns))}")
+    check_tile(spec, TILE)
+    if spec.copy_ != "ld_global":
+        require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
+    else:
+        require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer: 1")

@@ -1,0 +1,171 @@
+"""``codegen new``: a spec file for a problem, chosen by ``codegen.select``, with the reasons."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen.arch import KIB
+from codegen.devices import arch_of
+from codegen.errors import MOST_OF_PLACE, CodegenError, SpecError
+from codegen.files import holds, is_file
+from codegen.library import NamedSpec, read_spec, shipped_specs
+from codegen.plan import Plan
+from codegen.render import generate
+from codegen.select.choice import Choice, choose, planned
+from codegen.select.problem import Problem, parse_problem, problem_fields
+from codegen.select.table import measurements
+from codegen.spec import Spec
+from codegen.tools.explain import occupancy
+from codegen.wording import in_comment, one_line, shown
+from codegen.yaml_text import flow_text
+
+SUFFIXES = (".yaml", ".yml")
+SIZES = ("batch x heads", "q_len", "kv_len", "m", "n", "k")
+"""Places of a problem that are sizes."""
+_WIDTH = 118  # of a comment's text
+
+
+@dataclass(frozen=True)
+class NewSpec:
+    """A spec file that was not written yet.
+
+    Attributes:
+        named: the spec, by the name that its file gives it.
+        text: what the file will hold.
+        problem: what it is for.
+        choice: how it was chosen.
+        plan: its plan.
+    """
+
+    named: NamedSpec
+    text: str
+    problem: Problem
+    choice: Choice
+    plan: Plan
+
+    @property
+    def shipped(self) -> str:
+        """Name of the shipped kernel that has the same spec; "" if none has."""
+        return next((each.stem for each in shipped_specs() if each.spec == self.named.spec), "")
+
+    def reasons(self) -> dict[str, str]:
+        """Return why the spec is as it is, by what each reason is about."""
+        told = {"problem": str(self.problem), "chosen by": f"{self.choice.rule}: {self.choice.reason}"}
+        if not any(place is not None for name, place in self.problem.places().items() if name in SIZES):
+            told["sizes"] = "none are given, so none decided: --problem heads=...,q_len=... does (docs/select.md)"
+        if self.choice.dense:
+            told["dense"] = f"by the table a dense product is faster: {self.choice.dense}"
+        if self.shipped:
+            told["shipped"] = f"{self.shipped} is the same kernel; what its receipt says: codegen list"
+        room = self.plan.arch.shared_memory_per_block
+        told["tile"] = ", ".join(f"{name} {size}" for name, size in self.plan.spec.tile.model_dump().items())
+        told["shared memory"] = f"{self.plan.shared_bytes / KIB:.1f} of {room / KIB:.0f} KB"
+        registers = self.plan.registers
+        told["registers"] = f"{registers.accumulators} of {registers.limit} for accumulators and fragments"
+        told["occupancy"] = occupancy(self.plan)
+        return told
+
+
+def problem_asked_for(
+    device: str | None, head_dim: int | None, pattern: str | None, rest: str | None
+) -> tuple[Problem, str | None]:
+    """Return the problem that the options of the command tell, and the device as measurements call it.
+
+    Args:
+        device: a GPU or an architecture.
+        head_dim: elements of a head.
+        pattern: its kind, then its fields: ``topk,k=32,block=128``.
+        rest: any other fields of the problem: ``FIELD=VALUE,...``.
+
+    Raises:
+        SpecError: for what is missing, is given twice or is not legal.
+    """
+    told = dict(problem_fields(rest or ""))
+    given = {"arch": device and arch_of(device), "head_dim": head_dim, "pattern": pattern and pattern_fields(pattern)}
+    for name, value in given.items():
+        if value is not None and name in told:
+            raise SpecError(f"problem.{name}", "is given twice: by an option of its own, and in --problem")
+        if value is not None:
+            told[name] = value
+    if "arch" not in told:
+        raise SpecError("--device", "is missing; name a GPU or an architecture, or say --interactive")
+    attention = told.get("op", "attention") == "attention"
+    for name in ("head_dim", "pattern") if attention else ():
+        if name not in told:
+            raise SpecError(f"--{name.replace('_', '-')}", "is missing; give it, or say --interactive")
+    return parse_problem({"op": "attention", **told}), _measured_device(device)
+
+
+def pattern_fields(text: str) -> Any:
+    """Read a pattern of a command line: its kind, then its fields.
+
+    Raises:
+        SpecError: for a part that is no FIELD=VALUE.
+    """
+    kind, comma, rest = text.replace(" ", "").partition(",")
+    fields = "".join(f",pattern.{part}" for part in rest.split(",")) if comma else ""
+    return problem_fields(f"pattern={kind}{fields}")["pattern"]
+
+
+def _measured_device(device: str | None) -> str | None:
+    """Return the name that rows of the table have for a device, if they have it."""
+    words = re.findall(r"\w+", device or "")
+    names = sorted({row.device for row in measurements()})
+    return next((name for name in names if words and words[-1].lower() in name.lower().split()), None)
+
+
+def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec:
+    """Choose a kernel for a problem, and return the file that would hold its spec.
+
+    Raises:
+        SpecError: for a name that no spec can have, or a problem without a kernel.
+    """
+    if path.suffix not in SUFFIXES:
+        raise SpecError("FILE", f"is {shown(str(path))}; a spec's ends in {' or '.join(SUFFIXES)}")
+    choice = planned(choose(problem, device=device))
+    text = text_of(problem, choice)
+    named = read_spec(path, text)
+    if named.spec != choice.spec:  # a value that YAML reads as another one
+        raise SpecError("", "the file would not hold the spec that was chosen", str(path))
+    return NewSpec(named, text, problem, choice, generate(named).plan)
+
+
+def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
+    """Refuse to write over a file that holds anything but a text.
+
+    Raises:
+        CodegenError: unless it was asked for.
+    """
+    if is_file(path) and not force and (text is None or not holds(path, text)):
+        place = one_line(str(path), MOST_OF_PLACE)
+        raise CodegenError(f"{place} is there already, and was not changed; --force writes over it")
+
+
+def text_of(problem: Problem, choice: Choice) -> str:
+    """Return a spec as a file has it, with what it is for above it."""
+    remarks = [f"For {problem}.", f"Chosen by codegen new ({choice.rule}): {choice.reason}."]
+    comments = [line for remark in remarks for line in textwrap.wrap(in_comment(remark), _WIDTH)]
+    return "\n".join(f"# {line}" for line in comments) + "\n" + yaml_of(choice.spec)
+
+
+def yaml_of(spec: Spec) -> str:
+    """Return a spec as a file has it: options that are off are left out."""
+    used = json.loads(spec.canonical_json())
+    every = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields = {name: value for name, value in every.items() if name in used}
+    return "".join(f"{name}: {flow_text(fields[name])}\n" for name in _order(spec, fields))
+
+
+def _order(spec: Spec, fields: Mapping[str, Any]) -> list[str]:
+    """Return the fields that a spec has: what it computes, how, then options."""
+    names = [field.alias or name for name, field in type(spec).model_fields.items()]
+    places = {**dict.fromkeys(spec.options, 3), **dict.fromkeys(("tile", "mma", "copy", "schedule", "stages"), 2)}
+    first = ("op", "arch", "dtype")
+    ordered = sorted(names, key=lambda name: (0, first.index(name)) if name in first else (places.get(name, 1), 0))
+    return [name for name in ordered if name in fields]

@@ -1,0 +1,152 @@
+"""The commands that look at machine code."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from codegen.cli import CHECK_FAILED, SpecArgument, app, complete
+from codegen.errors import CodegenError
+from codegen.library import find_spec
+from codegen.tools.report import JsonOption, Report, report
+from runtime.tools.analysis.diff import Section
+from runtime.tools.analysis.disasm import WIDTH, Show
+
+if TYPE_CHECKING:
+    from codegen.library import NamedSpec
+    from runtime.tools.analysis.findings import Finding
+
+SIDE_HELP = "A spec, as other commands take it, or COMMIT:NAME: a kernel as a commit of git has it."
+SideArgument = Annotated[str, typer.Argument(help=SIDE_HELP, autocompletion=complete, show_default=False)]
+
+
+@app.command("disasm")
+def disasm_command(
+    spec: SpecArgument,
+    show: Annotated[Show, typer.Option("--show", help="Which instructions are listed, below the summary.")] = Show.ALL,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the machine code of a kernel (SASS), with the stages of its source. Needs no GPU.
+
+    Above it: registers, barriers, and the instructions of the main loop by kind, by stage and by opcode. A stage is
+    the function of the source that an instruction was inlined from, with the line there.
+
+    [bold]Examples[/bold]
+      codegen disasm h100_topk32 --show summary
+      codegen disasm h100_topk32 --show loop
+      codegen disasm l4_topk32 --json
+    """
+    from runtime.tools.analysis.disasm import fields_of, lines_of  # noqa: PLC0415
+    from runtime.tools.analysis.disassembly import disassemble  # noqa: PLC0415
+
+    named = find_spec(spec)
+    with report(as_json=as_json) as told:
+        for each in told.steps("disassembling", [named], lambda named: named.stem):
+            found = disassemble(each)
+            told.row(fields_of(found, show), "\n".join(lines_of(found, show)))
+
+
+@app.command("diff")
+def diff_command(
+    one: SideArgument,
+    other: SideArgument,
+    only: Annotated[
+        list[Section] | None, typer.Option("--only", help="Compare this alone; may be said again.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two kernels: specs, plans, sources and machine code, in this order. Needs no GPU.
+
+    Of machine code the main loops are compared, in opcodes: registers and addresses differ wherever one instruction
+    does. The exit code is 1 if something differs.
+
+    [bold]Examples[/bold]
+      codegen diff h100_topk32 h100_topk64
+      codegen diff h100_dense my_dense.yaml --only plan --only sass
+      codegen diff HEAD~3:h100_topk32 h100_topk32
+    """
+    from runtime.tools.analysis.diff import compare, lines_of  # noqa: PLC0415
+    from runtime.tools.analysis.sides import side_of  # noqa: PLC0415
+
+    sides = side_of(one), side_of(other)
+    sections = [section for section in Section if not only or section in only]
+    with report(as_json=as_json) as told:
+        for section in told.steps("comparing", sections, str):
+            found = compare(*sides, section)
+            told.row({"section": section.value, **found}, "\n".join(lines_of(section, found)))
+        if not all(row["same"] for row in told.rows):
+            raise typer.Exit(CHECK_FAILED)
+
+
+@app.command("profile")
+def profile_command(
+    spec: SpecArgument,
+    counters: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Counters that ncu --csv wrote elsewhere.", show_default=False),
+    ] = None,
+    static: Annotated[bool, typer.Option("--static", help="The static part alone, where there is ncu too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what bounds a kernel: from its plan and machine code, and from counters where Nsight Compute is.
+
+    Counters are of one launch of the reference workload, the one of codegen measure; power and clocks are those of its
+    calls back to back, by nvidia-smi. Without ncu or a GPU it is the static part, and that is said.
+
+    [bold]Examples[/bold]
+      codegen profile h100_topk32
+      codegen profile h100_topk32 --static --json
+    """
+    from runtime.tools.analysis import ncu, power, profile  # noqa: PLC0415
+    from runtime.tools.analysis.disassembly import disassemble  # noqa: PLC0415
+    from runtime.tools.analysis.findings import counted_findings, static_findings  # noqa: PLC0415
+
+    if static and counters is not None:
+        raise CodegenError("--static is without counters, --counters has some: say one of them")
+    named = find_spec(spec)
+    read = None if counters is None else profile.Counted(ncu.read(counters, named.stem), f"from {counters}")
+    with report(as_json=as_json) as told:
+        told.note("kernel", named.stem, f"{named.stem}, by plan and machine code:")
+        _tell(told, static_findings(disassemble(named)))
+        if not (static or read):
+            _tell_power(told, named, power.missing())
+        why = "nothing else was asked for" if static else "" if read else profile.missing()
+        if why:
+            part = "no counters" if told.document.get("power") else "static part alone"
+            told.note("counters", None, f"{part}: {why}")
+            told.note("no_counters", why)
+            return
+        counted = read or profile.count(named)
+        told.note("counters", counted.source, f"counted, {counted.source}:")
+        told.note("metrics", dict(counted.counters.values))
+        _tell(told, counted_findings(counted.counters, counted.flops))
+
+
+def _tell_power(told: Report, named: NamedSpec, why: str) -> None:
+    """Report power and clocks; where they cannot be told, why: it costs no counters."""
+    from runtime.tools.analysis import power  # noqa: PLC0415
+
+    if not why:
+        try:
+            drawn = power.draw(named)
+        except CodegenError as error:
+            why = str(error)
+            told.say(f"no power: {why}")
+        else:
+            told.note("power", asdict(drawn), "measured, by nvidia-smi:")
+            _tell(told, drawn.findings())
+            return
+    told.note("power", None)
+    told.note("no_power", why)
+
+
+def _tell(told: Report, findings: Iterable[Finding]) -> None:
+    """Report findings, a paragraph each."""
+    for each in findings:
+        line = textwrap.fill(each.text, WIDTH, initial_indent=f"  {each.about:18}", subsequent_indent=" " * 20)
+        told.row(asdict(each), line)

@@ -1,0 +1,235 @@
+"""Statements of attestations: in-toto (in-toto.io/Statement/v1) with provenance of SLSA 1.0."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import codegen
+from codegen import __version__
+from codegen.errors import CodegenError, FileError
+from codegen.files import holds, is_file, read_bytes
+from codegen.freshness import render_command
+from codegen.library import GENERATED, ROOT, SPECS, TEMPLATES, NamedSpec
+from codegen.plain import first_reason
+from codegen.receipts import Sha256, receipt_path, source_sha256
+from runtime.compile import toolchain
+from runtime.compile.compiler import Compiled, compile_spec
+from runtime.tools.attest.sbom import PACKAGE, TOOLS, purl, sbom
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PROVENANCE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = f"urn:{PACKAGE}:build:1"
+"""From specs and templates by ``codegen render`` to sources, and by NVRTC to cubins."""
+BUILDER = f"urn:{PACKAGE}:codegen-attest"
+"""A person's command, not a build service: level 1 of SLSA (the provenance exists), signed by that person's key."""
+SBOM = "sbom.cdx.json"
+CUBINS = "cubin/"
+"""Begins the names of cubins, which lie in no tree: they are compiled anew to be compared."""
+
+
+CODE = "codegen/**/*.py"
+"""Stands for the generator's code, which is a material as a whole."""
+PACKAGE_FOLDER = Path(codegen.__file__).parent
+MOST_OF_LIBRARY = 512 << 20  # bytes: NVRTC 13 has 109 MB
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class Digest(_Read):
+    """Hashes of a thing."""
+
+    sha256: Sha256 | None = None
+    gitCommit: str | None = Field(default=None, max_length=64)
+
+
+class Resource(_Read):
+    """A thing that something was made from."""
+
+    name: Annotated[str, Field(max_length=1000)] = ""
+    uri: Annotated[str, Field(max_length=1000)] = ""
+    digest: Digest = Digest()
+
+
+class Subject(_Read):
+    """A thing that was made."""
+
+    name: Annotated[str, Field(min_length=1, max_length=1000)]
+    digest: Digest
+
+
+class Parameters(_Read):
+    """What the build was asked for."""
+
+    kernels: Annotated[list[str], Field(min_length=1)]
+
+
+class Internal(_Read):
+    """What the builder decided."""
+
+    compiler: str
+    options: list[str]
+
+
+class Definition(_Read):
+    """The inputs of the build."""
+
+    buildType: str
+    externalParameters: Parameters
+    internalParameters: Internal
+    resolvedDependencies: list[Resource]
+
+
+class Predicate(_Read):
+    """The provenance."""
+
+    buildDefinition: Definition
+
+
+class Statement(_Read):
+    """A statement as it is read; fields that it does not know are another reader's."""
+
+    type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    predicateType: Literal["https://slsa.dev/provenance/v1"]
+    subject: Annotated[list[Subject], Field(min_length=1)]
+    predicate: Predicate
+
+    @property
+    def definition(self) -> Definition:
+        """The inputs of the build."""
+        return self.predicate.buildDefinition
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The tree that is attested: its commit, or "" if it is in no repository, and what differs from that."""
+
+    commit: str = ""
+    changed: tuple[str, ...] = ()
+
+
+def statement_of(value: Any, path: Path) -> Statement:
+    """Return a statement that was read from a file.
+
+    Raises:
+        FileError: for one that is none, or not one of these kernels.
+    """
+    try:
+        found = Statement.model_validate(value)
+    except ValidationError as error:
+        raise FileError(path, f"is no statement with provenance: {first_reason(error)}") from None
+    if found.definition.buildType != BUILD_TYPE:
+        raise FileError(path, f"is of builds of another type: {found.definition.buildType}")
+    return found
+
+
+def sha256_of(data: bytes) -> str:
+    """Return the hash by which subjects and materials are known."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def code_sha256(folder: Path) -> str:
+    """Return the hash of a folder of Python: of its files' names, sizes and bytes, in order."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
+        content = read_bytes(path)
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def attested(compiled: Sequence[Compiled], tree: Tree) -> tuple[dict[str, Any], str]:
+    """Return the statement about compiled kernels, and the text of the bill of materials that it names."""
+    made: dict[str, str] = {}
+    for each in compiled:
+        named = each.named
+        made[named.source_file] = source_sha256(each.source)
+        receipt = receipt_path(named.stem, GENERATED / named.subfolder)
+        if is_file(receipt):
+            made[_name(receipt)] = sha256_of(read_bytes(receipt))
+        made[f"{CUBINS}{named.stem}.cubin"] = sha256_of(each.code)
+    bill = json.dumps(sbom(made), indent=2) + "\n"
+    made[SBOM] = sha256_of(bill.encode())
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in made.items()],
+        "predicateType": PROVENANCE,
+        "predicate": {"buildDefinition": _definition(compiled, tree), "runDetails": _run_details()},
+    }
+    return statement, bill
+
+
+def _definition(compiled: Sequence[Compiled], tree: Tree) -> dict[str, Any]:
+    options = dict.fromkeys(option for each in compiled for option in each.options)
+    return {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {"kernels": [each.named.stem for each in compiled]},
+        "internalParameters": {
+            "compiler": toolchain.compiler_version()[1],
+            "options": [*options],
+            "changedFiles": [*tree.changed],
+        },
+        "resolvedDependencies": [
+            *([{"name": "source tree", "digest": {"gitCommit": tree.commit}}] if tree.commit else []),
+            *_materials(compiled),
+            {"name": CODE, "digest": {"sha256": code_sha256(PACKAGE_FOLDER)}},
+            *_packages(compiled),
+        ],
+    }
+
+
+def _materials(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
+    """Return the specs and the templates that sources were rendered from, by hash."""
+    files = {SPECS / each.named.subfolder / f"{each.named.stem}.yaml" for each in compiled}
+    for each in compiled:
+        files |= {TEMPLATES / name for name in each.generated.templates}
+    return [{"name": _name(path), "digest": {"sha256": sha256_of(read_bytes(path))}} for path in sorted(files)]
+
+
+def _packages(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
+    """Return the generator, the compiler and the headers."""
+    nvrtc = toolchain.nvrtc()
+    name, _, version = nvrtc.package.partition(" ")
+    library = sha256_of(read_bytes(nvrtc.library, MOST_OF_LIBRARY))
+    compiler = {"uri": purl(name, version)} if name in TOOLS or name.startswith("nvidia-") else {}
+    headers = sorted({each.plan.headers for each in compiled if each.plan.headers})
+    return [
+        {"name": PACKAGE, "uri": purl(PACKAGE, __version__)},
+        {"name": nvrtc.library.name, **compiler, "digest": {"sha256": library}},
+        *(
+            {"name": f"headers: {', '.join(each)}", "digest": {"sha256": toolchain.headers_digest(each)}}
+            for each in headers
+        ),
+    ]
+
+
+def _run_details() -> dict[str, Any]:
+    return {"builder": {"id": BUILDER, "version": {PACKAGE: __version__}}}
+
+
+def _name(path: Path) -> str:
+    """Return a file as a statement names it: from the root of the tree."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def compiled_for(named: NamedSpec) -> Compiled:
+    """Return a kernel that may be attested: shipped, its source up to date, compiled with the compiler that is there.
+
+    Raises:
+        CodegenError: for one that may not.
+    """
+    if not named.is_shipped:
+        raise CodegenError(f"{named.stem} is not shipped: what is attested lies in specs/ and generated/")
+    compiled = compile_spec(named)
+    path = GENERATED / named.subfolder / f"{named.stem}.cu"
+    if not holds(path, compiled.source):
+        raise CodegenError(f"{named.source_file} is not what its spec renders to; run: {render_command(named)}")
+    return compiled

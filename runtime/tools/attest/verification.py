@@ -1,0 +1,131 @@
+"""Comparison of an attestation with a tree, and with kernels that are compiled anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from codegen.errors import CodegenError, FileError, MissingFileError
+from codegen.files import read_bytes
+from codegen.library import find_spec
+from codegen.receipts import source_sha256
+from codegen.render import generate
+from codegen.wording import in_shell, one_line, shown
+from runtime.compile import toolchain
+from runtime.compile.compiler import OPTIONS, run_nvrtc
+from runtime.errors import ToolchainError
+from runtime.tools.attest.statement import CODE, CUBINS, SBOM, Statement, code_sha256, sha256_of
+
+FOLDERS = ("specs", "templates", "generated")
+"""Of a tree, those whose files are attested one by one."""
+MOST_BYTES = 16 << 20
+State = Literal["ok", "changed", "missing", "not attested"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a thing that is attested, or that should be.
+
+    Attributes:
+        name: its name in the statement.
+        state: ``ok``; ``changed``: its hash is another one; ``missing``: it is not there; ``not attested``: a source of
+            the tree that the statement does not name, which is no failure.
+    """
+
+    name: str
+    state: State
+
+    @property
+    def failed(self) -> bool:
+        """Whether the attestation does not hold."""
+        return self.state in ("changed", "missing")
+
+
+def files_of(statement: Statement, place: Path) -> dict[str, str]:
+    """Return the hashes of the files that a statement names, products and materials.
+
+    Raises:
+        FileError: for a name that is none of a tree's, or one that has two hashes, or a kernel that has no cubin.
+    """
+    materials = [each for each in statement.definition.resolvedDependencies if _is_of_the_tree(each.name)]
+    found: dict[str, str] = {}
+    for name, digest in ((each.name, each.digest) for group in (statement.subject, materials) for each in group):
+        if not (_is_of_the_tree(name) or name == SBOM or name.startswith(CUBINS)):
+            raise FileError(place, f"names {shown(name)}, which is no file of a tree")
+        if digest.sha256 is None or found.setdefault(name, digest.sha256) != digest.sha256:
+            raise FileError(place, f"has {'two hashes' if name in found else 'no sha256'} of {one_line(name)}")
+    for stem in statement.definition.externalParameters.kernels:
+        if f"{CUBINS}{stem}.cubin" not in found:
+            raise FileError(place, f"names no cubin of {shown(stem)}")
+    return found
+
+
+def _is_of_the_tree(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return name == CODE or (len(parts) > 1 and parts[0] in FOLDERS and ".." not in parts and "\0" not in name)
+
+
+def compared(hashes: Mapping[str, str], tree: Path, code: Path, beside: Path) -> Iterator[Finding]:
+    """Yield what became of the files that are attested, then the sources that are not.
+
+    Args:
+        hashes: what ``files_of`` returned; cubins lie nowhere, and are left out.
+        tree: the folder with specs/, templates/ and generated/.
+        code: the folder of the generator's code.
+        beside: the folder of the attestation, where the bill of materials is.
+    """
+    for name, sha256 in hashes.items():
+        if not name.startswith(CUBINS):
+            yield Finding(name, _state(name, sha256, tree, code, beside))
+    for path in sorted((tree / "generated").rglob("*.cu")):
+        name = path.relative_to(tree).as_posix()
+        if name not in hashes:
+            yield Finding(name, "not attested")
+
+
+def _state(name: str, sha256: str, tree: Path, code: Path, beside: Path) -> State:
+    try:
+        if name == CODE:
+            found = code_sha256(code)
+        else:
+            found = sha256_of(read_bytes((beside if name == SBOM else tree) / name, MOST_BYTES))
+    except MissingFileError:
+        return "missing"
+    return "ok" if found == sha256 else "changed"
+
+
+def sample(kernels: Sequence[str], count: int, turn: int) -> list[str]:
+    """The kernels that are compiled in a turn: the next ones in each, so that all have theirs."""
+    names = sorted(set(kernels))
+    count = min(count, len(names))
+    return [names[(turn * count + i) % len(names)] for i in range(count)]
+
+
+def check_compiler(statement: Statement) -> None:
+    """Refuse to rebuild with a compiler that the attested cubins are not of.
+
+    Raises:
+        ToolchainError: with how to install theirs.
+    """
+    wanted, here = statement.definition.internalParameters.compiler, toolchain.compiler_version()[1]
+    if wanted != here:
+        told = f"the attested cubins are of {one_line(wanted)}, this is {here}"
+        remedy = f": pip install {in_shell(wanted.replace(' ', '=='))}" if wanted.startswith("nvidia-") else ""
+        raise ToolchainError(told + remedy)
+
+
+def rebuilt(stem: str, hashes: Mapping[str, str]) -> Finding:
+    """Render and compile a kernel anew, past the cache, and compare source and cubin with what is attested."""
+    try:
+        named = find_spec(stem)
+    except CodegenError:
+        return Finding(f"{CUBINS}{stem}.cubin", "missing")
+    made = generate(named)
+    if hashes.get(named.source_file) != source_sha256(made.source):
+        return Finding(named.source_file, "changed")
+    options = (f"--gpu-architecture={made.plan.arch.name}", *OPTIONS)
+    code, _ = run_nvrtc(made.source, named.source_file, "cubin", options, made.plan.headers)
+    name = f"{CUBINS}{stem}.cubin"
+    return Finding(name, "ok" if hashes[name] == sha256_of(code) else "changed")

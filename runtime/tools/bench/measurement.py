@@ -1,0 +1,557 @@
+"""Times a kernel beside peers, in one run on the same inputs.
+
+Effective TFLOPS of attention: 4 * head_dim for each pair that a query sees (blocks of a list whole, masked pairs not
+counted). Of BSR x dense: 2 * stored elements * N. Of a sampled product: 2 * stored elements * K.
+Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet, in blocks of C that are computed. A copy does none:
+its time says how fast it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from codegen.expressions.nodes import Aux
+from codegen.patterns.block_lists import BlockLists
+from codegen.patterns.topk import TopK
+from codegen.receipts import MeasurementRecord
+from codegen.spec import AttentionSpec, BlockShape, Spec
+from runtime.expressions.draw import draw_aux
+from runtime.expressions.dtypes import TORCH_DTYPES as AUX_DTYPES
+from runtime.kernel import Kernel
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.attention import AttentionKernel
+from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.block_mask import BlockMaskKernel
+from runtime.kernels.bsr_sddmm import BsrSddmmKernel
+from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
+from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.quantise import QuantiseKernel
+from runtime.kernels.select_topk import SelectTopkKernel
+from runtime.kernels.tile_copy import TileCopyKernel
+from runtime.operators import operator_of, part
+from runtime.prepare.mask_bits import pack_mask_bits
+from runtime.prepare.quantised import quantise
+from runtime.tools.bench import bsr_fp8
+from runtime.tools.bench.timing import Call, single_calls
+
+FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
+EVERY_KEY = "SDPA, every key"
+LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kernel's call, its peers' calls, and the work they all do."""
+
+    shape: str
+    flops: float
+    call: Call
+    peers: dict[str, Call]
+    peer_flops: dict[str, float]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """Tensors of the kernel's arguments, for peers of other libraries: q, k, v and lists; a and b."""
+
+
+def workload_of(spec: Spec) -> Callable[..., Workload]:
+    """The reference workload of kernels of a spec: a function of the kernel and, by name, sizes."""
+    found: Callable[..., Workload] = part(operator_of(spec).workload)
+    return found
+
+
+def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
+    """Time a kernel on its reference workload, beside its peers."""
+    # FlexAttention is compiled for each kernel anew. After eight times torch would run it unfused, which takes memory
+    # for every pair.
+    torch._dynamo.reset()
+    with torch.no_grad():
+        load = workload_of(kernel.spec)(kernel)
+        own = kernel.compiled.named.stem
+        times = single_calls({own: load.call, **load.peers})
+    return tuple(
+        MeasurementRecord(
+            shape=load.shape,
+            milliseconds=round(times[own], 4),
+            tflops=round(load.flops / times[own] / 1e9, 1),
+            peer=peer,
+            peer_milliseconds=round(times[peer], 4),
+            peer_tflops=round(load.peer_flops.get(peer, load.flops) / times[peer] / 1e9, 1),
+        )
+        for peer in load.peers
+    )
+
+
+def random_lists(heads: int, rows: int, columns: int, length: int) -> torch.Tensor:
+    """Return ``length`` different block numbers for each head and row, int32 (1, heads, rows, length)."""
+    lists = torch.empty((1, heads, rows, length), dtype=torch.int32, device="cuda")
+    for head in range(heads):
+        lists[0, head] = torch.rand((rows, columns), device="cuda").argsort(-1)[:, :length]
+    return lists
+
+
+def attention_workload(kernel: AttentionKernel, heads: int | None = None, length: int | None = None) -> Workload:
+    """Return the reference workload of an attention kernel: batch 1, random normal inputs, S 32768 (dense: 16384)."""
+    spec = kernel.spec
+    heads = heads or (16 if spec.head_dim == 128 else 8)
+    positional = spec.pattern.fixed_block is None
+    length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
+    packs = heads // spec.pack_gqa  # each has K and V of its own
+    in_fp8 = spec.is_fp8
+    dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # what is quantised, once, and what peers take
+    q, k, v = (
+        torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=dtype) for count in (heads, packs, packs)
+    )
+    indices = pattern_values(spec, 1, length) if positional else pattern_lists(spec, packs, length)
+    lists = (kernel.prepare(indices[0], length),) if spec.query_grouping == "given" else indices  # once for many calls
+    out = torch.empty_like(q)
+    sink = torch.randn(heads, device="cuda") if spec.sink else None
+    lengths: dict[str, Any] = every_key(spec, length)
+    aux = aux_of(spec, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
+    inputs, scales = operands(spec, q, k, v)
+    options = {**lengths, **aux, **scales}
+    peers = sdpa_calls(spec, q, k, v)
+    block, peer_flops = spec.pattern.fixed_block, {}
+    if spec.score is not None:  # of FlexAttention with scores: benchmarks/expressions.py
+        peers = {}
+    elif not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
+        mask = flex_mask(spec, length, indices)
+        peers = {"FlexAttention": flex_call(q, k, v, mask, score_mod=score_mod(spec), sink=sink)}
+    elif not peers:  # nothing of torch's computes such lists
+        peers = {EVERY_KEY: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)}
+        peer_flops = {EVERY_KEY: 4.0 * spec.head_dim * heads * length * length}
+    if in_fp8:
+        peers = {f"{name}, {spec.output}": peer for name, peer in peers.items()}
+        peer_flops = {f"{name}, {spec.output}": flops for name, flops in peer_flops.items()}
+    return Workload(
+        shape=f"B1 H{heads} S{length} d{spec.head_dim}, {pattern_words(spec, indices)}",
+        flops=4.0 * spec.head_dim * heads * pairs_of_head(spec, length, indices),
+        call=lambda: kernel(*inputs, *lists, out=out, sink=sink, **options),
+        peers=peers,
+        peer_flops=peer_flops,
+        inputs={"q": q, "k": k, "v": v, "lists": indices},
+    )
+
+
+def operands(
+    spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Return q, k and v as a kernel takes them, and their scales: of FP8 inputs."""
+    if not spec.is_fp8:
+        return (q, k, v), {}
+    given = quantise(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
+    return (given.q, given.k, given.v_t), given.scales()
+
+
+def pattern_words(spec: AttentionSpec, indices: tuple[torch.Tensor, ...]) -> str:
+    """Return the pattern of a workload, with the length of its lists where the spec leaves that to the call."""
+    pattern = spec.pattern
+    if isinstance(pattern, TopK) and pattern.k is None:
+        pattern = pattern.model_copy(update={"k": indices[0].shape[3]})
+    return pattern.stem()
+
+
+def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of a pattern that have one value for each batch: half of what they count."""
+    return tuple(
+        torch.full((batch,), {"kv_len": length}[tensor.upper] // 2, dtype=torch.int32, device="cuda")
+        for tensor in spec.pattern.index_tensors
+        if tensor.per_batch
+    )
+
+
+def aux_of(spec: AttentionSpec, sizes: dict[str, int], device: torch.device) -> dict[str, Any]:
+    """Return ``aux`` of a spec with expressions: random tensors."""
+    if not spec.aux_tensors:
+        return {}
+    source = torch.Generator(device).manual_seed(0)
+    return {"aux": draw_aux(spec.aux_tensors, sizes, source, device)}
+
+
+def every_key(spec: AttentionSpec, length: int) -> dict[str, Any]:
+    """Return ``kv_lengths`` of all keys, if the spec takes them: peers, and kernels without, compute the same."""
+    return {"kv_lengths": torch.full((1,), length, dtype=torch.int32, device="cuda")} if spec.kv_lengths else {}
+
+
+def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:
+    """Return random lists of a pattern that has some: different blocks for each head."""
+    block = spec.pattern.fixed_block
+    assert block is not None
+    rows, columns = length // block.q, length // block.kv
+    if isinstance(spec.pattern, TopK):
+        return (random_lists(heads, rows, columns, min(spec.pattern.k or LIST_LENGTH, columns)),)
+    # Lists as a causal top-k has them: the diagonal block is partial, up to LIST_LENGTH - 1 earlier ones are full.
+    # Bits, where they are the mask, are those of the diagonal: the same for all blocks.
+    shape = (1, heads, rows)
+    row = torch.arange(rows, device="cuda", dtype=torch.int32)
+    full = torch.zeros((*shape, LIST_LENGTH - 1), dtype=torch.int32, device="cuda")
+    for i in range(1, rows):
+        picks = torch.rand((heads, i), device="cuda").argsort(-1)[:, : LIST_LENGTH - 1]
+        full[0, :, i, : picks.shape[1]] = picks
+    counts = row.clamp(max=LIST_LENGTH - 1).expand(shape).contiguous()
+    lists = torch.ones(shape, dtype=torch.int32, device="cuda"), row.expand(shape)[..., None].contiguous(), counts, full
+    if not spec.pattern.masks_by_bits:
+        return lists
+    diagonal = torch.ones((block.q, block.kv), dtype=torch.bool, device="cuda").tril()
+    return *lists, pack_mask_bits(diagonal[None, None, None, None]).expand(1, 1, rows, 1, -1)
+
+
+def pairs_of_head(
+    spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...] = (), device: str = "cuda"
+) -> int:
+    """Count the pairs that a head of ``length`` queries and keys sees, of the first batch: through its lists where the
+    pattern has some."""
+    block = spec.pattern.fixed_block
+    if block is None:
+        pairs = 0
+        key = torch.arange(length, device=device)[None]
+        values = {name: tensor[0] for name, tensor in spec.pattern.values_of(indices).items()}
+        for first in range(0, length, 1024):
+            query = torch.arange(first, min(first + 1024, length), device=device)[:, None]
+            seen = spec.pattern.visible(query, key, length, length, values)
+            pairs += int(seen.expand(query.shape[0], length).sum())
+        return pairs
+    rows = length // block.q
+    if isinstance(spec.pattern, TopK):
+        return rows * int(indices[0].shape[3]) * block.q * block.kv
+    assert isinstance(spec.pattern, BlockLists)
+    diagonal = block.q * (block.q + 1) // 2 if spec.pattern.masks_pairs else block.q * block.kv
+    return rows * diagonal + int(indices[2][0, 0].sum()) * block.q * block.kv
+
+
+def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
+    """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
+    if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.score is not None:
+        return {}
+    if spec.sink or spec.pack_gqa > 1:
+        return {}
+
+    def through(backend: SDPBackend) -> Call:
+        def run() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=spec.pattern.kind == "causal"
+                )
+
+        return run
+
+    flash = {"SDPA flash": through(SDPBackend.FLASH_ATTENTION)}
+    return flash if spec.mma != "wgmma" else {**flash, "SDPA cuDNN": through(SDPBackend.CUDNN_ATTENTION)}
+
+
+def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...]) -> BlockMask:
+    """Return FlexAttention's mask of the same pairs."""
+    tensors = spec.pattern.values_of(indices)
+    batch = max((len(tensor) for tensor in tensors.values()), default=None)
+
+    # Of masks of bits, the bits of ``pattern_lists``.
+    pattern = spec.pattern.model_copy(update={"mask": "causal"}) if spec.pattern.masks_by_bits else spec.pattern
+
+    def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
+        return pattern.visible(query, key, length, length, {name: t[b] for name, t in tensors.items()})
+
+    block = spec.pattern.fixed_block
+    if block is None:
+        return create_block_mask(sees, batch, None, length, length, device="cuda")
+    columns = length // block.kv
+    indices = tuple(tensor.repeat_interleave(spec.pack_gqa, 1) for tensor in indices[:4])
+
+    def padded(lists: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(lists, (0, columns - lists.shape[3])).contiguous()
+
+    if isinstance(spec.pattern, TopK):
+        counts = torch.full(indices[0].shape[:3], indices[0].shape[3], dtype=torch.int32, device="cuda")
+        lists = (torch.zeros_like(counts), padded(torch.zeros_like(indices[0])), counts, padded(indices[0]))
+    else:
+        lists = (indices[0], padded(indices[1]), indices[2], padded(indices[3]))
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(block.q, block.kv), mask_mod=sees, seq_lengths=(length, length))
+
+
+def score_mod(spec: AttentionSpec) -> Callable[..., torch.Tensor] | None:
+    """The spec's change of a logit, as a ``score_mod`` of FlexAttention; None without one."""
+    cap = spec.softcap
+    if cap is None:
+        return None
+    return lambda score, b, h, query, key: cap * torch.tanh(score / cap)
+
+
+def flex_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: BlockMask,
+    options: dict[str, Any] | None = None,
+    *,
+    score_mod: Callable[..., torch.Tensor] | None = None,
+    sink: torch.Tensor | None = None,
+) -> Call:
+    """Return FlexAttention, compiled on the first call; ``options`` are its kernel options.
+
+    A sink, (heads,), is worked in afterwards: it takes its part of each row's sum.
+    """
+    if options is None and min(mask.BLOCK_SIZE) < 128:  # the default tile does not divide such blocks
+        options = dict(zip(("BLOCK_M", "BLOCK_N"), mask.BLOCK_SIZE, strict=True))
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    grouped = q.shape[1] != k.shape[1]
+    call = functools.partial(
+        compiled, q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped, kernel_options=options
+    )
+    if sink is None:
+        return call
+    logits = sink[None, :, None]
+
+    def with_sink() -> torch.Tensor:
+        out, lse = call(return_lse=True)
+        result: torch.Tensor = out * torch.sigmoid(lse - logits)[..., None].to(out.dtype)
+        return result
+
+    return with_sink
+
+
+def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int) -> torch.Tensor:
+    """Return a size x size BSR matrix with ``row_blocks`` blocks of random normal values in each block row."""
+    rows, cols = size // block.rows, size // block.cols
+    crow = torch.arange(0, rows + 1, device="cuda") * row_blocks
+    col = torch.rand((rows, cols), device="cuda").argsort(-1)[:, :row_blocks].sort(-1).values.flatten()
+    shape = (col.numel(), block.rows, block.cols)
+    if dtype.itemsize == 1:
+        values = bsr_fp8.codes(*shape, dtype=dtype)
+    else:
+        values = torch.randn(shape, device="cuda", dtype=dtype)
+    return torch.sparse_bsr_tensor(crow, col, values, size=(size, size), device=values.device, check_invariants=False)
+
+
+def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
+    """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
+    if kernel.spec.is_fp8:
+        return fp8_workload(kernel, size, row_blocks, columns)
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    a = random_bsr(block, dtype, size, row_blocks)
+    b = torch.randn((size, columns), device="cuda", dtype=dtype)
+    if kernel.spec.b_layout == "column_major":
+        b = b.mT.contiguous().mT
+    # Not A itself: a matrix that is mostly zeros draws less power, so that cuBLAS runs faster than on real data.
+    dense = torch.randn((size, size), device="cuda", dtype=dtype)
+    out = torch.empty((size, columns), device="cuda", dtype=dtype)
+    epilogue = kernel.spec.epilogue
+    bias = torch.randn(size, device="cuda", dtype=dtype) if epilogue is not None and epilogue.bias else None
+    c = torch.randn((size, columns), device="cuda", dtype=dtype) if kernel.spec.accumulate else None
+    prepared = kernel.prepare(a, columns, effort="best")
+    left = dense.T if kernel.spec.transpose_a else dense
+
+    def finished(product: torch.Tensor) -> torch.Tensor:
+        product = product if c is None else product.add_(c)
+        shifted = product if bias is None else product.add_(bias[:, None])
+        return shifted if epilogue is None else ACTIVATIONS[epilogue.activation](shifted)
+
+    return Workload(
+        shape=f"M{size} K{size} N{columns}, {row_blocks} blocks {block.rows}x{block.cols} a row",
+        flops=2.0 * a.values().numel() * columns,
+        call=lambda: kernel(prepared, b, c=c, bias=bias, out=out),
+        peers={
+            # On a GPU torch has no product with a transposed BSR matrix, nor one with blocks that are not square.
+            **(
+                {}
+                if kernel.spec.transpose_a or block.rows != block.cols
+                else {"torch A @ B (BSR)": lambda: finished(a @ b)}
+            ),
+            "cuBLAS, dense A": lambda: finished(torch.mm(left, b)),
+        },
+        peer_flops={"cuBLAS, dense A": 2.0 * size * size * columns},
+        inputs={"a": a, "b": b},
+    )
+
+
+def fp8_workload(kernel: BsrSpmmKernel | BsrSddmmKernel, size: int, row_blocks: int, width: int) -> Workload:
+    """Return the reference workload of a BSR product in FP8: ``width`` is N, of a sampled product K."""
+    spec = kernel.spec
+    dtype, output = TORCH_DTYPES[spec.dtype], TORCH_DTYPES[spec.output]
+    matrix = random_bsr(spec.block, dtype, size, row_blocks)
+    values = matrix.values()
+    flops, blocks = 2.0 * values.numel() * width, f"{row_blocks} blocks {spec.block.rows}x{spec.block.cols} a row"
+    columns, depth = (size, width) if isinstance(kernel, BsrSddmmKernel) else (width, size)
+    scales: dict[str, Any] = bsr_fp8.scales(spec, values.shape[0], columns, depth)
+    b = bsr_fp8.codes(columns, depth, dtype=dtype)
+    peers, peer_flops = bsr_fp8.peers(spec, size, columns, depth, flops)
+    if isinstance(kernel, BsrSddmmKernel):
+        a, out = bsr_fp8.codes(size, depth, dtype=dtype), torch.empty(values.shape, device="cuda", dtype=output)
+        shape = f"M{size} N{size} K{width}, {blocks}"
+        return Workload(shape, flops, lambda: kernel(a, b, matrix, **scales, out=out), peers, peer_flops)
+    product = torch.empty((size, columns), device="cuda", dtype=output)
+    shape = f"M{size} K{size} N{width}, {blocks}"
+    return Workload(shape, flops, lambda: kernel(matrix, b.mT, **scales, out=product), peers, peer_flops)
+
+
+def copy_workload(kernel: TileCopyKernel, size: int = 16384) -> Workload:
+    """Return the reference workload of a copy: size x size elements, far more than an L2 holds."""
+    x = torch.randn((size, size), device="cuda", dtype=TORCH_DTYPES[kernel.spec.dtype])
+    out = torch.empty_like(x)
+    return Workload(
+        shape=f"{size} x {size}, {2 * x.nbytes / 1e6:.0f} MB read and written",
+        flops=0.0,
+        call=lambda: kernel(x, out=out),
+        peers={"torch copy_": lambda: out.copy_(x)},
+        peer_flops={},
+    )
+
+
+def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 16, topk: int = 32) -> Workload:
+    """Return the reference workload of a selection: blocks of 128 x 128, d 128, causal."""
+    shape, dtype = (1, heads, length, 128), TORCH_DTYPES[kernel.spec.dtype]
+    q, k = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+
+    def by_torch() -> torch.Tensor:
+        q_means, k_means = (x.unflatten(2, (-1, 128)).float().mean(3) for x in (q, k))
+        hidden = torch.ones((length // 128,) * 2, dtype=torch.bool, device="cuda").triu(1)
+        lists: torch.Tensor = (q_means @ k_means.mT).masked_fill(hidden, -torch.inf).topk(topk).indices
+        return lists.sort(-1).values
+
+    return Workload(
+        shape=f"H{heads} S{length} d128, blocks 128 x 128, top {topk}, causal, {2 * q.nbytes / 1e6:.0f} MB read",
+        flops=0.0,
+        call=lambda: kernel(q, k, (128, 128), topk, causal=True),
+        peers={"torch: mean, matmul, topk, sort": by_torch},
+        peer_flops={},
+    )
+
+
+def quantise_workload(kernel: QuantiseKernel, length: int = 16384, heads: int = 32) -> Workload:
+    """Return the reference workload of a quantise kernel, beside a copy that reads and writes as many bytes in all."""
+    spec = kernel.spec
+    x = torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
+    mean = torch.randn((1, heads, spec.head_dim), device="cuda") if spec.mean == "product" else None
+    scales = torch.full((1, heads, 1), 0.01, device="cuda") if spec.scales == "given" else None
+    named: dict[str, Any] = {"mean": mean, "scales": scales}
+    if spec.rotary != "none":
+        angles = torch.rand((length, spec.head_dim // 2), device="cuda")
+        named["rotary"] = angles.cos(), angles.sin()
+    moved = x.nbytes + sum(tensor.nbytes for tensor in kernel(x, **named) if tensor is not None)
+    moved += sum(tensor.nbytes for tensor in named.get("rotary", ()))
+    source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return Workload(
+        shape=f"H{heads} S{length} d{spec.head_dim}, {moved / 1e6:.0f} MB read and written",
+        flops=0.0,
+        call=lambda: kernel(x, **named),
+        peers={"torch: a copy of as many bytes": lambda: target.copy_(source)},
+        peer_flops={},
+    )
+
+
+def block_mask_workload(kernel: BlockMaskKernel, length: int = 131072) -> Workload:
+    """Return the reference workload of block lists: of its tensors, the last dimension has 8 documents."""
+    sizes = {"batch": 1, "heads": 1, "q_len": length, "kv_len": length}
+
+    def documents(tensor: Aux) -> torch.Tensor:
+        shape = [sizes.get(str(dim)) or int(dim) for dim in tensor.dims]
+        numbers = torch.arange(shape[-1] if shape else 1, device="cuda") * 8 // (shape[-1] if shape else 1)
+        return numbers.to(AUX_DTYPES[tensor.dtype]).view(shape[-1:]).expand(shape).contiguous()
+
+    aux = {tensor.name: documents(tensor) for tensor in kernel.spec.aux_tensors}
+    return Workload(
+        shape=f"S{length}, {kernel.spec.pattern.describe()}",
+        flops=0.0,
+        call=lambda: kernel(1, 1, length, length, aux=aux, device="cuda"),
+        peers={},
+        peer_flops={},
+    )
+
+
+def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads: int = 16, topk: int = 32) -> Workload:
+    """Return the reference workload of a gradient: the kernel with its statistics, without the other gradients."""
+    spec = kernel.spec
+    shape, dtype = (1, heads, length, spec.head_dim), TORCH_DTYPES[spec.dtype]
+    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
+    block, forward = spec.pattern.fixed_block, spec.forward
+    lists: tuple[Any, ...] = pattern_values(forward, 1, length)
+    if block is None:
+        pairs = float(pairs_of_head(forward, length, lists))
+    else:
+        rows, blocks = length // block.q, length // block.kv
+        entries = min(topk, blocks)
+        kv_indices = torch.rand((1, heads, rows, blocks), device="cuda").argsort(-1)[..., :entries].int().contiguous()
+        counts = torch.full((1, heads, rows), entries, dtype=torch.int32, device="cuda")
+        pairs = float(rows * entries * block.q * block.kv)
+        lists = (counts, kv_indices) if spec.pattern.lists > 1 else (kv_indices,)
+        if spec.pattern.masks_by_bits:  # all pairs are visible
+            words = torch.full((block.q * block.kv // 32,), -1, dtype=torch.int32, device="cuda")
+            lists = (*lists, None, None, words.expand(1, 1, rows, entries, -1))
+    for lengths in every_key(forward, length).values():
+        lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
+    aux = aux_of(forward, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
+    out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
+    products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5, "daux": 2}[spec.gradients]
+    return Workload(
+        shape=f"H{heads} S{length} d{spec.head_dim}, {spec.pattern.describe()}",
+        flops=2.0 * products * heads * pairs * spec.head_dim,
+        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse, **aux),
+        peers={},
+        peer_flops={},
+    )
+
+
+def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 16, depth: int = 8192) -> Workload:
+    """Return the reference workload of a sampled product: C size x size, ``row_blocks`` random blocks a row."""
+    if kernel.spec.is_fp8:
+        return fp8_workload(kernel, size, row_blocks, depth)
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    pattern = random_bsr(block, dtype, size, row_blocks)
+    a, b = (torch.randn((size, depth), device="cuda", dtype=dtype) for _ in range(2))
+    out = torch.empty_like(pattern.values())
+    row = torch.arange(size // block.rows, device="cuda").repeat_interleave(row_blocks)
+
+    def gathered() -> torch.Tensor:
+        a_blocks = a.unflatten(0, (-1, block.rows))[row]
+        return torch.bmm(a_blocks, b.unflatten(0, (-1, block.cols))[pattern.col_indices()].mT)
+
+    return Workload(
+        shape=f"M{size} N{size} K{depth}, {row_blocks} blocks {block.rows}x{block.cols} a row",
+        flops=2.0 * out.numel() * depth,
+        call=lambda: kernel(a, b, pattern, out=out),
+        peers={"torch.bmm of gathered blocks": gathered, "cuBLAS, dense C": lambda: torch.mm(a, b.T)},
+        peer_flops={"cuBLAS, dense C": 2.0 * size * size * depth},
+    )
+
+
+def blocks_stored(matrix: torch.Tensor) -> torch.Tensor:
+    """Counts of how often each block of a BSR matrix is stored: float32 (block rows, block columns)."""
+    crow, col = matrix.crow_indices(), matrix.col_indices()
+    row = torch.repeat_interleave(torch.arange(crow.shape[0] - 1, device=crow.device), crow.diff())
+    stored = torch.zeros((crow.shape[0] - 1, matrix.shape[1] // matrix.values().shape[2]), device=crow.device)
+    return stored.index_put_((row, col), torch.ones_like(col, dtype=stored.dtype), accumulate=True)
+
+
+def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int = 16) -> Workload:
+    """Return the reference workload of BSR x BSR: both size x size, ``row_blocks`` random blocks in each block row.
+
+    A pattern of C has as many in a row.
+    """
+    block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
+    a, b = (random_bsr(block, dtype, size, row_blocks) for _ in range(2))
+    pattern = random_bsr(block, dtype, size, row_blocks) if kernel.spec.output == "bsr" else None
+    # Every block of A meets all the blocks of one row of B.
+    pairs = float(a.values().shape[0] * row_blocks)
+    if pattern is not None:
+        pairs = float((blocks_stored(a) @ blocks_stored(b) * blocks_stored(pattern)).sum())
+    flops = 2.0 * pairs * block.rows * block.cols**2
+    a_dense, b_dense = (torch.randn((size, size), device="cuda", dtype=dtype) for _ in range(2))
+    out = (
+        torch.empty((size, size), device="cuda", dtype=dtype) if pattern is None else torch.empty_like(pattern.values())
+    )
+    return Workload(
+        shape=f"M{size} K{size} N{size}, {row_blocks} blocks {block.rows}x{block.cols} a row of "
+        + ("A and B" if pattern is None else "A, B and C"),
+        flops=flops,
+        call=lambda: kernel(a, b, pattern, out=out),
+        peers={"torch A @ dense B": lambda: a @ b_dense, "cuBLAS, dense": lambda: torch.mm(a_dense, b_dense)},
+        peer_flops={
+            "torch A @ dense B": 2.0 * a.values().numel() * size,
+            "cuBLAS, dense": 2.0 * size * size * size,
+        },
+    )

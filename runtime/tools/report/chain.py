@@ -1,0 +1,120 @@
+"""The hashes of a kernel, from its spec to its receipt: what each is over, and how to check it without this package."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from codegen.files import read_bytes
+from codegen.receipts import ReceiptStatus
+from codegen.render import SEAL
+from codegen.wording import in_shell
+from runtime.tools.report.kernels import Kernel
+
+SAME, OTHER = "the receipt names the same", "the receipt names another one"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One hash.
+
+    Attributes:
+        what: what it is of.
+        sha256: the hash; "" where there is none.
+        over: the bytes that it is over.
+        check: a command that prints it, or compares it; "" where nothing but the sentence above is needed.
+        told: how it fits the receipt.
+        fits: whether it does; None where nothing is compared.
+    """
+
+    what: str
+    sha256: str
+    over: str
+    check: str
+    told: str
+    fits: bool | None
+
+
+def links(kernel: Kernel) -> list[Link]:
+    """Return the chain of a kernel; each link is tied to the next by the receipt."""
+    return [_spec(kernel), _source(kernel), _seal(kernel), _launch(kernel), *_code(kernel), _receipt(kernel)]
+
+
+def _compared(ours: str, theirs: str | None) -> tuple[str, bool | None]:
+    if theirs is None:
+        return "there is no receipt", None
+    return (SAME, True) if ours == theirs else (OTHER, False)
+
+
+def _spec(kernel: Kernel) -> Link:
+    spec, receipt = kernel.named.spec, kernel.receipt
+    told, fits = _compared(spec.hash, receipt.spec.hash if receipt else None)
+    return Link(
+        "spec",
+        spec.hash,
+        "the canonical JSON of the spec: all fields but unused options, sorted, without spaces",
+        f"printf %s {in_shell(spec.canonical_json())} | sha256sum",
+        told,
+        fits,
+    )
+
+
+def _source(kernel: Kernel) -> Link:
+    told, fits = _compared(kernel.source_sha256, kernel.receipt.source.sha256 if kernel.receipt else None)
+    over = f"the bytes of the source below, {_file(kernel, '.cu')}"
+    return Link("source", kernel.source_sha256, over, f"sha256sum {in_shell(_file(kernel, '.cu'))}", told, fits)
+
+
+def _file(kernel: Kernel, suffix: str) -> str:
+    """Return where a file of a kernel is: of a shipped one in the tree, of another where ``codegen render`` puts it."""
+    name = f"{kernel.stem}{suffix}"
+    return f"generated/{(kernel.named.subfolder / name).as_posix()}" if kernel.named.is_shipped else name
+
+
+def _seal(kernel: Kernel) -> Link:
+    line = next(line for line in kernel.source.splitlines() if line.startswith(SEAL))
+    return Link(
+        "seal",
+        line.removeprefix(SEAL),
+        "all lines of the source but the seal's own: a file that was edited by hand has another one",
+        f"grep -v '^{SEAL}' {in_shell(_file(kernel, '.cu'))} | sha256sum",
+        "stands in the source",
+        None,
+    )
+
+
+def _launch(kernel: Kernel) -> Link:
+    told, fits = _compared(kernel.plan.launch_sha256, kernel.receipt.cubin.launch_sha256 if kernel.receipt else None)
+    return Link(
+        "launch",
+        kernel.plan.launch_sha256,
+        "what a host passes, as JSON: types and offsets of parameters, boxes of tensor maps, threads, shared memory",
+        f"codegen compile {kernel.named.argument} --check",
+        told,
+        fits,
+    )
+
+
+def _code(kernel: Kernel) -> list[Link]:
+    """Return the links of what the compiler made, which the receipt names."""
+    receipt = kernel.receipt
+    if receipt is None:
+        return [Link("cubin", "", "what the compiler makes of the source", "", "there is no receipt", None)]
+    cubin, check = receipt.cubin, f"codegen compile {kernel.named.argument} --check"
+    how = f"by {cubin.compiler_package}, {' '.join(cubin.options)}"
+    told = "stands in the receipt" if kernel.is_of_receipt else "stands in a receipt of another source"
+    found = [Link("cubin", cubin.sha256, f"the machine code that is compiled of the source {how}", check, told, None)]
+    if cubin.ptx_sha256:
+        over = "the PTX of the same source, which newer GPUs are given"
+        found.append(Link("PTX", cubin.ptx_sha256, over, check, told, None))
+    return found
+
+
+def _receipt(kernel: Kernel) -> Link:
+    file = _file(kernel, ".json")
+    if kernel.receipt is None:
+        return Link("receipt", "", file, "", kernel.standing.explanation, None)
+    digest = hashlib.sha256(read_bytes(kernel.receipt_path)).hexdigest()
+    over = "the bytes of the receipt, which names all of the above and what a GPU was seen to compute"
+    fits = kernel.standing.standing is ReceiptStatus.OK
+    return Link("receipt", digest, over, f"sha256sum {in_shell(file)}", kernel.standing.explanation, fits)

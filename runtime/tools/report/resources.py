@@ -1,0 +1,88 @@
+"""Resources of a cubin: of its receipt, of the record of its compilation, or else of one that is compiled now."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codegen.errors import CodegenError
+from codegen.wording import one_line
+from runtime.tools.report.kernels import Kernel
+
+FIELDS = ("registers", "spill_bytes", "stack_bytes", "static_shared_bytes", "dynamic_shared_bytes")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What is known of the machine code of a source.
+
+    Attributes:
+        source: who says so.
+        compiler: package of the compiler.
+        cubin_sha256: hash of the cubin.
+        registers: of a thread at launch.
+        spill_bytes: bytes of spill stores and loads.
+        stack_bytes: bytes of stack of a thread.
+        static_shared_bytes: shared memory known to the compiler.
+        dynamic_shared_bytes: shared memory asked for at launch.
+        instructions: how often each of the opcodes that receipts count occurs in the cubin.
+    """
+
+    source: str
+    compiler: str
+    cubin_sha256: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    instructions: Mapping[str, int]
+
+
+def resources_of(kernel: Kernel) -> tuple[Resources | None, str]:
+    """The resources of a kernel's machine code; or None, and the reason."""
+    if kernel.receipt is not None and kernel.is_of_receipt:
+        cubin = kernel.receipt.cubin
+        used = {name: getattr(cubin, name) for name in FIELDS}
+        found = Resources(
+            "the receipt", cubin.compiler_package, cubin.sha256, instructions=_present(cubin.instructions), **used
+        )
+        return found, ""
+    if kernel.record is not None:
+        record = kernel.record
+        found = Resources(
+            "the record of a compilation (tests/compile/known.json); no receipt is of this source",
+            record.compiler_package,
+            record.cubin,
+            instructions=_present(record.instructions),
+            **{name: getattr(record, name) for name in FIELDS},
+        )
+        return found, ""
+    return _compiled(kernel)
+
+
+def _compiled(kernel: Kernel) -> tuple[Resources | None, str]:
+    from runtime.compile import toolchain  # noqa: PLC0415 - where all is on record nothing is compiled
+    from runtime.compile.compiler import compile_spec  # noqa: PLC0415
+    from runtime.compile.inspection import usage  # noqa: PLC0415
+
+    try:
+        compiled = compile_spec(kernel.named)
+        used = usage(compiled)
+        package = toolchain.compiler_version()[1]
+    except CodegenError as error:
+        return None, f"No receipt or record is of this source, and it could not be compiled: {one_line(str(error))}"
+    found = Resources(
+        "a compilation for this report; no receipt or record is of this source",
+        package,
+        hashlib.sha256(compiled.code).hexdigest(),
+        instructions=_present(used.instructions),
+        **{name: getattr(used, name) for name in FIELDS},
+    )
+    return found, ""
+
+
+def _present(instructions: Mapping[str, int]) -> dict[str, int]:
+    """Return the opcodes that occur, the most frequent first."""
+    return {name: count for name, count in sorted(instructions.items(), key=lambda item: (-item[1], item[0])) if count}

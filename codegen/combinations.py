@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
 from codegen.expressions.declared import MOST_AUX
 from codegen.expressions.nodes import Item, Node, Variable, children
 from codegen.select.defaults import COMBINED
-
-if TYPE_CHECKING:
-    from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
 FP8_OPS: tuple[str, ...] = ("attention", "bsr_spmm", "bsr_sddmm")
 """Operators with kernels for FP8."""

@@ -17,7 +17,7 @@ from codegen.library import NamedSpec, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.plain import json_value
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan, seal_is_intact
 from codegen.spec import Spec
 

@@ -12,7 +12,7 @@ from typing import Any
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, unnamed_stem
 from codegen.parse import parse_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 Choose = Callable[[Sequence[Any]], Any]
 """Returns one of the values that it is given."""

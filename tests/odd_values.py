@@ -21,7 +21,7 @@ from host_streams import pretend_stream
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec, find_spec, unnamed_stem
 from codegen.parse import parse_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.select import Choice
 from runtime.driver import launch, tensor_map
 from runtime.kernel import kernel_class

@@ -11,7 +11,7 @@ from codegen.aux_gradients import reads_of
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.patterns import PatternBase, without_gradient
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.plans.backward import daux as attention_backward_daux
 from codegen.plans.backward import dq_dkdv as attention_backward_dq_dkdv
 from codegen.plans.backward import mma_sync as attention_backward_mma_sync

@@ -7,20 +7,18 @@ instructions is the first one of the architecture that agrees with it, the tile 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codegen.arch import ARCHS
 from codegen.select.default_tables import GATHERED_ROWS
-
-if TYPE_CHECKING:
-    from codegen.spec import (
-        AttentionBackwardSpec,
-        AttentionSpec,
-        BsrSddmmSpec,
-        BsrSpgemmSpec,
-        BsrSpmmSpec,
-        Spec,
-    )
+from codegen.spec import (
+    AttentionBackwardSpec,
+    AttentionSpec,
+    BsrSddmmSpec,
+    BsrSpgemmSpec,
+    BsrSpmmSpec,
+    Spec,
+)
 
 Fields = dict[str, Any]
 Choice = tuple[str, str, str]  # mma, copy, schedule

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from codegen.cases import case_names, most_allowed
 from codegen.library import NamedSpec, find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.receipts import Receipt
 
 settings.register_profile("codegen", deadline=None)  # a busy machine is not a failure

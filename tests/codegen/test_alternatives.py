@@ -12,7 +12,7 @@ from each import check_each, some_of_each_kind
 
 from codegen.alternatives import problem_of, suggest, suggest_for
 from codegen.library import NamedSpec, find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 HOPPER, ADA = "h100_causal", "l4_causal"
 ALL_ADA = "l4_causal, which computes"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from codegen.arch import ARCHS
 from codegen.library import shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 SM90 = ARCHS["sm_90a"]
 

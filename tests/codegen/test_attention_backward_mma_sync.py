@@ -11,7 +11,7 @@ from codegen.arch import ARCHS, KIB
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.problem import AttentionShape
 from codegen.render import render_plan
 

@@ -9,7 +9,7 @@ import pytest
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.problem import AttentionShape
 from codegen.select.backward import HEAD_DIMS
 

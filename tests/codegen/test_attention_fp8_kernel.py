@@ -12,7 +12,7 @@ from codegen.errors import SpecError
 from codegen.fp8 import KEY_ORDER
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 torch = pytest.importorskip("torch")
 

@@ -19,7 +19,7 @@ from codegen.aux_gradients import reads_of  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.expressions.nodes import Variable  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from codegen.plans.backward.daux import BLOCKS, SUM_BYTES  # noqa: E402
 from codegen.problem import AttentionShape  # noqa: E402
 from codegen.score import Score as ScoreOfSpec  # noqa: E402

@@ -13,7 +13,7 @@ from attention_oracle import times_seen  # noqa: E402
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.block_sizes import common_key_sizes, key_sizes, query_sizes  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
-from codegen.plans import plan_of  # noqa: E402
+from codegen.planning import plan_of  # noqa: E402
 from codegen.select import choose  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.ops.block_sizes import block_fit, mask_block  # noqa: E402

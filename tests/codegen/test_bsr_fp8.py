@@ -9,7 +9,7 @@ import pytest
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.plans.bsr.fp8 import SIZES
 from codegen.plans.bsr.parts import copies_b
 from codegen.problem import SddmmShape, SpmmShape

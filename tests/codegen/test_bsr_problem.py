@@ -11,7 +11,7 @@ import pytest
 
 from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.select import BsrProblem, choose, parse_problem
 from codegen.select.problem import AttentionProblem, is_chosen, problem_fields, problem_of
 from codegen.select.table import measurements

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.plans.bsr.spmm_few_columns import WARPS
 from codegen.problem import SpmmShape
 

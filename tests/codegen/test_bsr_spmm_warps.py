@@ -12,7 +12,7 @@ from each import for_each, looped
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.plans.bsr.balance import cuts_rows
 from codegen.render import render_plan
 

@@ -19,7 +19,7 @@ from scripts import imported
 from codegen.dtypes import FP8
 from codegen.library import find_spec, shipped_specs
 from codegen.plan import PARAM_ABI, Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from codegen import cli
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec, shipped_names, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.receipts import Receipt, receipt_path
 from codegen.render import render
 from codegen.spec import AttentionSpec

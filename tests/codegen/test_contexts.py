@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 torch = pytest.importorskip("torch")
 

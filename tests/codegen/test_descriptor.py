@@ -18,7 +18,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec
 from codegen.operators import OPERATORS
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.spec import OPS
 from codegen.tools.descriptor import KernelFacts, facts_of, launch_record
 from codegen.tools.sized_launch import sized_launch, smallest_shape

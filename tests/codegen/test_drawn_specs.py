@@ -10,7 +10,7 @@ from drawn_specs import SUITE, command, draw, what_reads_otherwise
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 
 def test_drawn_specs_have_plans_and_sources(request: pytest.FixtureRequest) -> None:

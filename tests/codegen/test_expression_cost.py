@@ -10,7 +10,7 @@ import pytest
 from codegen.expressions.cost import Cost, cost_of
 from codegen.library import find_spec
 from codegen.patterns.block_lists import expression_of
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.tools.explain import explained
 
 COSTS = {

@@ -9,7 +9,7 @@ import pytest
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan
 from codegen.spec import AttentionSpec
 

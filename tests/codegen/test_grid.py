@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 
 def plan_of(name: str) -> Plan:

@@ -24,7 +24,7 @@ from codegen.files import MOST_BYTES, holds, is_file, read_text, resolved, write
 from codegen.library import NamedSpec, find_spec, read_spec, shipped_names
 from codegen.parse import parse_spec
 from codegen.plain import MOST_CHARACTERS, json_model, json_value
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.receipts import MissingReceipt, Receipt, ReceiptError, ReceiptStatus, state
 from codegen.render import render, render_plan, seal_is_intact
 from codegen.select.problem import BsrProblem, parse_problem, problem_fields

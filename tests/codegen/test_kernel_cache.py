@@ -9,7 +9,7 @@ from cache_values import build, build_never, entry, identity
 from typer.testing import CliRunner
 
 from codegen.library import NamedSpec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import Generated
 from runtime import cli
 from runtime.compile.cache import KernelCache

@@ -19,7 +19,7 @@ from batch_values import declarations, problems
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS, PatternBase
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan, render_template
 from codegen.spec import AttentionSpec
 

@@ -16,7 +16,7 @@ from batch_values import declarations, key_end_functions, lengths_of
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PatternBase
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan, render_template
 from codegen.spec import AttentionSpec
 

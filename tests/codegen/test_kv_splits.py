@@ -15,7 +15,7 @@ from batch_values import declarations, problems
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.parse import parse_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render
 from codegen.spec import AttentionSpec
 

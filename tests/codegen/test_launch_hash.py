@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from codegen.library import find_spec, shipped_specs
 from codegen.plan import PARAM_ABI, Plan, Prologue, TensorMap, i32, param_offsets, pointer, tensor_map
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 NAMES = (
     *("h100_topk32", "h100_dense", "h100_topk32_b64_self_ordered", "h100_bsr_spmm_b64_balanced"),

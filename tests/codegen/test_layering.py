@@ -10,13 +10,14 @@ import sys
 from collections import Counter
 from dataclasses import fields, is_dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from each import every_spec, for_each
 
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import generate
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -164,6 +165,16 @@ def test_rooms_of_runtime_import_one_way(path: Path) -> None:
 @for_each("path", lambda: [path for path in RUNTIME if room_of(path) in ("prepare", "convert", "expressions")], place)
 def test_preparation_needs_torch_and_no_driver(path: Path) -> None:
     assert not imported(path) & (FOREIGN - {"torch", "runtime"})
+
+
+def test_no_circle_of_imports() -> None:
+    """Imports within functions and for types count too."""
+    modules = {".".join(path.relative_to(PROJECT).with_suffix("").parts): path for path in (*MODULES, *RUNTIME)}
+    graph = {}
+    for module, path in modules.items():
+        names = imports_of(path)
+        graph[module] = (names | {name.rpartition(".")[0] for name in names}) & set(modules) - {module}
+    tuple(TopologicalSorter(graph).static_order())  # CycleError names the modules
 
 
 def test_rendering_needs_neither_torch_nor_cuda(tmp_path: Path) -> None:

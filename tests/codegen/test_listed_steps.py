@@ -19,7 +19,7 @@ import pytest
 
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_template
 
 KV_LEN, ROWS, LENGTH = 1000, 5, 71

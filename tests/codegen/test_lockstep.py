@@ -14,7 +14,7 @@ from host_streams import pretend_stream  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.parse import parse_spec  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from codegen.problem import SCHEDULER_COUNTERS, LaunchArgs  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime.driver import workspace  # noqa: E402

@@ -23,7 +23,7 @@ from codegen.library import find_spec
 from codegen.parse import parse_spec
 from codegen.patterns import Block, PatternBase
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import generate
 
 BATCHES, HEADS, ROWS, ENTRIES = 2, 3, 4, 3

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan
 
 DENSE = {"kind": "dense"}

@@ -9,7 +9,7 @@ import pytest
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.parse import parse_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.plans.attention.query_order import BLOCK_WINDOWS, WINDOW_TILES, order_search
 from codegen.render import render
 

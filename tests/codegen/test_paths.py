@@ -9,7 +9,7 @@ import pytest
 
 from codegen import render
 from codegen.library import NamedSpec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 
 
 def test_templates_are_read_wherever_they_are(

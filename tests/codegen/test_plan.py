@@ -19,7 +19,7 @@ from codegen.flags import Flags
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.parse import parse_spec
 from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.preparation import round_columns
 from codegen.problem import (
     AttentionShape,

@@ -13,7 +13,7 @@ from likely_specs import likely_fields
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs, unnamed_stem
 from codegen.parse import parse_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan, seal_is_intact
 from codegen.spec import MODELS, Spec
 

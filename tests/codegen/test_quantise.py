@@ -14,7 +14,7 @@ import pytest
 from codegen.errors import SpecError
 from codegen.fp8 import KEY_ORDER, sign_words
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.plans.quantise import STATISTIC_ROWS
 from codegen.problem import QuantiseShape
 from codegen.render import generate, render

@@ -17,7 +17,7 @@ from batch_values import declarations, problems
 
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan, render_template
 from codegen.spec import AttentionBackwardSpec
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from codegen.errors import SpecError
 from codegen.layout import lay_out
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import SEAL, environment, generate, render, render_plan, seal_is_intact
 
 DEFINITION = re.compile(r"__device__ __forceinline__ (?:[\w:<>*&]+ )+[*&]?(\w+)\(")

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from codegen.errors import CodegenError, FileError
 from codegen.library import ROOT, find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.prune import without_comments
 from codegen.receipts import Receipt, source_sha256, state
 from codegen.render import generate

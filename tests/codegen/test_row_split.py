@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from codegen.plans.bsr.row_chunks import blocks_of_step, row_cutting  # noqa: E402
 from codegen.preparation import RowCut  # noqa: E402
 from codegen.render import render  # noqa: E402

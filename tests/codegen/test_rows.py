@@ -14,7 +14,7 @@ import pytest
 from codegen import migrations
 from codegen.library import NamedSpec, find_spec
 from codegen.migrations import Renamed
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.receipts import ReceiptError, source_sha256
 from codegen.render import render
 from codegen.spec import canonical

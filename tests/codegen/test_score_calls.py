@@ -17,7 +17,7 @@ import oracle_kernel  # noqa: E402
 
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention  # noqa: E402
 from runtime.kernels.aux_tensors import AuxArguments  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Dense, Score, SlidingWindow  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.parse import parse_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render
 from codegen.score import Score
 from codegen.select import choose

@@ -14,7 +14,7 @@ from codegen.dtypes import FP8
 from codegen.errors import SpecError
 from codegen.library import find_spec, shipped_specs
 from codegen.parse import parse_spec
-from codegen.plans import plan_for, plan_of
+from codegen.planning import plan_for, plan_of
 from codegen.select import AttentionProblem, BsrProblem, choose, parse_problem
 from codegen.select.calibration import DOUBT, predicted
 from codegen.select.candidates import candidates

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.problem import SelectShape
 
 torch = pytest.importorskip("torch")

@@ -20,7 +20,7 @@ import pytest
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render
 
 FIELDS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from batch_values import PROBLEMS_OF_LENGTHS, declarations, key_end_functions, l
 from codegen.library import find_spec
 from codegen.patterns import PatternBase
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render_plan, render_template
 from codegen.spec import AttentionSpec
 

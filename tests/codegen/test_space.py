@@ -9,7 +9,7 @@ from each import looped
 
 from codegen.errors import CodegenError, SpecError
 from codegen.library import find_spec, read_spec, shipped_specs, spec_text
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.select import parse_problem, proposal
 from codegen.select.estimate import estimate
 from codegen.select.problem import problem_of

@@ -19,7 +19,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
 from codegen.parse import parse_spec
 from codegen.patterns import PATTERNS
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpgemmSpec, BsrSpmmSpec, json_schema
 
 Fields = dict[str, Any]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from codegen.library import find_spec
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render
 from codegen.stream_k import INDEX_RANGE, SPLIT_COST, StreamK
 

@@ -10,7 +10,7 @@ import pytest
 from each import for_each
 
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import generate, render
 
 MOST_TAGS = 0.12

@@ -20,7 +20,7 @@ import pytest
 
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec, find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.select import choose, parse_problem
 from codegen.select.candidates import MOST, candidates
 from codegen.select.problem import Problem, problem_of, tuning_of

@@ -11,7 +11,7 @@ from scripts import load_script
 
 from codegen.cases import case_names
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.receipts import Receipt
 from codegen.render import render
 

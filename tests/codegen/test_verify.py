@@ -11,7 +11,7 @@ import pytest
 
 from codegen.cases import case_names
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.spec import OPS
 
 torch = pytest.importorskip("torch")

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from codegen.problem import SpgemmShape  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from codegen.cases import case_names
 from codegen.library import NamedSpec, find_spec, shipped_names
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
 from codegen.render import generate, render
 from runtime.cli import app

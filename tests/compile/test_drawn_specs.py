@@ -10,7 +10,7 @@ from drawn_specs import SUITE, command, draw
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from runtime.compile.compiler import Compiled
 from runtime.compile.inspection import Usage, resources
 

@@ -14,7 +14,7 @@ import driver_api
 import pytest
 
 from codegen.library import find_spec, shipped_specs
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import Generated
 from codegen.tools.c_header import c_header
 from codegen.tools.descriptor import facts_of, launch_record

@@ -28,7 +28,7 @@ from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.library import GENERATED, NamedSpec, find_spec, shipped_specs
 from codegen.plan import Plan
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.prune import without_comments
 from codegen.receipts import Receipt, receipt_path, source_sha256
 from codegen.render import Generated, generate, render

@@ -19,7 +19,7 @@ from codegen.cases import case_names, most_allowed
 from codegen.json_rows import json_rows
 from codegen.library import NamedSpec, find_spec, read_spec
 from codegen.migrations import Renamed
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
 from codegen.render import render, seal
 from codegen.spec import canonical

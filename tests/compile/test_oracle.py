@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import find_spec, shipped_specs  # noqa: E402
 from codegen.parse import parse_spec  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from codegen.plans.bsr.balance import group_tiles  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402

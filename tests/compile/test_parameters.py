@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, shipped_specs
 from codegen.plan import i32, pointer, tensor_map
-from codegen.plans import plan_for
+from codegen.planning import plan_for
 from codegen.render import render
 from runtime.compile.compiler import run_nvrtc
 from runtime.driver.launch import ParameterLayout

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
 from runtime.kernels.attention import AttentionKernel  # noqa: E402

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from gpu import garbage, small_call  # noqa: E402
 
 from codegen.library import NamedSpec, shipped_specs  # noqa: E402
-from codegen.plans import plan_for  # noqa: E402
+from codegen.planning import plan_for  # noqa: E402
 from runtime import load_kernel  # noqa: E402
 
 INDEXED = [named for named in shipped_specs() if garbage.has_indices(named.spec)]

@@ -23,7 +23,7 @@ from codegen import library, rewriting
 from codegen.errors import CodegenError, SpecError
 from codegen.library import NamedSpec, find_spec, read_spec, shown_place, unnamed_stem
 from codegen.parse import parse_spec
-from codegen.plans import plan_of
+from codegen.planning import plan_of
 from codegen.receipts import Receipt
 from codegen.render import render_plan
 from codegen.rewriting import rewritten

@@ -6,18 +6,14 @@ are an A operand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from codegen.dtypes import DTYPES
 from codegen.flags import Fp8Flags
 from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
 from codegen.plans.attention.rows import SWIZZLE
+from codegen.plans.attention.sizes import Sizes
 from codegen.select.defaults import has_few_registers
+from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, Rule, check_tile, listed
-
-if TYPE_CHECKING:
-    from codegen.plans.attention.sm90a_text import Sizes
-    from codegen.spec import AttentionSpec
 
 STEPS = (64, 128, 256)
 FMA_GROUPS = 2

@@ -20,8 +20,9 @@ from codegen.plans.attention.query_order import query_order_prologue
 from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.plans.attention.share_kv import TILE as SHARE_KV_TILE
 from codegen.plans.attention.share_kv import add_orders, check_share_kv_loads
+from codegen.plans.attention.sizes import WARPGROUP, Sizes
 from codegen.plans.attention.sm90a_flags import flags
-from codegen.plans.attention.sm90a_text import WARPGROUP, Arrangement, Sizes
+from codegen.plans.attention.sm90a_text import Arrangement
 from codegen.spec import AttentionSpec
 from codegen.stream_k import StreamK
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples

@@ -5,7 +5,8 @@ from __future__ import annotations
 from codegen.flags import AttentionSm90aFlags
 from codegen.plans.attention.expressions import expressions_flags
 from codegen.plans.attention.fp8 import fp8_flags, is_fp8
-from codegen.plans.attention.sm90a_text import Arrangement, Sizes
+from codegen.plans.attention.sizes import Sizes
+from codegen.plans.attention.sm90a_text import Arrangement
 
 
 def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionSm90aFlags:

@@ -1,0 +1,92 @@
+"""Sizes of an sm_90a attention kernel that follow from the tile of its spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.dtypes import DTYPES
+from codegen.patterns import Block
+from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS, Rows
+from codegen.spec import AttentionSpec
+
+WARPGROUP = 128  # threads
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What follows from the tile of a spec.
+
+    Attributes:
+        spec: the spec.
+        rows: whose queries a tile's rows are.
+        sub_tiles: parts of a tile with key blocks of their own.
+        consumers: warpgroups that compute.
+    """
+
+    spec: AttentionSpec
+    rows: Rows
+    sub_tiles: int
+    consumers: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Sizes:
+        """Share out the tile of a spec."""
+        rows = Rows.of(spec)
+        consumers = spec.tile.m // WARPGROUP_ROWS * spec.kv_splits
+        return cls(spec, rows, max(rows.sub_tiles, spec.kv_splits), consumers)
+
+    @property
+    def block(self) -> Block | None:
+        """Block shape of the index lists, if there are any."""
+        return self.spec.pattern.fixed_block
+
+    @property
+    def columns(self) -> int:
+        """Columns of a column group."""
+        return SWIZZLE // DTYPES[self.spec.dtype].bytes
+
+    @property
+    def groups(self) -> int:
+        """Column groups of a head. TMA fills one that reaches beyond it with zeros, and stores none of it."""
+        return -(-self.spec.head_dim // self.columns)
+
+    @property
+    def fills_groups(self) -> bool:
+        """Whether no column group reaches beyond the head."""
+        return self.spec.head_dim % self.columns == 0
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of Q that lie together in shared memory: a warpgroup's, or a tile's."""
+        return WARPGROUP_ROWS if self.spec.share_kv_loads else self.spec.tile.m
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K, or of V, of one step."""
+        return self.spec.tile.n * self.groups * SWIZZLE
+
+    @property
+    def block_steps(self) -> int:
+        """Steps in a listed block; 1 too where a step holds more than one."""
+        return 1 if self.block is None else max(1, self.block.kv // self.spec.tile.n)
+
+    @property
+    def step_blocks(self) -> int:
+        """Loads of a step: listed blocks, if it holds more than one."""
+        return 1 if self.block is None else max(1, self.spec.tile.n // self.block.kv)
+
+    @property
+    def partial_floats(self) -> int:
+        """Floats of a warpgroup's partial: O, two maxima and two sums of each thread."""
+        return WARPGROUP * (WARPGROUP_ROWS * self.spec.head_dim // WARPGROUP + 4)
+
+    @property
+    def skip_masked(self) -> bool:
+        """Whether warpgroups skip steps of their tile of which they see no key.
+
+        With ping_pong all take part in each step. A step wider than the distance of the first warpgroup from the last
+        is hardly ever hidden from one of them.
+        """
+        spec, apart = self.spec, self.spec.tile.m - WARPGROUP_ROWS
+        alone = self.rows.sub_tiles == spec.kv_splits == 1 and not self.rows.packed and spec.schedule == "cooperative"
+        return spec.pattern.banded and alone and spec.tile.n <= apart

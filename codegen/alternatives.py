@@ -10,8 +10,11 @@ from codegen.library import find_spec, shipped_specs
 from codegen.operators import operator_of
 from codegen.planning import plan_for
 from codegen.select.choice import choose
-from codegen.select.problem import has_problem, is_chosen, parse_problem, said_by
+from codegen.select.problem import is_chosen, parse_problem, said_by
 from codegen.spec import Spec
+
+FP8_PROBLEM = ("output", "scale_rows", "scales")
+"""Fields of specs with FP8 inputs that define what a kernel computes; problems of the choice do not have them."""
 
 
 def suggest(spec: Spec, arch: str) -> str:
@@ -27,7 +30,7 @@ def suggest(spec: Spec, arch: str) -> str:
     ]
     if serving:
         if is_chosen(spec):
-            first = choose(parse_problem({**problem_of(spec), "arch": arch})).named.stem
+            first = choose(parse_problem({**said_by(spec), "arch": arch})).named.stem
             serving.sort(key=lambda stem: stem != first)
         return f"choose {' or '.join(serving)}, which compute{'s' if len(serving) == 1 else ''} the same on {arch}"
     fields = {"arch": arch, **problem_of(spec)}
@@ -39,7 +42,7 @@ def suggest(spec: Spec, arch: str) -> str:
 
 
 def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
-    """Return :func:`advice` for a device by its compute capability."""
+    """Advice of :func:`suggest` for a device by its compute capability."""
     for arch in ARCHS.values():
         if arch.compute_capability == compute_capability:
             return suggest(spec, arch.name)
@@ -47,11 +50,15 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 
 
 def problem_of(spec: Spec) -> dict[str, object]:
-    """Return the fields that say what a spec computes; options that are off are left out."""
+    """Fields of a spec that define what its kernel computes, as plain data; without options that are off."""
     computes = operator_of(spec).computes
-    if computes:
-        used = {name for name in spec.options if getattr(spec, name) != type(spec).model_fields[name].default}
-        return spec.model_dump(include={"op", "dtype", *computes} | used)
-    if not has_problem(spec):
-        return {"op": spec.op, "dtype": spec.dtype}
-    return {name: value for name, value in said_by(spec).items() if name != "arch"}
+    defaults = {name: field.default for name, field in type(spec).model_fields.items()}
+    if computes is None:
+        said = said_by(spec)
+        scaled = {name for name in FP8_PROBLEM if spec.is_fp8 and name in defaults and name not in said}
+        used = {name for name in scaled if getattr(spec, name) != defaults[name]}
+        return {name: value for name, value in said.items() if name != "arch"} | spec.model_dump(
+            mode="json", include=used
+        )
+    used = {name for name in spec.options if getattr(spec, name) != defaults[name]}
+    return spec.model_dump(mode="json", include={"op", *computes(spec)} | used, exclude_none=True)

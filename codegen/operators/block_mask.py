@@ -17,6 +17,7 @@ BLOCK_MASK_OPERATOR = Operator(
     rows=BLOCK_MASK,
     stem=lambda spec: [spec.pattern.stem()],
     title=lambda spec: spec.op,
+    computes=lambda spec: ("pattern",),  # lists are int32, whatever the type
     cases=lambda plan, spec: _CASES.split(),
     tolerance=0.0,  # bit for bit
 )

@@ -14,6 +14,11 @@ _CASES = (
 )
 
 
+def _computes(spec: QuantiseSpec) -> tuple[str, ...]:
+    fields = ("dtype", "codes", "head_dim", "scales")
+    return (*fields, "tile") if spec.scales == "row_block" else fields  # whose rows share a scale
+
+
 def _units(spec: QuantiseSpec, sizes: Sizes) -> list[Unit]:
     del spec
     return [("heads", sizes.get("kv_heads") or 1, "the heads of the mean")]  # without a mean, of none
@@ -26,6 +31,7 @@ QUANTISE_OPERATOR = Operator(
     rows=QUANTISE,
     stem=lambda spec: [spec.codes, f"d{spec.head_dim}", spec.scales],
     title=lambda spec: spec.op,
+    computes=_computes,
     units=_units,
     counts=lambda plan, spec: ("kv_heads",) if spec.mean == "product" else (),
     smallest=lambda plan, spec: {"kv_heads": int(spec.mean == "product")},

@@ -50,8 +50,8 @@ class Operator(Generic[S]):
         check: checks of fields that go together, which raise SpecError.
         stem: words of the name of a spec without a file, behind operator, architecture and type.
         title: words of a listing, before the options.
-        computes: fields that say, beside operator and type, what a kernel computes, for operators whose kernels
-            ``codegen.select`` does not choose; with their options.
+        computes: fields of a spec that define what its kernel computes, beside the operator and options that are on;
+            None for operators with problems (``codegen.select.problem``).
         units: divisors of sizes.
         counts: sizes with a default; a kernel needs each of them to be at least 1.
         smallest: sizes with a default in the smallest problem of a kernel.
@@ -70,7 +70,7 @@ class Operator(Generic[S]):
     check: Callable[[S], None] = lambda spec: None
     stem: Callable[[S], list[str]]
     title: Callable[[S], str]
-    computes: tuple[str, ...] = ()
+    computes: Callable[[S], tuple[str, ...]] | None = None
     units: Callable[[S, Sizes], list[Unit]] = lambda spec, sizes: []
     counts: Callable[[Plan, S], tuple[str, ...]] = lambda plan, spec: ()
     smallest: Callable[[Plan, S], dict[str, Any]] = lambda plan, spec: {}

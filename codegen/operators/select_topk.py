@@ -28,6 +28,7 @@ SELECT_TOPK_OPERATOR = Operator(
     rows=SELECT_TOPK,
     stem=lambda spec: [f"{spec.tile.m}x{spec.tile.n}"],
     title=lambda spec: spec.op,
+    computes=lambda spec: ("dtype",),  # the number of blocks is each call's
     units=_units,
     cases=lambda plan, spec: _CASES.split(),
     tolerance=CLOSE_PRODUCTS,

@@ -17,6 +17,7 @@ TILE_COPY_OPERATOR = Operator(
     rows=TILE_COPY,
     stem=lambda spec: [f"{spec.tile.m}x{spec.tile.n}"],
     title=lambda spec: spec.op,
+    computes=lambda spec: ("dtype",),
     units=lambda spec, sizes: [("columns", 8, "the elements of a load")],
     cases=lambda plan, spec: _CASES.split(),
     tolerance=0.0,  # bit for bit

@@ -27,10 +27,43 @@ ALL_HOPPER = "h100_causal_short or h100_causal or h100_causal_few_tiles, which c
         ("h100_bsr_spmm_b16_gathered", "sm_89", "l4_bsr_spmm_b16 or l4_bsr_spmm_wmma_b16, which compute"),
         ("h100_topk32_b64_self_ordered", "sm_89", "l4_topk32, which computes"),
         ("h100_topk32_b64_shared_long", "sm_89", "l4_topk32, which computes"),
+        ("h100_quantise_k", "sm_89", "l4_quantise_k, which computes"),
+        ("h100_select_topk", "sm_89", "l4_select_topk, which computes"),
+        ("h100_tile_copy_tma", "sm_89", "l4_tile_copy_cp_async or l4_tile_copy_ld_global, which compute"),
+        ("h100_e4m3_bsr_spmm_b128_block_scales", "sm_89", "l4_e4m3_bsr_spmm_b128_block_scales, which computes"),
     ],
 )
 def test_the_shipped_specs_that_compute_the_same_are_named(name: str, arch: str, others: str) -> None:
     assert suggest(find_spec(name).spec, arch) == f"choose {others} the same on {arch}"
+
+
+QUANTISE = {"op": "quantise", "arch": "sm_89", "head_dim": 128, "scales": "row_block", "tile": {"m": 128}}
+LISTS = {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "q_idx >= kv_idx"}
+BLOCK_MASK = {"op": "block_mask", "arch": "sm_89", "pattern": LISTS}
+FP8 = {"op": "attention", "arch": "sm_89", "dtype": "e4m3", "head_dim": 128, "pattern": {"kind": "dense"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "other", "same"),
+    [
+        (QUANTISE, {"codes": "e5m2"}, False),
+        (QUANTISE, {"dtype": "bf16"}, False),
+        (QUANTISE, {"scales": "row"}, False),
+        (QUANTISE, {"hadamard": True}, False),
+        (QUANTISE, {"tile": {"m": 64}}, False),  # rows that share a scale
+        ({**QUANTISE, "scales": "row"}, {"tile": {"m": 64}}, True),
+        (QUANTISE, {"arch": "sm_90a"}, True),
+        (BLOCK_MASK, {"dtype": "bf16"}, True),
+        (BLOCK_MASK, {"pattern": {**LISTS, "mask": "q_idx > kv_idx"}}, False),
+        (BLOCK_MASK, {"pattern": {**LISTS, "block": {"q": 64, "kv": 64}}}, False),
+        ({"op": "select_topk", "arch": "sm_89"}, {"dtype": "bf16"}, False),
+        ({"op": "tile_copy", "arch": "sm_89", "copy": "cp_async"}, {"copy": "ld_global"}, True),
+        (FP8, {"scale_rows": {"q": 64, "k": 64}}, False),
+    ],
+)
+def test_specs_compute_the_same_if_no_field_of_the_problem_differs(fields: Any, other: Any, same: bool) -> None:
+    first, second = (find_spec(each).spec for each in (fields, {**fields, **other}))
+    assert first != second and (problem_of(first) == problem_of(second)) is same
 
 
 def test_every_advice_holds(request: pytest.FixtureRequest) -> None:

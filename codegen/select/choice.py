@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, find_spec, shipped_specs, unnamed_stem
+from codegen.library import NamedSpec, find_spec, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.planning import plan_of
 from codegen.select.calibration import deviations, predicted
@@ -28,11 +27,10 @@ from codegen.select.problem import (
     is_chosen,
     parse_problem,
     plain_fields,
-    preparation_of,
     problem_of,
     said_by,
-    tuning_of,
 )
+from codegen.select.shipped import Shipped, alike, serving
 from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
 from codegen.spec import Spec
 from codegen.wording import shown
@@ -40,6 +38,8 @@ from codegen.wording import shown
 Fields = dict[str, Any]
 Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
 Rule = Literal["written", "measured", "predicted", "nearest", "shipped", "model", "default"]
+WORTH = 1.02
+"""How much longer a shipped kernel, which has a receipt, may take than one without."""
 WHOLE = ("tile", "stages")
 """Fields of a mapping that leaves nothing to choose: the rest of what it leaves out follows by rules."""
 
@@ -79,14 +79,41 @@ class _Kernel:
     label: str
 
 
+@dataclass(frozen=True)
+class _Kernels:
+    """The kernels of a problem.
+
+    Attributes:
+        written: fields that their specs have.
+        problem: the problem.
+        shipped: those that are shipped, by the label of their tuning.
+    """
+
+    written: Fields
+    problem: Problem
+    shipped: Mapping[str, Shipped]
+
+    def of(self, timing: Timing) -> NamedSpec | None:
+        """The kernel that computes the problem as a measured one does; None if what was written differs."""
+        if timing.label in self.shipped:
+            return self.shipped[timing.label].named
+        spec = _as_measured(self.written, self.problem, timing)
+        return None if spec is None else _unnamed(spec)
+
+    def named(self, spec: Spec) -> NamedSpec:
+        """A spec by its shipped name, if it has one."""
+        return next((each.named for each in self.shipped.values() if each.named.spec == spec), _unnamed(spec))
+
+
 def choose(
     given: Given,
     problem: Problem | Mapping[str, Any] | None = None,
     *,
     device: str | None = None,
     rows: Sequence[Measurement] | None = None,
+    general: bool = False,
 ) -> Choice:
-    """Choose a kernel.
+    """Choose a kernel: a shipped one, which has a receipt, unless one without was measured to be faster by over 2%.
 
     Args:
         given: a problem; or a partial spec, a mapping without ``tile`` or ``stages``. What else
@@ -95,6 +122,8 @@ def choose(
         problem: beside a spec, its problem, or some of its sizes as a mapping.
         device: name of the GPU: of rows for the same problem its own are preferred.
         rows: the table; by default the committed one.
+        general: whether a kernel will do that computes more: one that takes the numbers of the pattern from the call,
+            or fills heads up. The caller then passes those numbers.
 
     Returns:
         The spec of the kernel, and by which rule and rows it was found.
@@ -105,7 +134,7 @@ def choose(
     if isinstance(given, AttentionProblem | BsrProblem):
         if problem is not None:
             raise SpecError("problem", "is given twice")
-        return _chosen(given.fields(), given, device, rows)
+        return _chosen(given.fields(), given, device, rows, general)
     if not isinstance(given, Mapping):
         named = find_spec(given)
         _checked_problem(named.spec, problem)
@@ -120,7 +149,7 @@ def choose(
     if all(given.get(name) for name in WHOLE):
         reason = "tile and stages are written: what else is left out follows by rules"
         return Choice(_unnamed(spec), "written", reason)
-    return _chosen(dict(given), asked, device, rows)
+    return _chosen(dict(given), asked, device, rows, general)
 
 
 def planned(choice: Choice) -> Choice:
@@ -171,28 +200,31 @@ def _unnamed(spec: Spec) -> NamedSpec:
     return NamedSpec(stem=unnamed_stem(spec), spec=spec)
 
 
-def _chosen(written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
-    """Return the choice for a problem, among specs that agree with what was written."""
+def _chosen(
+    written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None, general: bool
+) -> Choice:
+    """The choice for a problem, among specs that agree with what was written."""
     every = measurements() if rows is None else rows
     in_fp8 = problem.is_fp8
     table = [row for row in every if row.problem.key() == problem.key() and row.problem.is_fp8 == in_fp8]
+    kernels = _Kernels(written, problem, serving(written, problem, general=general))
     if in_fp8 and not table:  # rows of 16 bits, and the model that is fitted to them, say nothing of it
         reason = f"no kernel of dtype {problem.dtype} was measured: the default"
-        return Choice(_named(parse_spec(written), problem), "default", reason)
+        return Choice(kernels.named(parse_spec(written)), "default", reason)
     for away, group in _by_distance(problem, table):
         own = [row for row in group if row.device == device]
-        if away > NEAR and (choice := _predicted(written, problem, every, group)):
+        if away > NEAR and (choice := _predicted(kernels, every, group)):
             return choice
-        if found := _winner(written, problem, own or group):
+        if found := _winner(kernels, own or group, measured=away <= NEAR):
             kernel, dense = found
             return _told(kernel, problem, own or group, away, dense)
     if not table:
-        if choice := _predicted(written, problem, every, ()):
+        if choice := _predicted(kernels, every, ()):
             return choice
-        if unmeasured := _unmeasured(written, problem):
+        if unmeasured := _unmeasured(kernels):
             return unmeasured
     beside = "" if not table else " with what the spec says"
-    return Choice(_unnamed(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
+    return Choice(kernels.named(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
 
 
 def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tuple[float, list[Measurement]]]:
@@ -214,8 +246,11 @@ def _allowed(timing: Timing, problem: Problem) -> bool:
     return problem.prepared in ("packed", timing.prepared)
 
 
-def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> tuple[_Kernel, str] | None:
-    """Return the kernel that wins in most rows or loses least, and what a dense product takes where it is faster."""
+def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -> tuple[_Kernel, str] | None:
+    """The kernel that wins in most rows or loses least, and what a dense product takes where it is faster.
+
+    A shipped kernel wins over others that gain less than ``WORTH``, and over all in rows of another problem.
+    """
     losses: list[dict[str, float]] = []
     labels: dict[str, Timing] = {}
     refused: set[str] = set()
@@ -224,9 +259,9 @@ def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> t
         costs: dict[str, float] = {}
         for each, cost in zip(row.kernels, row.costs(), strict=True):
             label = each.label
-            if label in refused or not _allowed(each, problem):
+            if label in refused or not _allowed(each, kernels.problem):
                 continue
-            if label in labels or _as_measured(written, problem, each) is not None:
+            if label in labels or kernels.of(each) is not None:
                 labels.setdefault(label, each)
                 costs[label] = min(cost, costs.get(label, math.inf))
             else:
@@ -239,8 +274,12 @@ def _winner(written: Fields, problem: Problem, rows: Sequence[Measurement]) -> t
     if not labels:
         return None
     mean = {label: sum(loss.get(label, math.log(UNMEASURED)) for loss in losses) for label in labels}
-    label = min(labels, key=lambda each: (round(mean[each], 9), -weights[each]))
-    named = _applied(written, problem, labels[label])
+    order = sorted(labels, key=lambda each: (round(mean[each], 9), -weights[each]))
+    label = order[0]
+    first = next((each for each in order if each in kernels.shipped), None)
+    if first is not None and (not measured or mean[first] - mean[label] <= math.log(WORTH) * len(losses)):
+        label = first
+    named = kernels.of(labels[label])
     assert named is not None
     return _Kernel(named, label), _dense(rows, label)
 
@@ -252,12 +291,6 @@ def _dense(rows: Sequence[Measurement], label: str) -> str:
         if timing is not None and row.dense is not None and row.dense_wins(timing):
             return f"{row.dense.name} takes {row.dense.single_us:.4g} us there, this kernel {timing.single_us:.4g}"
     return ""
-
-
-def _applied(written: Fields, problem: Problem, timing: Timing) -> NamedSpec | None:
-    """The spec that computes a problem as a measured kernel does, by its name; None if what was written differs."""
-    spec = _as_measured(written, problem, timing)
-    return None if spec is None else _named(spec, problem)
 
 
 def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | None:
@@ -275,19 +308,6 @@ def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | No
     except SpecError:
         return None
     return spec
-
-
-def _named(spec: Spec, problem: Problem) -> NamedSpec:
-    """Return a spec by its shipped name: one that the table has for a problem of its kind, or else any."""
-    rows = (row for row in measurements() if row.problem.key() == problem.key())
-    stems = dict.fromkeys(each.spec for row in rows for each in row.kernels if isinstance(each.spec, str))
-    known = (*map(_shipped, stems), *shipped_specs())
-    return next((shipped for shipped in known if shipped.spec == spec), _unnamed(spec))
-
-
-@cache
-def _shipped(stem: str) -> NamedSpec:
-    return find_spec(stem)
 
 
 def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: float, dense: str) -> Choice:
@@ -311,77 +331,58 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
     return Choice(kernel.named, rule, reason, tuple(rows), dense)
 
 
-def _predicted(
-    written: Fields, problem: Problem, every: Sequence[Measurement], nearest: Sequence[Measurement]
-) -> Choice | None:
-    """Return the kernel that the calibrated model expects to be fastest; None where it cannot tell.
+def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequence[Measurement]) -> Choice | None:
+    """The kernel that the calibrated model expects to be fastest; None where it cannot tell.
 
-    Kernels are those of rows for such problems and shipped ones, or, without such rows, those of all rows.
+    Kernels are the shipped ones; without one, those of rows for such problems, or, without such rows, of all rows, and
+    shipped ones for such problems.
     """
+    problem = kernels.problem
     rows = [row for row in every if (row.problem.op, row.problem.arch) == (problem.op, problem.arch)]
-    alike = [row for row in rows if row.problem.key() == problem.key()]
+    near = [row for row in rows if row.problem.key() == problem.key()]
+    timings = [each.timing for each in kernels.shipped.values() if _allowed(each.timing, problem)]
+    others = (*(each for row in near or rows for each in row.kernels), *alike(problem))
     tried: dict[str, NamedSpec | None] = {}  # rows name the same kernels again and again
-    for timing in (*(each for row in alike or rows for each in row.kernels), *_shipped_timings(problem)):
+    for timing in timings or others:
         if (label := timing.label) not in tried and _allowed(timing, problem):
-            tried[label] = _applied(written, problem, timing)
-    kernels = {label: named for label, named in tried.items() if named}
+            tried[label] = kernels.of(timing)
     if not any(deviations(row) for row in rows):
         return None
-    expected = predicted(problem, kernels, rows)
+    expected = predicted(problem, {label: named for label, named in tried.items() if named}, rows)
     if not expected:
         return None
     label = min(expected, key=lambda each: expected[each])
-    reason = f"of {len(expected)} kernels the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
+    named = tried[label]
+    assert named is not None
+    which = f"{len(expected)} {'shipped ' if timings else ''}kernels"
+    reason = f"of {which} the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
     if nearest:
         reason += f"; the nearest measured problem is {nearest[0].problem}"
-    return Choice(kernels[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
+    return Choice(named, "predicted", reason, tuple(nearest), _dense(nearest, label))
 
 
-def _shipped_timings(problem: Problem) -> list[Timing]:
-    """Return shipped kernels for such problems, as rows have them, with no time that says anything."""
-    return [
-        Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
-        for named in shipped_specs()
-        if (named.spec.op, named.spec.arch) == (problem.op, problem.arch)
-        and is_chosen(named.spec)
-        and problem_of(named.spec).key() == problem.key()
-    ]
+def _unmeasured(kernels: _Kernels) -> Choice | None:
+    """The choice where nothing was measured: a shipped kernel, the fastest by the model; None without one.
 
+    Without one for the very problem, the tuning of one for such problems.
 
-def _unmeasured(written: Fields, problem: Problem) -> Choice | None:
-    """Return the choice where nothing was measured; None for the default of the rules.
-
-    It is the shipped kernel for such problems, of several the fastest one by the model of plans. On architectures on
-    which no kernel was measured at all the default takes part too. The model does not tell instructions apart: kernels
-    are compared that have those of the default.
+    The model does not tell instructions apart: kernels are compared that have those of the default.
     """
-    found: dict[str, NamedSpec] = {}
-    for named in shipped_specs():
-        if (named.spec.op, named.spec.arch) == (problem.op, problem.arch) and is_chosen(named.spec):
-            timing = Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
-            alike = problem_of(named.spec).key() == problem.key() and _allowed(timing, problem)
-            if alike and (applied := _applied(written, problem, timing)):
-                found[applied.spec.hash] = named if applied.spec == named.spec else applied
-    if all(row.problem.arch != problem.arch for row in measurements()):
-        default = parse_spec(written)
-        found.setdefault(default.hash, _unnamed(default))
-        same = (default.mma, default.copy_)
-        kernels = [each for each in found.values() if (each.spec.mma, each.spec.copy_) == same]
-        rule: Rule = "model"
-        reason = (
-            f"no kernel of {problem.arch} was measured: of {len(kernels)} the fastest by the model of waves and steps"
-        )
-    else:
-        kernels, rule = list(found.values()), "shipped"
-        reason = "not measured: the shipped kernel for such problems"
-        if len(kernels) == 1:
-            return Choice(kernels[0], rule, reason)
-        reason += f", of {len(kernels)} the fastest by the model of waves and steps"
-    guesses = [estimate(plan_of(named.spec, "choice"), problem) for named in kernels]
+    problem = kernels.problem
+    shipped = [each.timing for each in kernels.shipped.values()] or alike(problem)
+    found = [kernels.of(timing) for timing in shipped if _allowed(timing, problem)]
+    named = list({each.spec.hash: each for each in found if each is not None}.values())
+    default = parse_spec(kernels.written)
+    named = [each for each in named if (each.spec.mma, each.spec.copy_) == (default.mma, default.copy_)]
+    reason = "not measured: the shipped kernel for such problems"
+    if len(named) == 1:
+        return Choice(named[0], "shipped", reason)
+    guesses = [estimate(plan_of(each.spec, "choice"), problem) for each in named]
     times = [guess.microseconds for guess in guesses if guess is not None]
-    if not kernels or len(times) < len(kernels):  # the model needs sizes
+    if not named or len(times) < len(named):  # the model needs sizes
         return None
-    return Choice(kernels[times.index(min(times))], rule, reason)
+    reason = f"not measured: of {len(named)} shipped kernels the fastest by the model of waves and steps"
+    return Choice(named[times.index(min(times))], "model", reason)
 
 
 __all__ = ["Choice", "choose", "distance", "planned"]

@@ -26,7 +26,8 @@ class Case:
         counts: lengths of block_lists rows, and values of tensors with one for each batch: ``random`` (0 to all),
             ``empty`` (all 0), ``full`` (all), ``mixed`` (each row 0 or all; of topk, about half the rows then name no
             block), ``edges`` (of batches: 0, 1, an odd number in the middle, all but one and all, in turn),
-            ``block_edges`` (of batches: one less than a multiple of 64, the multiple, one more, in turn).
+            ``block_edges`` (of batches: one less than a multiple of 64, the multiple, one more, in turn), ``left_out`` (of
+            block_lists without a mask: every entry counts).
         heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
         shared_lists: one list for all batches and heads.
         overlap: of topk, the share of its entries that every second list has in common with the one before, in
@@ -217,6 +218,12 @@ BITS_CASES = (
     Case("hidden_blocks", heads=2, kv_heads=2, q_len=300, kv_len=500, masks="hidden", full_lists=False, counts="full"),
 )
 
+# Lists without counts: every entry counts, -1 names no block.
+WHOLE_LIST_CASES = (
+    Case("whole_lists", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, counts="left_out"),
+    Case("whole_lists_padded", heads=2, kv_heads=2, q_len=333, kv_len=777, lists="out_of_range", counts="left_out"),
+)
+
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
@@ -224,6 +231,7 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv_loads else ()))
     cases = (*cases, *(WIDTH_CASES if _takes_any_width(spec) else ()))
     cases = (*cases, *(PER_BATCH_CASES if any(tensor.per_batch for tensor in spec.index_tensors) else ()))
+    cases = (*cases, *(WHOLE_LIST_CASES if any(tensor.alone for tensor in spec.index_tensors) else ()))
     cases = (*cases, *(BITS_CASES if spec.pattern.masks_by_bits else ()))
     cases = (*cases, *(KV_LENGTH_CASES if spec.kv_lengths else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))

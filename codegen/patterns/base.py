@@ -52,6 +52,7 @@ class IndexTensor:
         upper: what a legal value is less than, ``key_blocks`` or ``query_blocks``, or what it counts and may be equal
             to: ``kv_len`` or the name of the index tensor whose last dimension that is. Empty: every value is legal.
         optional: whether the caller may leave it out (then its pair must be left out too).
+        alone: whether the caller may leave it out whatever else is given; of counts: all entries of the lists then count.
         of_entries: name of the list whose entries it has masks of; empty if it is none of those.
     """
 
@@ -60,6 +61,7 @@ class IndexTensor:
     doc: str
     upper: str
     optional: bool = False
+    alone: bool = False
     of_entries: str = ""
 
     @property

@@ -140,7 +140,9 @@ class BlockLists(PatternBase):
             "mask_bits", (*lists, words), "bits of the partial blocks, as listed", upper="", of_entries="kv_indices"
         )
         return (
-            IndexTensor("kv_num_blocks", count, "number of partial key blocks", upper="kv_indices"),
+            IndexTensor(
+                "kv_num_blocks", count, "number of partial key blocks", upper="kv_indices", alone=not self.masks_pairs
+            ),
             IndexTensor("kv_indices", lists, "partial key blocks", upper="key_blocks"),
             IndexTensor(
                 "full_kv_num_blocks", count, "number of full key blocks", upper="full_kv_indices", optional=True

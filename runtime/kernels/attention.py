@@ -89,6 +89,11 @@ def layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
     return tuple(like.shape), like.stride(), like.dtype
 
 
+def _first(indices: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+    """The first index tensor that is given: counts may be left out, the list behind them not."""
+    return next(tensor for tensor in indices if tensor is not None)
+
+
 class AttentionKernel(BoundCall[AttentionSpec]):
     """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
 
@@ -304,7 +309,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         index_values = self._arguments.check(q, indices) | self._aux.check(q, kv_len, aux)
         index_values |= self._check_scales(q, k, scales)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
-        batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else indices[0].shape[:2]
+        batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else _first(indices).shape[:2]
         slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)
         length = 0 if self._plan.stream_k is None else int(index_values.get("kv_indices_length", 0))
         shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, batches, list_heads, length)

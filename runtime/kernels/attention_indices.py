@@ -51,7 +51,7 @@ class IndexArguments:
         values: dict[str, int | float] = {}
         for spec in self._indices:
             tensor = given.get(spec.name)
-            if tensor is None and not spec.optional:
+            if tensor is None and not spec.optional and not spec.alone:
                 how = "; prepare(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
                 raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q))}){how}")
             values |= self._describe(spec, tensor, q)

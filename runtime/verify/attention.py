@@ -207,6 +207,8 @@ def _make_lists(
         )
 
     names = [tensor.name for tensor in spec.pattern.index_tensors]
+    if case.counts == "left_out":
+        return None, draw(key_blocks)
     if names == ["kv_indices"]:
         k = spec.pattern.index_tensors[0].dims[3]
         k = case.width if k == "any" else int(k)

@@ -124,7 +124,6 @@ def attend(
             softcap,
             sink is not None,
             kv_lengths is not None,
-            lse,
         )
         last, route = _routes.last
         if key != last:
@@ -148,7 +147,8 @@ def attend(
         if kv_lengths is not None:
             given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
         scale = route.scale if scale is None else scale
-        return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
+        options = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "validate": validate, "aux": aux}
+        return route.kernel(q, k, v, *given, **options)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         _check(q, k, v, tensors, scored, aux=aux, out=out, **options)  # says more of what is wrong

@@ -136,6 +136,4 @@ def problems() -> Iterator[AttentionCall | Product]:
     yield from itertools.starmap(
         AttentionCall, itertools.product(ARCHS, DTYPES, HEAD_DIMS, PATTERNS, HEADS, LENGTHS, (False, True))
     )
-    yield from itertools.starmap(
-        Product, itertools.product(ARCHS, DTYPES, PRODUCTS, BLOCKS, LAYERS, DENSITIES, TOKENS)
-    )
+    yield from itertools.starmap(Product, itertools.product(ARCHS, DTYPES, PRODUCTS, BLOCKS, LAYERS, DENSITIES, TOKENS))

@@ -26,8 +26,8 @@ class Case:
         counts: lengths of block_lists rows, and values of tensors with one for each batch: ``random`` (0 to all),
             ``empty`` (all 0), ``full`` (all), ``mixed`` (each row 0 or all; of topk, about half the rows then name no
             block), ``edges`` (of batches: 0, 1, an odd number in the middle, all but one and all, in turn),
-            ``block_edges`` (of batches: one less than a multiple of 64, the multiple, one more, in turn), ``left_out`` (of
-            block_lists without a mask: every entry counts).
+            ``block_edges`` (of batches: one less than a multiple of 64, the multiple, one more, in turn), ``left_out``
+            (of block_lists without a mask: every entry counts).
         heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
         shared_lists: one list for all batches and heads.
         overlap: of topk, the share of its entries that every second list has in common with the one before, in

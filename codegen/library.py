@@ -118,6 +118,19 @@ def _specs(folder: Path) -> tuple[NamedSpec, ...]:
     return tuple(read_spec(path) for path in _files(folder).values())
 
 
+def as_shipped(named: NamedSpec) -> NamedSpec:
+    """The shipped spec with the same fields, which has a committed source and a receipt; itself without one.
+
+    A spec from a file keeps the name of the file.
+    """
+    return named if named.path is not None else _by_hash(SPECS).get(named.spec.hash, named)
+
+
+@cache
+def _by_hash(folder: Path) -> dict[str, NamedSpec]:
+    return {named.spec.hash: named for named in reversed(_specs(folder))}
+
+
 def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> NamedSpec:
     """Turn whatever a user may call a spec into a named spec.
 

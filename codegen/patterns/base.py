@@ -52,7 +52,7 @@ class IndexTensor:
         upper: what a legal value is less than, ``key_blocks`` or ``query_blocks``, or what it counts and may be equal
             to: ``kv_len`` or the name of the index tensor whose last dimension that is. Empty: every value is legal.
         optional: whether the caller may leave it out (then its pair must be left out too).
-        alone: whether the caller may leave it out whatever else is given; of counts: all entries of the lists then count.
+        alone: whether the caller may leave it out whatever else is given: counts, without which all entries count.
         of_entries: name of the list whose entries it has masks of; empty if it is none of those.
     """
 
@@ -105,6 +105,24 @@ class PatternBase(SpecModel):
     """Whether tiles add to dQ faster in any order, in heads of the least size, by measurement (docs/training.md)."""
     dq_order: ClassVar[str | None] = None
     """Piece of templates/attention_backward/dq_order: the order in which tiles of keys add to dQ; None: none does."""
+
+    @property
+    def is_general(self) -> bool:
+        """Whether calls give numbers of the pattern."""
+        return False
+
+    def numbers(self) -> dict[str, Any]:
+        """Numbers of the pattern that a general one takes from each call, by the names of a kernel's arguments."""
+        return {}
+
+    def general(self) -> PatternBase:
+        """The pattern without those numbers."""
+        return self
+
+    @property
+    def wider(self) -> PatternBase | None:
+        """A pattern of another kind that has this one as a case; None without one."""
+        return None
 
     @property
     def fixed_block(self) -> Block | None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from codegen.patterns.base import NO_VALUES, PatternBase
+from codegen.patterns.sliding_window import LONGEST, SlidingWindow
 
 
 class Causal(PatternBase):
@@ -23,6 +24,13 @@ class Causal(PatternBase):
         description="corner that the diagonal ends in: bottom_right as in FlashAttention (the last query sees every "
         "key), top_left as in torch's is_causal",
     )
+
+    @property
+    def wider(self) -> PatternBase | None:
+        """A window that holds every key before a query; None for one that is not aligned as windows are."""
+        if self.align != "bottom_right":
+            return None
+        return SlidingWindow(kind="sliding_window", left=LONGEST, right=0)
 
     @property
     def masks_pairs(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from codegen.patterns.base import PatternBase
+from codegen.patterns.sliding_window import LONGEST, SlidingWindow
 
 
 class Dense(PatternBase):
@@ -15,6 +16,11 @@ class Dense(PatternBase):
     queries: ClassVar[str | None] = "dense"
     dq_order: ClassVar[str | None] = "dense"
     kind: Literal["dense"]
+
+    @property
+    def wider(self) -> PatternBase:
+        """A window that holds every key."""
+        return SlidingWindow(kind="sliding_window", left=LONGEST, right=LONGEST)
 
     @property
     def never_empty(self) -> bool:

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from codegen.patterns.base import NO_VALUES, PatternBase
 
+LONGEST = 1 << 24
+"""Keys of the longest reach of a window to either side."""
 OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
 
 
@@ -20,8 +22,8 @@ class SlidingWindow(PatternBase):
     queries: ClassVar[str | None] = "sliding_window"
     dq_order: ClassVar[str | None] = "sliding_window"
     kind: Literal["sliding_window"]
-    left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
-    right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")
+    left: int = Field(ge=0, le=LONGEST, description="keys seen before the query's own position")
+    right: int = Field(ge=0, le=LONGEST, description="keys seen after the query's own position; 0 is causal")
 
     @property
     def masks_pairs(self) -> bool:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from codegen.patterns.base import Block, IndexTensor, PatternBase
+from codegen.patterns.block_lists import BlockLists
 
 
 class TopK(PatternBase):
@@ -25,6 +26,11 @@ class TopK(PatternBase):
         description="key blocks per query block; left out: as many as the lists of a call are wide",
     )
     block: Block = Field(description="shape of a block")
+
+    @property
+    def wider(self) -> PatternBase | None:
+        """Lists of blocks without a mask, all of whose entries count; None for lists of a fixed length."""
+        return None if self.k is not None else BlockLists(kind="block_lists", block=self.block)
 
     @property
     def fixed_block(self) -> Block:

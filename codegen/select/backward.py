@@ -9,13 +9,14 @@ from typing import Any
 from codegen.arch import ARCHS
 from codegen.aux_gradients import reads_of
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.library import NamedSpec, as_shipped, find_spec
 from codegen.patterns import PatternBase, without_gradient
 from codegen.planning import plan_for
 from codegen.plans.backward import daux as attention_backward_daux
 from codegen.plans.backward import dq_dkdv as attention_backward_dq_dkdv
 from codegen.plans.backward import mma_sync as attention_backward_mma_sync
 from codegen.score import Score
+from codegen.select.shipped import cases_of
 from codegen.wording import shown
 
 OP = "attention_backward"
@@ -46,6 +47,11 @@ class BackwardKernels:
     dkdv: NamedSpec
     dq_dkdv: NamedSpec | None = None
     daux: NamedSpec | None = None
+
+    def of_a_step(self) -> list[NamedSpec]:
+        """Those that compute the gradients of q, k and v together, and of tensors of the score."""
+        whole = [self.dq, self.dkdv] if self.dq_dkdv is None else [self.dq_dkdv]
+        return whole if self.daux is None else [*whole, self.daux]
 
 
 def backward_archs() -> tuple[str, ...]:
@@ -125,11 +131,26 @@ def backward_kernels(
         "arch": arch,
         "dtype": dtype,
         "head_dim": next(size for size in sizes if size >= head_dim),
-        "pattern": pattern.model_dump(mode="json", exclude_none=True),
         "softcap": softcap,
         "score": score,
         "kv_lengths": kv_lengths,
     }
+    first: BackwardKernels | None = None
+    for case in (case for patterns in cases_of(pattern) for case in patterns):
+        found = _kernels_of(fields, case, head_dim, aux_gradients, deterministic=deterministic)
+        if all(named.is_shipped for named in found.of_a_step()):
+            return found
+        first = first or found
+    assert first is not None
+    return first
+
+
+def _kernels_of(
+    fields: Mapping[str, Any], pattern: PatternBase, head_dim: int, aux_gradients: Sequence[str], *, deterministic: bool
+) -> BackwardKernels:
+    """The kernels for a pattern as it is."""
+    fields = {**fields, "pattern": pattern.model_dump(mode="json", exclude_none=True)}
+    instruction = ARCHS[fields["arch"]].of(OP)[0].mma
     dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))
     daux = _of_aux(fields, head_dim, aux_gradients)
     size = next((size for size in DQ_DKDV_HEAD_DIMS if size >= head_dim), None)
@@ -177,4 +198,4 @@ def _named(fields: Mapping[str, Any]) -> NamedSpec:
     """Return a spec by its shipped name, which has a receipt, if it has one."""
     found = find_spec(fields)
     plan_for(found)  # refuses what no kernel has
-    return next((shipped for shipped in shipped_specs() if shipped.spec == found.spec), found)
+    return as_shipped(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, find_spec, unnamed_stem
+from codegen.library import NamedSpec, as_shipped, find_spec, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.planning import plan_of
 from codegen.select.calibration import deviations, predicted
@@ -98,11 +98,7 @@ class _Kernels:
         if timing.label in self.shipped:
             return self.shipped[timing.label].named
         spec = _as_measured(self.written, self.problem, timing)
-        return None if spec is None else _unnamed(spec)
-
-    def named(self, spec: Spec) -> NamedSpec:
-        """A spec by its shipped name, if it has one."""
-        return next((each.named for each in self.shipped.values() if each.named.spec == spec), _unnamed(spec))
+        return None if spec is None else _named(spec)
 
 
 def choose(
@@ -136,7 +132,7 @@ def choose(
             raise SpecError("problem", "is given twice")
         return _chosen(given.fields(), given, device, rows, general)
     if not isinstance(given, Mapping):
-        named = find_spec(given)
+        named = as_shipped(find_spec(given))
         _checked_problem(named.spec, problem)
         return Choice(named, "written", "the spec is whole: it is used as it is")
     spec = parse_spec(given)
@@ -145,10 +141,10 @@ def choose(
         why = f"{spec.op} has one kernel for each tile"
         if has_problem(spec):
             why = f"no kernel of dtype {spec.dtype} is in the table of measurements"
-        return Choice(_unnamed(spec), "default", f"{why}: the default")
+        return Choice(_named(spec), "default", f"{why}: the default")
     if all(given.get(name) for name in WHOLE):
         reason = "tile and stages are written: what else is left out follows by rules"
-        return Choice(_unnamed(spec), "written", reason)
+        return Choice(_named(spec), "written", reason)
     return _chosen(dict(given), asked, device, rows, general)
 
 
@@ -196,8 +192,8 @@ def _check_same(spec: Fields, problem: Fields) -> None:
             raise SpecError(f"problem.{name}", f"is {shown(asked)}, and the spec's is {shown(told)}")
 
 
-def _unnamed(spec: Spec) -> NamedSpec:
-    return NamedSpec(stem=unnamed_stem(spec), spec=spec)
+def _named(spec: Spec) -> NamedSpec:
+    return as_shipped(NamedSpec(stem=unnamed_stem(spec), spec=spec))
 
 
 def _chosen(
@@ -210,7 +206,7 @@ def _chosen(
     kernels = _Kernels(written, problem, serving(written, problem, general=general))
     if in_fp8 and not table:  # rows of 16 bits, and the model that is fitted to them, say nothing of it
         reason = f"no kernel of dtype {problem.dtype} was measured: the default"
-        return Choice(kernels.named(parse_spec(written)), "default", reason)
+        return Choice(_named(parse_spec(written)), "default", reason)
     for away, group in _by_distance(problem, table):
         own = [row for row in group if row.device == device]
         if away > NEAR and (choice := _predicted(kernels, every, group)):
@@ -224,7 +220,7 @@ def _chosen(
         if unmeasured := _unmeasured(kernels):
             return unmeasured
     beside = "" if not table else " with what the spec says"
-    return Choice(kernels.named(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
+    return Choice(_named(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
 
 
 def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tuple[float, list[Measurement]]]:

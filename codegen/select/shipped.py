@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs
 from codegen.parse import parse_spec
+from codegen.patterns import PatternBase
+from codegen.patterns.sliding_window import LONGEST
 from codegen.select.problem import (
     AttentionProblem,
     Fields,
@@ -44,17 +46,40 @@ def serving(written: Mapping[str, Any], problem: Problem, *, general: bool) -> d
         problem: the problem.
         general: whether kernels that take numbers of the pattern from the call, or fill heads up, will do too.
     """
-    found: dict[str, Shipped] = {}
-    kernels = _by_semantics()
-    for fields in _alternatives(problem.fields(), problem) if general else [problem.fields()]:
-        try:
-            semantics = canonical(said_by(parse_spec(fields)))
-        except SpecError:  # no kernel is general in this way
-            continue
-        for shipped in kernels.get(semantics, ()):
-            if general or _agrees(written, shipped.named):
-                found.setdefault(shipped.timing.label, shipped)
-    return found
+    if not general:
+        found = _that_compute(problem.fields())
+        return {label: shipped for label, shipped in found.items() if _agrees(written, shipped.named)}
+    if not isinstance(problem, AttentionProblem):
+        return _that_compute(problem.fields())
+    for patterns in cases_of(problem.pattern, (problem.q_len or 0) + (problem.kv_len or 0)):
+        found = {}
+        for pattern in patterns:
+            fields = {**problem.fields(), "pattern": pattern.model_dump(mode="json", exclude_none=True)}
+            found = {**_that_compute({**fields, "pad_heads": True}), **_that_compute(fields), **found}
+        if found:
+            return found
+    return {}
+
+
+def cases_of(pattern: PatternBase, reach: int = 0) -> Iterator[list[PatternBase]]:
+    """Patterns of kernels that compute one, those of its own kind first: with its numbers, then without them.
+
+    Args:
+        pattern: of a call.
+        reach: keys that a window must hold on either side to hold all.
+    """
+    for case in (pattern, pattern.wider):
+        if case is not None and (case is pattern or case.window is None or reach <= LONGEST):
+            yield [case, case.general()] if case.numbers() else [case]
+
+
+def _that_compute(fields: Fields) -> dict[str, Shipped]:
+    """Shipped kernels of a problem as it is, by the label of their tuning."""
+    try:
+        semantics = canonical(said_by(parse_spec(fields)))
+    except SpecError:  # no kernel fills heads up on this architecture
+        return {}
+    return {shipped.timing.label: shipped for shipped in reversed(_by_semantics().get(semantics, ()))}
 
 
 def alike(problem: Problem) -> list[Timing]:
@@ -67,20 +92,6 @@ def alike(problem: Problem) -> list[Timing]:
         and is_chosen(shipped.named.spec)
         and problem_of(shipped.named.spec).key() == problem.key()
     ]
-
-
-def _alternatives(fields: Fields, problem: Problem) -> Iterator[Fields]:
-    """Fields of a problem, then those of problems that it is one of."""
-    yield fields
-    if not isinstance(problem, AttentionProblem):
-        return
-    patterns = [fields["pattern"]]
-    if problem.pattern.numbers():
-        patterns.append(problem.pattern.general().model_dump(mode="json", exclude_none=True))
-        yield {**fields, "pattern": patterns[1]}
-    if not problem.pad_heads:
-        for pattern in patterns:
-            yield {**fields, "pattern": pattern, "pad_heads": True}
 
 
 def _agrees(written: Mapping[str, Any], named: NamedSpec) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from codegen.library import NamedSpec
 from codegen.scored_pattern import ScoredPattern
-from codegen.spec import Spec
 from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
@@ -30,7 +30,16 @@ from runtime.ops.attention_checks import (
     overlaps,
     read_tensors,
 )
-from runtime.ops.attention_choice import CLASSES_KEPT, Call, ShapeClass, arch_of, chosen, kernel_head_dim, resolve
+from runtime.ops.attention_choice import (
+    CLASSES_KEPT,
+    Call,
+    ShapeClass,
+    arch_of,
+    chosen,
+    kernel_head_dim,
+    numbers_of,
+    resolve,
+)
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
 
@@ -45,6 +54,7 @@ class Route:
         kernel: the kernel.
         scale: the softmax scale where a call gives none; None: the kernel's default.
         arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
+        numbers: numbers of the pattern that the kernel takes from each call.
         indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
         checked: keys of index tensors that are checked before ``arranged`` makes others of them.
     """
@@ -53,6 +63,7 @@ class Route:
     scale: float | None
     arranged: Callable[[Tensors, int, int], Tensors] | None
     indices: int
+    numbers: dict[str, Any] = field(default_factory=dict)
     checked: Signatures = field(default_factory=Signatures)
 
     def lists_of(self, scored: ScoredPattern, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> Tensors:
@@ -148,7 +159,7 @@ def attend(
             given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
         scale = route.scale if scale is None else scale
         options = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "validate": validate, "aux": aux}
-        return route.kernel(q, k, v, *given, **options)
+        return route.kernel(q, k, v, *given, **options, **route.numbers)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
         _check(q, k, v, tensors, scored, aux=aux, out=out, **options)  # says more of what is wrong
@@ -191,19 +202,20 @@ def remember(call: Call) -> Route:
         None if head_dim == kernel_head_dim(head_dim) else 1 / math.sqrt(head_dim),
         resolution.lists_of(),
         len(indices) if call.kv_lengths else 0,
+        numbers_of(call.scored.pattern, resolution.kernel_pattern),
     )
 
 
 @lru_cache(maxsize=CLASSES_KEPT)
 def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel:
     """The kernel of a class of calls on a device; classes may share it."""
-    return _loaded(chosen(shape_class).spec, device)
+    return _loaded(chosen(shape_class).named, device)
 
 
 @lru_cache(maxsize=KERNELS_KEPT)
-def _loaded(spec: Spec, device: torch.device) -> AttentionKernel:
+def _loaded(named: NamedSpec, device: torch.device) -> AttentionKernel:
     """Compile and load a kernel for a device."""
     refuse_capture("q", device)
-    kernel = load_kernel(spec, device=device)
+    kernel = load_kernel(named, device=device)
     assert isinstance(kernel, AttentionKernel)
     return kernel

@@ -16,8 +16,10 @@ import torch
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
+from codegen.patterns import PatternBase
 from codegen.scored_pattern import ScoredPattern
 from codegen.select import Choice, choose
+from codegen.spec import AttentionSpec
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError, DeviceError
 from runtime.kernels.arguments import TORCH_DTYPES
@@ -160,7 +162,8 @@ class Resolution:
     def lists_of(self) -> Callable[[Tensors, int, int], Tensors] | None:
         """Function from the caller's index tensors, q_len and kv_len to the kernel's; None if they are the same."""
         fit, repeated = self.fit, self.repeated
-        if fit is None and repeated == 1:
+        place = placed(self.shape_class.scored.pattern, self.kernel_pattern)
+        if fit is None and repeated == 1 and place is None:
             return None
 
         def arranged(tensors: Tensors, q_len: int, kv_len: int) -> Tensors:
@@ -168,9 +171,39 @@ class Resolution:
                 tensors = tuple(
                     t if t is None or t.shape[1] == 1 else t.repeat_interleave(repeated, 1) for t in tensors
                 )
-            return tensors if fit is None else fit.apply(tensors, q_len, kv_len)
+            if fit is not None:
+                tensors = fit.apply(tensors, q_len, kv_len)
+            return tensors if place is None else place(tensors)
 
         return arranged
+
+    @property
+    def kernel_pattern(self) -> PatternBase:
+        """The pattern of the kernel's spec."""
+        spec = self.choice.spec
+        assert isinstance(spec, AttentionSpec)
+        return spec.pattern
+
+
+def placed(pattern: PatternBase, kernel: PatternBase) -> Callable[[Tensors], Tensors] | None:
+    """Function from a pattern's index tensors to those of a kernel for a wider one; None if they are the same.
+
+    Counts that a kernel may do without are left out: then all entries count.
+    """
+    names, own = [[tensor.name for tensor in each.index_tensors] for each in (kernel, pattern)]
+    if names == own:
+        return None
+    places = [own.index(name) if name in own else None for name in names]
+    return lambda tensors: tuple(None if place is None else tensors[place] for place in places)
+
+
+def numbers_of(pattern: PatternBase, kernel: PatternBase) -> dict[str, Any]:
+    """Numbers of a pattern that a kernel takes from each call, by the names of its arguments."""
+    if not kernel.is_general:
+        return {}
+    case = pattern if pattern.kind == kernel.kind else pattern.wider
+    assert case is not None
+    return case.numbers()
 
 
 def rounded(size: int) -> int:
@@ -270,4 +303,4 @@ def _packed_heads(call: Call) -> int:
 @lru_cache(maxsize=CLASSES_KEPT)
 def chosen(shape_class: ShapeClass) -> Choice:
     """Choose the kernel of a class; whether it stores the log-sum-exp is an argument of its calls."""
-    return choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name)
+    return choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name, general=True)

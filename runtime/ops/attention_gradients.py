@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.library import NamedSpec
+from codegen.patterns import PatternBase
 from codegen.scored_pattern import ScoredPattern
 from codegen.select.backward import (
     BLOCK_SIZES,
@@ -27,7 +28,7 @@ from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
 from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
-from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
+from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of, numbers_of, placed
 from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 
@@ -63,6 +64,13 @@ class GradientChoice:
 
     kernels: BackwardKernels
     fit: BlockFit | None
+
+    @property
+    def kernel_pattern(self) -> PatternBase:
+        """The pattern of the kernels' specs."""
+        spec = self.kernels.dq.spec
+        assert isinstance(spec, AttentionBackwardSpec)
+        return spec.pattern
 
 
 def check_gradients(scored: ScoredPattern, aux_gradients: Sequence[str] = ()) -> None:
@@ -202,12 +210,16 @@ def attend_backward(
     tensors, aux = apart(scored, tensors)
     lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
     lists = _of_heads(lists, q.shape[1])
+    pattern = choice.kernel_pattern
+    place = placed(scored.pattern, pattern)
+    lists = lists if place is None else place(lists)
     if kv_lengths is not None:
         spec = choice.kernels.dq.spec
         assert isinstance(spec, AttentionBackwardSpec)
         left_out = len(spec.forward.index_tensors) - 1 - len(lists)
         lists = (*lists, *(None,) * left_out, kv_lengths)
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
+    options |= numbers_of(scored.pattern, pattern)
     options["aux"] = aux
     of_q = of_k = of_v = stats = None
     if dq and dkdv and choice.kernels.dq_dkdv is not None:

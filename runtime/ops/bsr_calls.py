@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from codegen.errors import CodegenError
-from codegen.library import find_spec
+from codegen.library import NamedSpec
 from codegen.plain import json_value
 from codegen.wording import shown
 from runtime.checks import refuse_capture
@@ -161,7 +160,7 @@ def sample(
         check_matrix("pattern", pattern)
         check_place("a", a)
         found = resolve(sampled_product(pattern, a))
-        kernel = _samplers.keep(key, _loaded(found.choice.spec.canonical_json(), a.device))
+        kernel = _samplers.keep(key, _loaded(found.choice.named, a.device))
     with torch.no_grad():
         out = torch.empty(values.shape, dtype=a.dtype, device=a.device)
         matrix = pattern.with_values(out).to_sparse()
@@ -234,7 +233,7 @@ def _route(product: Product, a: BsrMatrix, device: torch.device) -> Route:
     found = resolve(product)
     ordered = product.kernel or (product.ordered and takes_order(found.choice))
     return Route(
-        _loaded(found.choice.spec.canonical_json(), device),
+        _loaded(found.choice.named, device),
         found.fused,
         found.copied,
         read_how(a.how) if ordered else {},
@@ -277,9 +276,9 @@ def _finished(product: torch.Tensor, bias: Any, c: Any, beta: float, activation:
 
 
 @lru_cache(maxsize=KERNELS_KEPT)
-def _loaded(spec: str, device: torch.device) -> BsrSpmmKernel | BsrSddmmKernel:
+def _loaded(named: NamedSpec, device: torch.device) -> BsrSpmmKernel | BsrSddmmKernel:
     """Compile and load a kernel for a device."""
     refuse_capture("b", device)
-    kernel = load_kernel(find_spec(json.loads(spec)), device=device)
+    kernel = load_kernel(named, device=device)
     assert isinstance(kernel, BsrSpmmKernel | BsrSddmmKernel)
     return kernel

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from codegen.errors import SpecError
-from codegen.library import find_spec
+from codegen.library import as_shipped, find_spec
 from codegen.select import Choice, choose, parse_problem, planned
 from codegen.select.problem import tuning_of
 from codegen.spec import BsrSpmmSpec
@@ -163,7 +163,7 @@ def _chosen(product: Product) -> Choice:
     fields = product.fields()
     if product.kernel:
         prepared = find_spec(json.loads(product.kernel)).spec
-        named = find_spec({**fields, **tuning_of(prepared)})
+        named = as_shipped(find_spec({**fields, **tuning_of(prepared)}))
         return planned(Choice(named, "written", "the matrix is prepared for it"))
     problem = parse_problem({**fields, **product.sizes()})
     return planned(choose(problem, device=product.device_name))

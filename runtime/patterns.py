@@ -442,3 +442,46 @@ def scored_of(pattern: Pattern, score: Score | None = None) -> ScoredPattern:
 def operator_text(pattern: Pattern, score: Score | None = None) -> str:
     """The text of a pattern, and of a score, that torch's operators take; ``scored_pattern`` parses it."""
     return pattern.spec_json if score is None else f'{pattern.spec_json[:-1]}, "score": {score.spec_json}}}'
+
+
+def with_score(pattern: Pattern, tensors: Indices, score: Any) -> tuple[Score, Indices]:
+    """A score, and the tensors of a pattern with those of the score behind them.
+
+    Args:
+        pattern: the pattern.
+        tensors: its tensors, in order.
+        score: a ``Score``, or what one is made of.
+
+    Raises:
+        ArgumentError: for what is none, and two tensors of one name.
+    """
+    made = score if isinstance(score, Score) else _score(score)
+    aux = made.aux or {}
+    of_mask = getattr(pattern, "aux", None) or {}
+    for name, tensor in aux.items():
+        if name in of_mask and of_mask[name] is not tensor:
+            reason = f"has a tensor {name}, and so has the mask of the pattern: a name is one tensor, give it another"
+            raise ArgumentError("score", reason)
+    return made, (*tensors, *(tensor for name, tensor in aux.items() if name not in of_mask))
+
+
+def _score(score: Any) -> Score:
+    if torch.compiler.is_dynamo_compiling():
+        what = "a text" if isinstance(score, str) else "a function"
+        raise ArgumentError("score", f"is {what}, in compiled code: make a runtime.patterns.Score of it before")
+    return Score(score)
+
+
+def split_tensors(scored: ScoredPattern, tensors: Indices) -> tuple[Indices, dict[str, torch.Tensor]]:
+    """Index tensors of a call, and its aux tensors by name.
+
+    Raises:
+        ArgumentError: where there are fewer tensors than the pattern has aux tensors.
+    """
+    names = scored.aux_names
+    if not names:
+        return tensors, {}
+    if len(tensors) < len(names):
+        raise ArgumentError("tensors", f"are {len(tensors)}, and the expressions have {', '.join(names)}")
+    aux: dict[str, Any] = dict(zip(names, tensors[-len(names) :], strict=True))
+    return tensors[: -len(names)], aux

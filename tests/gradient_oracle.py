@@ -8,8 +8,7 @@ from typing import Any
 import attention_oracle
 import torch
 
-from runtime.ops.aux_tensors import apart
-from runtime.patterns import scored_of
+from runtime.patterns import scored_of, split_tensors
 from runtime.verify.attention_backward import FLOAT_NOISE
 
 NAMES = ("dq", "dk", "dv")
@@ -47,7 +46,7 @@ def dense(
 def seen_by(pattern: Any, q: Any, k: Any, kv_lengths: Any = None) -> torch.Tensor:
     """Return how often each query sees each key, on q's device."""
     shape = (*q.shape[:3], k.shape[2])
-    own, aux = apart(scored_of(pattern), pattern.index_tensors())
+    own, aux = split_tensors(scored_of(pattern), pattern.index_tensors())
     return attention_oracle.times_seen(pattern.spec_json, own, shape, kv_lengths, aux).to(q.device)
 
 

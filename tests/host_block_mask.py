@@ -17,6 +17,7 @@ from host_kernel import HEADERS
 from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import generate
+from runtime.kernels.arguments import aux_in_order
 from runtime.kernels.block_mask import BlockMaskKernel, BlockMaskLists, checked_shape
 
 CPU = torch.device("cpu")
@@ -87,4 +88,5 @@ class HostKernel(BlockMaskKernel):
         aux: Mapping[str, torch.Tensor] | None = None,
         device: Any = None,
     ) -> BlockMaskLists:
-        return self._run(checked_shape(batch, heads, q_len, kv_len), self._aux.in_order(aux), CPU)
+        tensors = aux_in_order(aux, self._aux.declared)
+        return self._run(checked_shape(batch, heads, q_len, kv_len), tensors, CPU)

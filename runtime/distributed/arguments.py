@@ -16,8 +16,7 @@ from runtime.distributed.strided import strided_lists
 from runtime.errors import ArgumentError
 from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands
-from runtime.ops.aux_tensors import apart
-from runtime.patterns import Causal, Pattern, PrefixLM, Strided, scored_of
+from runtime.patterns import Causal, Pattern, PrefixLM, Strided, scored_of, split_tensors
 
 
 def group_from(mesh_or_group: Any) -> dist.ProcessGroup:
@@ -72,7 +71,7 @@ def check_pattern(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Te
     scored = scored_of(pattern)
     if scored.block is not None:
         _check_blocks(scored.block, layout, lengths)
-    lists, _ = apart(scored, pattern.index_tensors())
+    lists, _ = split_tensors(scored, pattern.index_tensors())
     check_lists(scored, lists, q, k)
 
 
@@ -106,5 +105,5 @@ def check_heads(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Tens
         raise ArgumentError("pattern", "has a mask that tells heads apart, and ranks have different ones")
     _check_chunks(layout, (q.shape[2] * ranks, k.shape[2] * ranks))
     whole_q, whole_k = (t.new_empty((t.shape[0], t.shape[1] // ranks, t.shape[2] * ranks, 0)) for t in (q, k))
-    lists, _ = apart(scored, pattern.index_tensors())
+    lists, _ = split_tensors(scored, pattern.index_tensors())
     check_lists(scored, lists, whole_q, whole_k)

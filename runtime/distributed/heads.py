@@ -17,8 +17,8 @@ from runtime.distributed.run import of_heads
 from runtime.distributed.shuffle import Parted, Shuffle, SymmetricShuffle, with_whole_rows
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_gradients import attend_backward
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.patterns import split_tensors
 
 Saved = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """q, k, v, result and log-sum-exp of this rank's heads over the whole sequence."""
@@ -64,7 +64,7 @@ class HeadRun:
 
     def lists(self, run: slice) -> Tensors:
         """Return the index tensors of some heads of k."""
-        indices, aux = apart(self.plan.scored, self.inputs.tensors)
+        indices, aux = split_tensors(self.plan.scored, self.inputs.tensors)
         return (*(of_heads(tensor, run, self.kv_heads) for tensor in indices), *aux.values())
 
     def sink(self) -> torch.Tensor | None:

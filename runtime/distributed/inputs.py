@@ -25,8 +25,8 @@ from runtime.kernels.arguments import check_sink_values
 from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_checks import KV_LENGTHS, check_values
 from runtime.ops.attention_gradients import chosen_for
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.patterns import split_tensors
 
 Kind = tuple[Any, ...]
 """Calls of one kind are agreed on once."""
@@ -143,5 +143,5 @@ def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
         return
     q_len, kv_len = inputs.q.shape[2], inputs.k.shape[2] * plan.layout.ranks
     q_len = q_len if what == "context_parallel_attention" else q_len * plan.layout.ranks
-    lists, _ = apart(plan.scored, inputs.tensors)
+    lists, _ = split_tensors(plan.scored, inputs.tensors)
     check_values(plan.scored, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)

@@ -14,8 +14,8 @@ from codegen.scored_pattern import ScoredPattern
 from runtime.expressions.captured import settled
 from runtime.expressions.dtypes import NAMES, TORCH_DTYPES
 from runtime.expressions.order import operands_first
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.patterns import split_tensors
 
 Q_AT, KV_AT = "q_at", "kv_at"
 """Tables of positions: int32, of each query and of each key of a call."""
@@ -58,7 +58,7 @@ def masked(
         q_at: int32 (queries,), where each query of the call is in it.
         kv_at: int32 (keys,), where each key is.
     """
-    indices, aux = apart(scored, tensors)
+    indices, aux = split_tensors(scored, tensors)
     shapes = tuple((name, NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in aux.items())
     by_tables, sources = _by_tables(scored, lengths, shapes)
     given = {**aux, Q_AT: q_at, KV_AT: kv_at}

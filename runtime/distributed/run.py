@@ -21,8 +21,8 @@ from runtime.distributed.symmetric import SymmetricExchange, fits, keys_of
 from runtime.distributed.transfer import Message, Transfer
 from runtime.errors import ArgumentError
 from runtime.ops.attention_choice import LIST_RANK
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.patterns import split_tensors
 
 
 class Call(NamedTuple):
@@ -88,7 +88,7 @@ class Run:
         """Tell each rank what is wanted of it; return what this one sends, lists of what it gets, and where that is."""
         plan, inputs, rank = self.plan, self.inputs, self.rank
         layout, block, device = plan.layout, key_block(plan.scored), inputs.k.device
-        lists, aux = apart(plan.scored, inputs.tensors)
+        lists, aux = split_tensors(plan.scored, inputs.tensors)
         together = has_positions(plan.scored)
         wanted = wanted_blocks(plan.scored, lists, inputs.k.shape[1], kv_len // block, together=together)
         asked, answers = {}, {}
@@ -129,7 +129,7 @@ class Run:
         kv_heads = self.inputs.k.shape[1]
         if not self.tensors or run == slice(0, kv_heads):
             return self.scored, self.tensors
-        indices, aux = apart(self.scored, self.tensors)
+        indices, aux = split_tensors(self.scored, self.tensors)
         return self.scored, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
 
     def lengths(self, step: Step) -> torch.Tensor | None:

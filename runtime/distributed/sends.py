@@ -27,8 +27,7 @@ from runtime.distributed.masks import has_positions
 from runtime.distributed.steps import steps_of
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import check_operands
-from runtime.ops.aux_tensors import apart
-from runtime.patterns import BlockLists, Pattern, TopK, scored_of
+from runtime.patterns import BlockLists, Pattern, TopK, scored_of, split_tensors
 
 MOST = 0.75
 """Share of other ranks' blocks from which on everything is sent, without packing."""
@@ -145,7 +144,7 @@ def plan_sends(
     pairs = k.shape[0] * k.shape[1]
     with underway(group, "plan_sends"):
         meet(group, k.device)
-        indices, _ = apart(scored, lists.index_tensors())
+        indices, _ = split_tensors(scored, lists.index_tensors())
         together = has_positions(scored)
         wanted = wanted_blocks(scored, indices, k.shape[1], kv_len // block, together=together)
         each = []

@@ -14,8 +14,9 @@ from codegen.alternatives import suggest_for
 from codegen.arch import ARCHS
 from codegen.dtypes import FP8
 from codegen.encode_tiled import STRIDE_BYTES
+from codegen.expressions.nodes import Aux
 from codegen.library import NamedSpec
-from codegen.wording import shown
+from codegen.wording import alternatives, shown
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError, DeviceError
 
@@ -100,6 +101,32 @@ class Signatures(dict[Any, Any]):
         remember(self, key, found)
         self.last = key, found
         return found
+
+
+def aux_in_order(given: Mapping[str, torch.Tensor] | None, declared: tuple[Aux, ...]) -> tuple[torch.Tensor, ...]:
+    """The aux tensors of a call in the kernel's order.
+
+    Args:
+        given: by name.
+        declared: by the spec.
+
+    Raises:
+        ArgumentError: for one that is missing or that the kernel does not have.
+    """
+    given = {} if given is None else given
+    try:
+        found = tuple([given[aux.name] for aux in declared])
+    except KeyError:
+        found = ()
+    if len(found) == len(given) == len(declared):
+        return found
+    names = [aux.name for aux in declared]
+    for name in given:
+        if name not in names:
+            known = alternatives(name, names) if names else "; there is none"
+            raise ArgumentError(f"aux[{name!r}]", f"is not a tensor of the spec's expressions{known}")
+    missing = next(aux for aux in declared if aux.name not in given)
+    raise ArgumentError(f"aux[{missing.name!r}]", f"is missing: {missing}")
 
 
 def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: torch.device | None = None) -> None:

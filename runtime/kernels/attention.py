@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from runtime.kernels.arguments import (
     KV_AXES,
     Q_AXES,
     TMA_ALIGNMENT,
+    aux_in_order,
     call_key,
     check_addresses,
     check_extent,
@@ -113,6 +115,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._indices = self.spec.index_tensors
         others = ("scale", "out", "sink", "return_lse", "validate", "aux")
         self._aux = AuxArguments(self.spec, compiled.plan)
+        self._aux_params = self._aux.params
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._argument_names = ("q", "k", "v", *self._index_names)
@@ -191,7 +194,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        looked_up = self._aux.in_order(aux) if aux or self._aux.names else ()
+        looked_up = aux_in_order(aux, self._aux.declared) if aux or self._aux_params else ()
         if return_lse is not False and return_lse is not self._has_lse:
             return_lse = self._default_lse(return_lse)
         key = (scale, return_lse, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
@@ -214,7 +217,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             if tensor is not None:
                 addresses[name] = tensor.data_ptr()
         if looked_up:
-            self._aux.add_addresses(addresses, looked_up)
+            addresses |= zip(self._aux_params, [tensor.data_ptr() for tensor in looked_up], strict=True)
         if scales:
             addresses.update((name, tensor.data_ptr()) for name, tensor in zip(SCALES, scales, strict=False))
         if sink is not None:
@@ -273,6 +276,34 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
         return (lists.kv_indices, lists.query_order, *rest[1:])
 
+    def bind(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *indices: torch.Tensor | None,
+        scale: float | None,
+        out: torch.Tensor | None,
+        sink: torch.Tensor | None,
+        return_lse: bool,
+        aux: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Bind a call whose operands ``runtime.ops`` has checked, so that the call itself does not repeat that.
+
+        Args:
+            q, k, v, scale, out, sink: checked by the functions of ``runtime.kernels.arguments``.
+            indices, return_lse, aux: as of a call; they are checked here.
+
+        Raises:
+            ArgumentError: as a call.
+        """
+        looked_up = aux_in_order(aux, self._aux.declared)
+        key = (scale, return_lse, call_key(q, k, v, out, sink, *indices, *looked_up))
+        with entered(q.device.index) if is_elsewhere(q) else nullcontext():
+            options: dict[str, Any] = {"aux": looked_up, "scale": scale, "out": out, "sink": sink, "checked": True}
+            checked = self._check(q, k, v, indices=indices, return_lse=return_lse, **options)
+            self._signatures.keep(key, checked)
+
     def _check(
         self,
         q: Any,
@@ -286,37 +317,21 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         return_lse: bool,
         aux: tuple[Any, ...] = (),
         scales: tuple[Any, ...] = (),
+        checked: bool = False,
     ) -> Signature:
-        """Check a call of a new signature and prepare it."""
-        check_tensor("q", q, self._dtype, 4)
-        check_tensor("k", k, self._dtype, 4, q.device)
-        check_tensor("v", v, self._dtype, 4, q.device)
+        """Check a call of a new signature, less operands that are ``checked``, and bind it."""
+        if not checked:
+            self._check_operands(q, k, v, out=out, sink=sink)
+        self._check_limits(q, k, v)
         batch, heads, q_len, d = q.shape
         kv_heads, kv_len = k.shape[1:3]
-        check_head_dim(q.shape, self.spec.head_dim, padded=self._pads_heads, element=q.element_size())
-        check_keys(q, k)
-        self._check_v(v, k)
-        packed, group = self.spec.pack_gqa, heads // kv_heads
-        if group % packed:
-            raise ArgumentError(
-                "q", f"has {heads} heads, {group} for each of k: this kernel packs {packed}, so a multiple of that"
-            )
-        self._check_addressing(q, k, v)
         like, strides, dtype = layout_like(q, self._output)
-        written = torch.empty_strided(like, strides, dtype=dtype, device="meta")
-        if out is not None:
-            check_tensor("out", out, self._output, 4, q.device)
-            check_sizes("out", out, Q_AXES, q.shape)
-            check_strides("out", out)
-            check_output("out", out)
-            written = out
-        if self.spec.sink:
-            check_sink(sink, heads, q.device)
-        elif sink is not None:
+        written = torch.empty_strided(like, strides, dtype=dtype, device="meta") if out is None else out
+        if sink is not None and not self.spec.sink:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
         index_values = self._arguments.check(q, indices) | self._aux.check(q, kv_len, aux)
         index_values |= self._check_scales(q, k, scales)
-        factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
+        factor = 1 / math.sqrt(d) if scale is None else float(scale)
         batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else _first(indices).shape[:2]
         slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)
         length = 0 if self._plan.stream_k is None else int(index_values.get("kv_indices_length", 0))
@@ -347,6 +362,33 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             return self._has_lse
         check_flag("return_lse", return_lse)
         raise ArgumentError("return_lse", f"is True, but the spec of {self.compiled.named.stem} says lse: false")
+
+    def _check_operands(self, q: Any, k: Any, v: Any, *, out: Any, sink: Any) -> None:
+        """Check the operands of a call: types, shapes, strides."""
+        check_tensor("q", q, self._dtype, 4)
+        check_tensor("k", k, self._dtype, 4, q.device)
+        check_tensor("v", v, self._dtype, 4, q.device)
+        check_head_dim(q.shape, self.spec.head_dim, padded=self._pads_heads, element=q.element_size())
+        check_keys(q, k)
+        self._check_v(v, k)
+        self._check_strides(q, k, v)
+        if out is not None:
+            check_tensor("out", out, self._output, 4, q.device)
+            check_sizes("out", out, Q_AXES, q.shape)
+            check_strides("out", out)
+            check_output("out", out)
+        if self.spec.sink:
+            check_sink(sink, q.shape[1], q.device)
+
+    def _check_limits(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Check what this kernel alone asks of its operands: the packs of heads, the reach of its offsets."""
+        packed, group = self.spec.pack_gqa, q.shape[1] // k.shape[1]
+        if group % packed:
+            has = f"has {q.shape[1]} heads, {group} for each of k"
+            raise ArgumentError("q", f"{has}: this kernel packs {packed}, so a multiple of that")
+        for name, tensor in ((self._argument_names[1], k), (self._argument_names[2], v)):
+            if self._plan.kv_bytes is not None:
+                check_extent(name, tensor, self._plan.kv_bytes)
 
     def _check_v(self, v: torch.Tensor, k: torch.Tensor) -> None:
         check_sizes("v", v, KV_AXES, k.shape)
@@ -386,8 +428,6 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             mapped |= {name: tensors[name].unflatten(1, packs).transpose(2, 3) for name in ("q", "o")}
         return mapped
 
-    def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
+    def _check_strides(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        for name, tensor in zip(self._argument_names[:3], (q, k, v), strict=True):
             check_strides(name, tensor)
-            if self._plan.kv_bytes is not None and name != "q":
-                check_extent(name, tensor, self._plan.kv_bytes)

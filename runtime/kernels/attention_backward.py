@@ -23,6 +23,7 @@ from runtime.kernels.arguments import (
     KV_AXES,
     Q_AXES,
     TMA_ALIGNMENT,
+    aux_in_order,
     call_key,
     check_addresses,
     check_head_dim,
@@ -165,7 +166,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
                 return self(q, k, v, *indices, out=out, dout=dout, lse=lse, **options)
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        looked_up = self._aux.in_order(aux)
+        looked_up = aux_in_order(aux, self._aux.declared)
         key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *indices, *looked_up))
         signature = self._bound(key)
         if signature is None:
@@ -185,7 +186,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}
         named = zip(self._arguments.names, indices, strict=False)
         addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}
-        self._aux.add_addresses(addresses, looked_up)
+        addresses |= {name: tensor.data_ptr() for name, tensor in zip(self._aux.params, looked_up, strict=True)}
         if dlse is not None and stats is None:
             fill_statistics(row_stats, out, dout, lse, dlse)
         prologue = (stats is None and dlse is None) or self._transposes

@@ -11,7 +11,7 @@ from codegen.fp8 import KEYS_TOGETHER
 from runtime.compile.compiler import Compiled
 from runtime.driver.launch import LoadedKernel
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import MAX_EXTENT, check_extent, check_shape, check_strides, check_tensor
+from runtime.kernels.arguments import MAX_EXTENT, check_shape, check_tensor
 from runtime.kernels.attention import SCALES, AttentionKernel, AttentionResult
 from runtime.prepare.prepared import PreparedLists
 
@@ -110,9 +110,3 @@ class Fp8AttentionKernel(AttentionKernel):
             wrong = tensor[~((tensor > 0) & torch.isfinite(tensor))].tolist()
             if wrong:
                 raise ArgumentError(name, f"has {wrong[0]}, expected positive, finite numbers")
-
-    def _check_addressing(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        for name, tensor in (("q", q), ("k", k), ("v_t", v)):
-            check_strides(name, tensor)
-            if self._plan.kv_bytes is not None and name != "q":
-                check_extent(name, tensor, self._plan.kv_bytes)

@@ -11,7 +11,6 @@ from codegen.expressions.bounds import MOST_POSITIONS
 from codegen.expressions.nodes import SIZES, Aux
 from codegen.plan import Plan
 from codegen.spec import AttentionSpec, BlockMaskSpec
-from codegen.wording import alternatives
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.expressions.dtypes import TORCH_DTYPES
@@ -22,38 +21,17 @@ class AuxArguments:
     """The aux tensors that a kernel takes.
 
     Attributes:
-        names: of the tensors, in order.
+        declared: the tensors that the spec declares, in the kernel's order.
+        names: their names.
+        params: kernel parameters that have their addresses.
     """
 
     def __init__(self, spec: AttentionSpec | BlockMaskSpec, plan: Plan) -> None:
-        """Take over which there are, and what the kernel is told of them."""
-        self._aux = aux = spec.aux_tensors
+        self.declared = spec.aux_tensors
         self._has_expressions = bool(spec.expressions)
-        self.names = tuple(tensor.name for tensor in aux)
-        self._params = frozenset(param.name for param in plan.params)
-
-    def in_order(self, given: Mapping[str, torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
-        """Return the tensors in the kernel's order.
-
-        Raises:
-            ArgumentError: for one that is missing or that the kernel has not.
-        """
-        if not given and not self._aux:
-            return ()
-        given = {} if given is None else given
-        for name in given:
-            if name not in self.names:
-                known = alternatives(name, self.names) if self.names else "; there is none"
-                raise ArgumentError(f"aux[{name!r}]", f"is not a tensor of the spec's expressions{known}")
-        for aux in self._aux:
-            if aux.name not in given:
-                raise ArgumentError(f"aux[{aux.name!r}]", f"is missing: {aux}")
-        return tuple(given[name] for name in self.names)
-
-    def add_addresses(self, addresses: dict[str, int], tensors: tuple[torch.Tensor, ...]) -> None:
-        """Add the addresses of the tensors, by the kernel parameters that they are passed as."""
-        for name, tensor in zip(self.names, tensors, strict=True):
-            addresses[f"aux_{name}"] = tensor.data_ptr()
+        self.names = tuple(tensor.name for tensor in self.declared)
+        self.params = tuple(f"aux_{name}" for name in self.names)
+        self._numbers = frozenset(param.name for param in plan.params)
 
     def check(self, q: torch.Tensor, kv_len: int, tensors: tuple[Any, ...]) -> dict[str, int | float]:
         """Check the tensors; return the kernel parameters that describe them.
@@ -83,7 +61,7 @@ class AuxArguments:
             tensors: in order.
         """
         values: dict[str, int | float] = {}
-        for aux, tensor in zip(self._aux, tensors, strict=True):
+        for aux, tensor in zip(self.declared, tensors, strict=True):
             values |= self._describe(aux, tensor, device, sizes)
         return values
 
@@ -102,9 +80,9 @@ class AuxArguments:
             (str(dim), tuple(sorted({1, sizes[str(dim)]})) if dim in SIZES else (int(dim),)) for dim in aux.dims
         ]
         check_shape(name, tensor.shape, expected)
-        told: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-            told[f"aux_{aux.name}_stride{axis}"] = 0 if size == 1 else stride
-            if f"aux_{aux.name}_size{axis}" in self._params:
-                told[f"aux_{aux.name}_size{axis}"] = size
-        return told
+            numbers[f"aux_{aux.name}_stride{axis}"] = 0 if size == 1 else stride
+            if f"aux_{aux.name}_size{axis}" in self._numbers:
+                numbers[f"aux_{aux.name}_size{axis}"] = size
+        return numbers

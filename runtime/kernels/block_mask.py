@@ -18,7 +18,7 @@ from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import MAX_EXTENT, call_key, check_memory
+from runtime.kernels.arguments import MAX_EXTENT, aux_in_order, call_key, check_memory
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.bound_call import BoundCall
 
@@ -83,7 +83,7 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        tensors = self._aux.in_order(aux)
+        tensors = aux_in_order(aux, self._aux.declared)
         where = device_of(device, tensors)
         shape = checked_shape(batch, heads, q_len, kv_len)
         with entered(where.index):
@@ -100,7 +100,7 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
         counts, lists = contiguous(sizes[:3]), contiguous(sizes)
         made = BlockMaskLists(*(make(*each, torch.int32) for each in (counts, lists, counts, lists)))
         addresses = {name: tensor.data_ptr() for name, tensor in made._asdict().items()}
-        self._aux.add_addresses(addresses, tensors)
+        addresses |= {name: tensor.data_ptr() for name, tensor in zip(self._aux.params, tensors, strict=True)}
         enqueue(self._loaded, signature, addresses, device, memory)
         return made
 

@@ -16,11 +16,10 @@ from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantised
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
-from runtime.ops.aux_tensors import with_score
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
 from runtime.ops.quantise_attention import OPERAND_TENSORS, QuantisedAttention
-from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of
+from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of, with_score
 
 _grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
 

@@ -16,9 +16,9 @@ from codegen.scored_pattern import ScoredPattern, scored_pattern
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import NO_TANGENT, has_tangent
 from runtime.ops.attention_checks import check_types
-from runtime.ops.attention_gradients import attend_backward
-from runtime.ops.aux_tensors import apart, learned_aux
+from runtime.ops.attention_gradients import attend_backward, learned_aux
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+from runtime.patterns import split_tensors
 
 _NAME = "block_sparse_attention_backward"
 _SCHEMA = (
@@ -63,7 +63,7 @@ def _fake(
             raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float32")
     wanted = (dq, q), (dkdv, k), (dkdv, v)
     first, second, third = (like(tensor) if needed else nothing(q) for needed, tensor in wanted)
-    aux = apart(scored, tensors)[1]
+    aux = split_tensors(scored, tensors)[1]
     of_aux = [aux[name].new_empty(aux[name].shape) for name in daux or ()]
     return first, second, third, sink.new_empty(sink.shape) if dsink else nothing(q), of_aux
 

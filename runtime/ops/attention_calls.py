@@ -22,9 +22,9 @@ from runtime.ops.attention_checks import (
     check_lists,
     check_no_overlap,
     check_operands,
-    check_options,
     check_out,
     check_overflow,
+    check_row_tensors,
     check_softcap,
     check_values,
     overlaps,
@@ -40,8 +40,8 @@ from runtime.ops.attention_choice import (
     numbers_of,
     resolve,
 )
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.patterns import split_tensors
 
 KERNELS_KEPT = 256
 
@@ -66,19 +66,28 @@ class Route:
     numbers: dict[str, Any] = field(default_factory=dict)
     checked: Signatures = field(default_factory=Signatures)
 
-    def lists_of(self, scored: ScoredPattern, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> Tensors:
+    def indices_of(
+        self,
+        scored: ScoredPattern,
+        tensors: Tensors,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        kv_lengths: torch.Tensor | None,
+    ) -> Tensors:
         """The kernel's index tensors, made of the caller's.
 
         Raises:
             ArgumentError: for tensors that do not fit the pattern.
         """
-        if self.arranged is None:
+        if self.arranged is not None:
+            key = call_key(*tensors)
+            if key is None or key not in self.checked:
+                check_lists(scored, tensors, q, k)
+                self.checked.keep(key, True)
+            tensors = self.arranged(tensors, q.shape[2], k.shape[2])
+        if kv_lengths is None:
             return tensors
-        key = call_key(*tensors)
-        if key is None or key not in self.checked:
-            check_lists(scored, tensors, q, k)
-            self.checked.keep(key, True)
-        return self.arranged(tensors, q.shape[2], k.shape[2])
+        return (*tensors, *(None,) * (self.indices - 1 - len(tensors)), kv_lengths)
 
 
 _routes = Signatures()
@@ -118,7 +127,7 @@ def attend(
     route: Route | None = None
     aux: dict[str, torch.Tensor] = {}
     if scored.aux_names:
-        tensors, aux = apart(scored, tensors)
+        tensors, aux = split_tensors(scored, tensors)
     if scale is not None:
         check_scale(scale)
     if softcap is not None:
@@ -141,28 +150,27 @@ def attend(
             route = _routes.find(key)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         key = route = None  # an argument is of another type, which the checks name
+    is_new = route is None
     if route is None:
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        _check(q, k, v, tensors, scored, aux=aux, out=out, **options)
-        route = remember(Call(scored, *key[1:]))
-        _routes.keep(key, route)
+        _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)
+        route = _routes.keep(key, remember(Call(scored, *key[1:])))
+        route.checked.keep(call_key(*tensors), True)
     try:
         if out is not None and overlaps(out, (q, k, v, sink, kv_lengths, *tensors, *aux.values())):
             check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
         if validate:
             check_overflow(overflow)
-        given = route.lists_of(scored, tensors, q, k)
+        given = route.indices_of(scored, tensors, q, k, kv_lengths)
         if validate and route.arranged is not None:
             check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
             validate = False
-        if kv_lengths is not None:
-            given = (*given, *(None,) * (route.indices - 1 - len(given)), kv_lengths)
         scale = route.scale if scale is None else scale
-        options = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "validate": validate, "aux": aux}
-        return route.kernel(q, k, v, *given, **options, **route.numbers)
+        options = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux, **route.numbers}
+        if is_new:
+            route.kernel.bind(q, k, v, *given, **options)
+        return route.kernel(q, k, v, *given, validate=validate, **options)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
-        options = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        _check(q, k, v, tensors, scored, aux=aux, out=out, **options)  # says more of what is wrong
+        _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)  # says more
         raise
 
 
@@ -173,16 +181,14 @@ def _check(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
-    scale: Any,
-    softcap: Any,
     sink: Any,
     kv_lengths: Any,
     aux: dict[str, torch.Tensor],
     out: Any,
 ) -> None:
-    """Check all arguments of a call."""
+    """Check all tensors of a call, less those of expressions, which the kernel checks."""
     check_operands(q, k, v)
-    check_options(q, softcap, scale, sink, kv_lengths)
+    check_row_tensors(q, sink, kv_lengths)
     check_lists(scored, tensors, q, k)
     if out is not None:
         check_out(out, q, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))

@@ -31,8 +31,8 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
+from runtime.patterns import split_tensors
 
 RANK = 4  # of q, k and v
 SOFTCAPS = (0.001, 1000)
@@ -75,7 +75,7 @@ def check_types(q: Any, k: Any, v: Any, tensors: Tensors, scored: ScoredPattern,
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         _check_operand(name, tensor, q)
-    indices, aux = apart(scored, tuple(tensors))
+    indices, aux = split_tensors(scored, tuple(tensors))
     for tensor in indices:
         if tensor is not None:
             _check_index("pattern", tensor, q)
@@ -133,6 +133,15 @@ def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengt
         ArgumentError: for the first thing that is wrong.
     """
     check_numbers(scale, softcap)
+    check_row_tensors(q, sink, kv_lengths)
+
+
+def check_row_tensors(q: torch.Tensor, sink: Any, kv_lengths: Any) -> None:
+    """Check the sinks and the lengths of a call, where they are given.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
     if sink is not None:
         check_sink(sink, q.shape[1], q.device)
     if kv_lengths is not None:

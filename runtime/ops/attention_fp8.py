@@ -23,10 +23,10 @@ from runtime.ops.attention_checks import (
     read_tensors,
 )
 from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.quantise import BLOCK_ROWS
 from runtime.ops.quantise_attention import QuantisedAttention
+from runtime.patterns import split_tensors
 
 _SMOOTHED = (
     "is given, but k is without its mean, and a query's logits are off by a number of their own: call "
@@ -63,7 +63,7 @@ def attend_quantised(
         ArgumentError, SpecError: before anything is launched.
     """
     q, k = given.q, given.k
-    tensors, aux = apart(scored, tensors)
+    tensors, aux = split_tensors(scored, tensors)
     if given.k_mean is not None:
         for name, option in (("softcap", softcap), ("score", scored.score), ("sink", sink)):
             if option is not None:
@@ -135,18 +135,16 @@ def _call(
         check_out(out, q, {**inputs, **scales, "mean_logits": given.mean_logits}, dtype=given.output)
     if validate:
         check_overflow(overflow)
-    arranged = route.lists_of(scored, tensors, q, k)
+    indices = route.indices_of(scored, tensors, q, k, kv_lengths)
     if validate and route.arranged is not None:
         check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
         check_scales(scales)
-    if kv_lengths is not None:
-        arranged = (*arranged, *(None,) * (route.indices - 1 - len(arranged)), kv_lengths)
     kernel: Any = route.kernel
     found: AttentionResult = kernel(
         q,
         k,
         given.v_t,
-        *arranged,
+        *indices,
         **scales,
         scale=route.scale if scale is None else scale,
         out=out,

@@ -29,8 +29,8 @@ from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
 from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of, numbers_of, placed
-from runtime.ops.aux_tensors import apart
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
+from runtime.patterns import split_tensors
 
 KERNELS_KEPT = 256
 
@@ -207,7 +207,7 @@ def attend_backward(
     choice = chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
     if dsink:
         check_sink(sink, q.shape[1], q.device)
-    tensors, aux = apart(scored, tensors)
+    tensors, aux = split_tensors(scored, tensors)
     lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
     lists = _of_heads(lists, q.shape[1])
     pattern = choice.kernel_pattern
@@ -287,3 +287,18 @@ def _loaded(named: NamedSpec, device: torch.device) -> AttentionBackwardKernel:
     kernel = load_kernel(named, device=device)
     assert isinstance(kernel, AttentionBackwardKernel)
     return kernel
+
+
+def learned_aux(scored: ScoredPattern, tensors: Tensors) -> tuple[str, ...]:
+    """Names of the score's tensors that require a gradient, of a call's tensors.
+
+    Raises:
+        ArgumentError: for a tensor of the mask alone that requires one: what a mask shows does not change by little.
+    """
+    aux = split_tensors(scored, tensors)[1]
+    required = [name for name, tensor in aux.items() if tensor is not None and tensor.requires_grad]
+    for name in required:
+        if name not in scored.score_names:
+            reason = "requires a gradient, and tensors of masks have none"
+            raise ArgumentError(f"aux[{name!r}]", f"{reason}: pass it with .detach()")
+    return tuple(name for name in scored.score_names if name in required)

@@ -17,9 +17,8 @@ from runtime.kernels.arguments import check_shape
 from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
-from runtime.ops.attention_gradients import check_gradients, gradient_choice
-from runtime.ops.aux_tensors import learned_aux, with_score
-from runtime.patterns import Score, scored_of
+from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
+from runtime.patterns import Score, scored_of, with_score
 
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,16 +27,21 @@ from codegen.spec import AttentionSpec
 
 torch = pytest.importorskip("torch")
 
+import oracle_kernel  # noqa: E402
 from host_streams import pretend_stream  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
+from runtime import block_sparse_attention  # noqa: E402
 from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.expressions.draw import draw_aux  # noqa: E402
 from runtime.kernels import arguments, attention, attention_backward, attention_fp8  # noqa: E402
+from runtime.ops import attention_calls, attention_choice  # noqa: E402
+from runtime.patterns import Causal, Dense, Score  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
 from runtime.prepare.quantised import quantise  # noqa: E402
 
+PROJECT = Path(__file__).resolve().parents[2]
 GRADIENTS: Any = attention_backward.AttentionBackwardKernel
 
 
@@ -1039,3 +1047,76 @@ def test_memory_of_a_launch_is_held_until_it_is_enqueued(
     lists = [torch.zeros(1, 1, 128 // call.spec.pattern.fixed_block.q, 32).int()] if "topk" in name else []
     call(q, k, v, *lists)
     assert alive and all(alive)
+
+
+@pytest.fixture
+def front_end(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``block_sparse_attention`` calls kernels of CPU tensors."""
+    oracle_kernel.install(monkeypatch)
+    monkeypatch.setattr(
+        attention_calls,
+        "_kernel_of",
+        lambda shape_class, device: kernel(attention_choice.chosen(shape_class).spec)[0],
+    )
+
+
+def entered_by(call: Callable[[], Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """File, name and arguments of each function of ``codegen`` and ``runtime`` that a call enters."""
+    seen = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PROJECT) and not path.is_relative_to(PROJECT / "tests"):
+            seen.append((path.relative_to(PROJECT).as_posix(), frame.f_code.co_name, dict(frame.f_locals)))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+CHECKS_OF_OPERANDS = {"check_strides", "check_output", "check_keys", "check_sizes", "check_head_dim"}
+
+
+@pytest.mark.usefixtures("front_end")
+def test_operands_of_a_first_call_are_checked_once() -> None:
+    q, k, v = qkv()
+    out = torch.empty_like(q)
+    first, again = (
+        Counter(
+            (name, local.get("name", ""))
+            for _, name, local in entered_by(lambda: block_sparse_attention(q, k, v, Dense(), scale=0.25, out=out))
+            if name in CHECKS_OF_OPERANDS
+        )
+        for _ in range(2)
+    )
+    names = [("check_strides", name) for name in ("q", "k", "v", "out")]
+    assert set(first.values()) == {1} and first.keys() >= {*names, ("check_keys", ""), ("check_output", "out")}
+    assert not again
+
+
+@pytest.mark.usefixtures("front_end")
+def test_other_strides_than_in_the_first_call_are_checked_by_the_kernel() -> None:
+    q, k, v = qkv()
+    block_sparse_attention(q, k, v, Dense())
+    wide = torch.empty(*q.shape[:3], q.shape[3] + 1, dtype=q.dtype)[..., :-1]
+    with pytest.raises(ArgumentError, match="v: has stride 129 in dimension 2"):
+        block_sparse_attention(q, k, wide, Dense())
+
+
+@pytest.mark.usefixtures("front_end")
+@pytest.mark.parametrize(
+    "score", [None, Score("score + slope[head]", aux={"slope": torch.zeros(2)})], ids=["", "score"]
+)
+def test_a_repeated_call_runs_through_few_files(score: Any) -> None:
+    q, k, v = qkv()
+    pattern = Causal()
+
+    def call() -> None:
+        block_sparse_attention(q, k, v, pattern, score=score)
+
+    call()
+    files = {file for file, *_ in entered_by(call)}
+    assert len(files - {"runtime/driver/tensor_map.py"}) <= 12, sorted(files)  # which makes the maps of new addresses

@@ -15,13 +15,13 @@ from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.ops import attention_checks
 from runtime.ops.attention_gradients import Gradients
-from runtime.ops.aux_tensors import apart
+from runtime.patterns import split_tensors
 
 
 def seen_by(q: Any, k: Any, tensors: Any, scored: ScoredPattern, kv_lengths: Any) -> torch.Tensor:
     """Return how often each query sees each key; the pattern is one that a spec may have."""
     PATTERNS[scored.pattern.kind].model_validate(scored.pattern_fields)
-    lists, aux = apart(scored, tuple(tensors))
+    lists, aux = split_tensors(scored, tuple(tensors))
     return attention_oracle.times_seen(scored.text, lists, (*q.shape[:3], k.shape[2]), kv_lengths, aux)
 
 

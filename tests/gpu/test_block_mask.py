@@ -18,8 +18,11 @@ from codegen.library import find_spec  # noqa: E402
 from codegen.patterns.block_lists import expression_of  # noqa: E402
 from runtime import block_sparse_attention, create_block_mask, load_kernel  # noqa: E402
 from runtime.expressions.masks import mask_of  # noqa: E402
-from runtime.ops.aux_tensors import apart  # noqa: E402
-from runtime.patterns import BlockLists, scored_of  # noqa: E402
+from runtime.patterns import (  # noqa: E402
+    BlockLists,
+    scored_of,
+    split_tensors,
+)
 from runtime.verify import block_mask  # noqa: E402
 
 DOCUMENTS = "doc[batch, q_idx] == doc[batch, kv_idx] and q_idx >= kv_idx"
@@ -150,7 +153,7 @@ def test_attention_with_the_lists(head_dim: int) -> None:
     doc = documents(2, 1000)
     q, k, v = (torch.randn(2, 4, 1000, head_dim, device="cuda").to(torch.bfloat16) for _ in range(3))
     pattern = create_block_mask(lambda b, h, i, j: (doc[b, i] == doc[b, j]) & (i >= j), 2, 4, 1000, 1000)
-    own, aux = apart(scored_of(pattern), pattern.index_tensors())
+    own, aux = split_tensors(scored_of(pattern), pattern.index_tensors())
     seen = attention_oracle.times_seen(pattern.spec_json, own, (2, 4, 1000, 1000), None, aux)
     right, _ = attention_oracle.attention(q, k, v, seen)
     torch.testing.assert_close(block_sparse_attention(q, k, v, pattern).float(), right, atol=1.6e-2, rtol=0)

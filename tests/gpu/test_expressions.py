@@ -22,8 +22,11 @@ from codegen.patterns.block_lists import expression_of  # noqa: E402
 from codegen.select.backward import backward_archs  # noqa: E402
 from runtime import block_sparse_attention, load_kernel  # noqa: E402
 from runtime.expressions.evaluate import evaluate  # noqa: E402
-from runtime.ops.aux_tensors import apart  # noqa: E402
-from runtime.patterns import BlockLists, scored_of  # noqa: E402
+from runtime.patterns import (  # noqa: E402
+    BlockLists,
+    scored_of,
+    split_tensors,
+)
 
 LISTS: Any = BlockLists
 DTYPES = (torch.float16, torch.bfloat16)
@@ -54,7 +57,7 @@ def lists(q_len: int, kv_len: int, mask: Any, aux: Any = None, block: tuple[int,
 
 
 def seen_by(pattern: Any, q: Any, k: Any) -> Any:
-    own, aux = apart(scored_of(pattern), pattern.index_tensors())
+    own, aux = split_tensors(scored_of(pattern), pattern.index_tensors())
     return attention_oracle.times_seen(pattern.spec_json, own, (*q.shape[:3], k.shape[2]), None, aux)
 
 
@@ -118,7 +121,7 @@ def test_kernels_by_mma_sync(head_dim: int) -> None:
     doc, (q, k, v) = torch.randint(0, 3, (2, 300), dtype=torch.int32), qkv(2, 4, 300, 300, head_dim, torch.float16)
     pattern = lists(300, 300, DOCUMENTS, {"doc": doc})
     fields = {"op": "attention", "arch": "sm_89", "head_dim": head_dim, "pattern": pattern.spec_pattern()}
-    own, aux = apart(scored_of(pattern), pattern.index_tensors())
+    own, aux = split_tensors(scored_of(pattern), pattern.index_tensors())
     found = load_kernel(find_spec(fields), forward_compatible=True)(q, k, v, *own, aux=aux)
     right, _ = attention_oracle.attention(q, k, v, seen_by(pattern, q, k))
     torch.testing.assert_close(found[0].float(), right, atol=2e-3, rtol=0)

@@ -22,8 +22,7 @@ from codegen.arch import ARCHS  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.score import Score as ScoreModel  # noqa: E402
 from runtime import block_sparse_attention, load_kernel  # noqa: E402
-from runtime.ops.aux_tensors import apart, with_score  # noqa: E402
-from runtime.patterns import (  # noqa: E402
+from runtime.patterns import (  # noqa: E402  # noqa: E402
     BlockLists,
     Causal,
     Dense,
@@ -34,6 +33,8 @@ from runtime.patterns import (  # noqa: E402
     Strided,
     TopK,
     scored_of,
+    split_tensors,
+    with_score,
 )
 from runtime.verify.aux_tensors import scored  # noqa: E402
 
@@ -82,7 +83,7 @@ def by_definition(score: Any) -> Any:
 
 
 def seen_by(pattern: Any, q: Any, k: Any, kv_lengths: Any = None) -> Any:
-    own, aux = apart(scored_of(pattern), pattern.index_tensors())
+    own, aux = split_tensors(scored_of(pattern), pattern.index_tensors())
     return attention_oracle.times_seen(pattern.spec_json, own, (*q.shape[:3], k.shape[2]), kv_lengths, aux).cuda()
 
 
@@ -230,7 +231,7 @@ def test_kernels_by_mma_sync(name: str, head_dim: int, dtype: str) -> None:
         fields = {"op": "attention", "arch": "sm_89", "dtype": dtype, "head_dim": head_dim, "score": spec}
         kernel = load_kernel(find_spec({**fields, "pattern": pattern.spec_pattern()}), forward_compatible=True)
         _, tensors = with_score(pattern, pattern.index_tensors(), score)
-        own, aux = apart(scored_of(pattern, score), tensors)
+        own, aux = split_tensors(scored_of(pattern, score), tensors)
         out, lse = kernel(q, k, v, *own, aux=aux)
         right, right_lse = attention_oracle.attention(q, k, v, seen_by(pattern, q, k), score=by_definition(score))
         torch.testing.assert_close(out.float(), right, atol=ATOL[q.dtype], rtol=0)

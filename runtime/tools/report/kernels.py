@@ -21,7 +21,7 @@ from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256,
 from codegen.render import generate
 from codegen.wording import one_line
 
-KNOWN = Path("tests", "compile", "known.json")
+KNOWN = Path("tests", "records", "kernels.json")
 """Records of compilations in a source tree, of shipped kernels and of others."""
 
 

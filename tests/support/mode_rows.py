@@ -774,7 +774,7 @@ NOT_CALLED = {
     "is a result of functions that have rows": """QuantisedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",
-    "needs a process group: tests/distributed": """distributed.context_parallel_attention distributed.plan_sends
+    "needs a process group: tests/runtime/distributed": """distributed.context_parallel_attention distributed.plan_sends
         distributed.head_parallel_attention distributed.shared_keys""",
 }
 """Public names without a row, by why."""

@@ -57,7 +57,7 @@ class Project:
         for name, text in FILES.items():
             self.write(name, text)
         shutil.copy(tiers.__file__, folder / "tests" / "support")
-        (folder / "tests" / "records").mkdir()
+        (folder / "tests" / "records").mkdir(exist_ok=True)
 
     def write(self, name: str, text: str) -> None:
         path = self.folder / name

@@ -684,7 +684,7 @@ def code_key(generated: Generated) -> str:
 
 
 def record_of(compiled: Compiled) -> Record:
-    """What known.json says of a kernel; what has the same key was compiled before, with this result."""
+    """What kernels.json says of a kernel; what has the same key was compiled before, with this result."""
     used = dataclasses.asdict(usage(compiled))
     used["instructions"] = {name: count for name, count in used["instructions"].items() if count}
     return {

@@ -23,7 +23,7 @@ from codegen.library import GENERATED, ROOT, NamedSpec, shipped_specs
 from codegen.receipts import Receipt
 
 PAGE = ROOT / "docs" / "tasks" / "verified.md"
-KNOWN = ROOT / "tests" / "compile" / "known.json"
+KNOWN = ROOT / "tests" / "records" / "kernels.json"
 STALE = "its tables are not what the receipts say; run: python benchmarks/verified_page.py"
 
 

@@ -14,7 +14,7 @@ from codegen.planning import plan_for
 
 
 def test_drawn_specs_have_plans_and_sources(request: pytest.FixtureRequest) -> None:
-    """``python tests/compile/sample_specs.py --plan 10000`` has more."""
+    """``python tests/stress/sample_specs.py --plan 10000`` has more."""
     seed = request.config.option.kernel_seed
     drawing = draw(SUITE["plan"], seed)
     assert not drawing.failures, f"{drawing.failures}; the same again: {command(seed)}"

@@ -136,7 +136,7 @@ small_sddmm = st.fixed_dictionaries(
 
 @st.composite
 def likely(draw: st.DrawFn) -> dict[str, Any]:
-    """Fields of which many are accepted, as the script of tests/compile draws them."""
+    """Fields of which many are accepted, as tests/stress/sample_specs.py draws them."""
     return likely_fields(lambda values: draw(st.sampled_from(values)))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-RANKS_SCRIPT = Path(__file__).parents[1] / "distributed" / "ranks.py"
+RANKS_SCRIPT = Path(__file__).parents[1] / "runtime" / "distributed" / "ranks.py"
 RANKS = 2
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
 from stress.cache_damage import damaged  # noqa: E402 - not installed
 from stress.cache_load import FORK, Load, ask, left_behind, start, together  # noqa: E402

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
 from cache_values import acl_of, build, identity  # noqa: E402 - not installed
 from stress.export_attacks import exports_edited, members_replaced, sources_edited  # noqa: E402

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores
 
 from likely_specs import accepted_specs, fp8_fields, likely_fields  # noqa: E402 - not installed

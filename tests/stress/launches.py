@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
 from stress.shapes import ADA, HOPPER, SHAPES, Shape, shapes_of  # noqa: E402 - not installed
 

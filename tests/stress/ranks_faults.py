@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "distributed")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "runtime" / "distributed")]
 import faults  # noqa: E402
 
 AT_ONCE = 12  # faults that two processes have, one after the other

@@ -21,12 +21,12 @@ from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256,
 from codegen.render import generate
 from codegen.wording import one_line
 
-KNOWN = Path("tests", "compile", "known.json")
+KNOWN = Path("tests", "records", "kernels.json")
 """Records of compilations in a source tree, of shipped kernels and of others."""
 
 
 class Record(BaseModel):
-    """A record of a compilation in ``known.json``."""
+    """A record of a compilation in ``kernels.json``."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -53,7 +53,7 @@ class Kernel:
         receipt: its receipt; None if there is none, or it cannot be read.
         receipt_path: where that is.
         standing: what the receipt says about this source.
-        record: what ``known.json`` says of a compilation of this source; None if it says nothing.
+        record: what ``kernels.json`` says of a compilation of this source; None if it says nothing.
     """
 
     named: NamedSpec

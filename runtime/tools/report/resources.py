@@ -52,7 +52,7 @@ def resources_of(kernel: Kernel) -> tuple[Resources | None, str]:
     if kernel.record is not None:
         record = kernel.record
         found = Resources(
-            "the record of a compilation (tests/compile/known.json); no receipt is of this source",
+            "the record of a compilation (tests/records/kernels.json); no receipt is of this source",
             record.compiler_package,
             record.cubin,
             instructions=_present(record.instructions),

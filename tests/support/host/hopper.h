@@ -1,0 +1,244 @@
+// The instructions of PTX that FP8 kernels for sm_90a have (PTX ISA: "mbarrier", "cp.async.bulk.tensor", "wgmma", "bar").
+// Copies of the copy engine happen at once, or as late as they may: when their barrier is waited for. Products happen
+// when they are waited for: what is changed too early shows in the result.
+#include <map>
+
+#include "bytes.h"
+
+using uint = unsigned;
+struct float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static Number gridDim;
+inline int __float_as_int(float x) {
+  int bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+inline float __int_as_float(int bits) { return __uint_as_float(bits); }
+inline void __threadfence() {}
+inline bool __any_sync(unsigned, bool value) {
+  bool some;
+  of_warp(&value, &some, [](const void** all, void** to) {
+    bool found = false;
+    for (int i = 0; i < 32; ++i) found |= *static_cast<const bool*>(all[i]);
+    for (int i = 0; i < 32; ++i) *static_cast<bool*>(to[i]) = found;
+  });
+  return some;
+}
+
+// What stands in the 128 bytes of a tensor map here: tests/support/host_sm90a.py writes it.
+struct HostMap {
+  char* address;
+  int rank, element, swizzle, dims[5], box[5];
+  int strides[5];  // bytes, of all dimensions but the innermost
+};
+struct Barrier {
+  int count = 0, missing = 0, bytes = 0, phase = 0;
+  std::vector<std::function<void()>> late;
+};
+struct NamedBarrier {
+  int arrived = 0, rounds = 0;
+};
+struct Product {
+  float* d;
+  const unsigned* a;
+  unsigned a_tile, b_tile, b_upper;
+  int n;
+  bool accumulate, wide_a, wide_b;  // wide: e5m2
+};
+struct Stored {
+  const HostMap* map;
+  unsigned from;
+  int at[5];
+};
+static std::map<unsigned, Barrier> mbarriers;
+static std::map<int, NamedBarrier> named_barriers;
+static std::map<int, std::vector<Product>> open_products;
+static std::map<int, std::vector<std::vector<Product>>> product_groups;
+static std::map<int, std::vector<Stored>> stores;
+
+inline void complete(Barrier& barrier) {
+  if (barrier.missing == 0 && barrier.bytes == 0) {
+    barrier.missing = barrier.count;
+    barrier.phase ^= 1;
+  }
+}
+inline void mbarrier_init(unsigned at, int arrivals) { mbarriers[at] = {arrivals, arrivals}; }
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(unsigned at) {
+  Barrier& barrier = mbarriers.at(at);
+  if (barrier.missing-- == 0) fail("mbarrier: more arrivals than it counts");
+  complete(barrier);
+}
+inline void mbarrier_arrive_expect_tx(unsigned at, int bytes) {
+  mbarriers.at(at).bytes += bytes;
+  mbarrier_arrive(at);
+}
+inline void mbarrier_wait(unsigned at, int parity) {
+  Barrier& barrier = mbarriers.at(at);
+  while (barrier.phase == parity) {
+    for (const auto& copy : std::exchange(barrier.late, {})) copy();
+    if (barrier.phase == parity) yield();
+  }
+  ++threads[current].steps;
+}
+inline void bar_arrive(int id, int number) {
+  NamedBarrier& barrier = named_barriers[id];
+  if (++barrier.arrived == number) {
+    barrier.arrived = 0;
+    ++barrier.rounds;
+  }
+}
+inline void bar_sync(int id, int number) {
+  NamedBarrier& barrier = named_barriers[id];
+  const int round = barrier.rounds;
+  bar_arrive(id, number);
+  while (barrier.rounds == round) yield();
+  ++threads[current].steps;
+}
+
+inline unsigned swizzled(unsigned at, int bytes) {
+  return bytes == 128 ? at ^ (at >> 7 & 7) << 4 : bytes == 64 ? at ^ (at >> 7 & 3) << 4 : at;
+}
+// Calls each(place in the tensor or null, address in shared memory) for the elements of a box.
+template <typename Each>
+void for_box(const HostMap& map, unsigned shared, const int (&at)[5], Each each) {
+  int count = 1;
+  for (int i = 0; i < map.rank; ++i) count *= map.box[i];
+  for (int number = 0; number < count; ++number) {
+    bool inside = true;
+    long long offset = 0;
+    for (int i = 0, rest = number; i < map.rank; rest /= map.box[i++]) {
+      const int index = at[i] + rest % map.box[i];
+      inside &= index >= 0 && index < map.dims[i];
+      offset += static_cast<long long>(index) * (i == 0 ? map.element : map.strides[i]);
+    }
+    const unsigned to = swizzled(shared + number * map.element, map.swizzle);
+    if (to + map.element > memory_bytes) fail("copy: address in shared memory");
+    each(inside ? map.address + offset : nullptr, memory + to);
+  }
+}
+inline void load_box(unsigned to, const void* given, unsigned barrier, const int (&at)[5]) {
+  const HostMap map = *static_cast<const HostMap*>(given);
+  if (to % 128) fail("copy: alignment in shared memory");
+  std::array<int, 5> place{at[0], at[1], at[2], at[3], at[4]};
+  const auto copy = [=] {
+    const int where[5] = {place[0], place[1], place[2], place[3], place[4]};
+    for_box(map, to, where, [&](const char* from, unsigned char* into) {
+      if (from == nullptr) std::memset(into, 0, map.element);
+      else std::memcpy(into, from, map.element);
+      mbarriers.at(barrier).bytes -= map.element;
+    });
+    complete(mbarriers.at(barrier));
+  };
+  if (copies_late) mbarriers.at(barrier).late.push_back(copy);
+  else copy();
+}
+template <typename Map>
+void tma_load_4d(unsigned to, const Map* map, unsigned barrier, int a, int b, int c, int d) {
+  load_box(to, map, barrier, {a, b, c, d, 0});
+}
+template <typename Map>
+void tma_load_5d(unsigned to, const Map* map, unsigned barrier, int a, int b, int c, int d, int e) {
+  load_box(to, map, barrier, {a, b, c, d, e});
+}
+template <typename Map>
+void tma_store_4d(const Map* map, unsigned from, int a, int b, int c, int d) {
+  stores[current].push_back({reinterpret_cast<const HostMap*>(map), from, {a, b, c, d, 0}});
+}
+template <typename Map>
+void tma_store_5d(const Map* map, unsigned from, int a, int b, int c, int d, int e) {
+  stores[current].push_back({reinterpret_cast<const HostMap*>(map), from, {a, b, c, d, e}});
+}
+inline void tma_store_commit() {}
+template <int kPending>
+void tma_store_wait_read() {
+  for (const Stored& store : std::exchange(stores[current], {})) {
+    for_box(*store.map, store.from, store.at, [&](char* to, const unsigned char* from) {
+      if (to != nullptr) std::memcpy(to, from, store.map->element);
+    });
+  }
+}
+template <typename Map>
+void prefetch_tensormap(const Map*) {}
+inline void fence_proxy_async() {}
+template <int>
+void setmaxnreg_dec() {}
+template <int>
+void setmaxnreg_inc() {}
+
+// The byte of a K-major tile in column k of a row, of a descriptor.
+inline unsigned char tile_byte(unsigned lower, unsigned upper, int row, int k) {
+  const int swizzle = upper >> 30 == 1 ? 128 : 64, row_bytes = swizzle;
+  const unsigned at = (lower & 0x3FFF) * 16 + row / 8 * (upper & 0x3FFF) * 16 + row % 8 * row_bytes + k;
+  if (at >= memory_bytes) fail("wgmma: address in shared memory");
+  return memory[swizzled(at, swizzle)];
+}
+constexpr unsigned kHostUpperHalf = 0x40000040;
+inline void wgmma_fence() {}
+inline void wgmma_commit() { product_groups[current].push_back(std::exchange(open_products[current], {})); }
+inline void multiply(const Product* const (&lanes)[32]) {
+  const Product& one = *lanes[0];
+  const int first_row = current / 32 % 4 * 16;
+  static float left[16][32], right[256][32];
+  for (int n = 0; n < one.n; ++n) {
+    for (int k = 0; k < 32; ++k) right[n][k] = known_byte(tile_byte(one.b_tile, one.b_upper, n, k), one.wide_b);
+  }
+  for (int t = 0; t < 32; ++t) {
+    for (int i = 0; i < 16; ++i) {
+      const int row = t / 4 + i / 4 % 2 * 8, k = t % 4 * 4 + i / 8 * 16 + i % 4;
+      const unsigned char byte = one.a != nullptr ? lanes[t]->a[i / 4] >> i % 4 * 8 & 0xFF
+                                                  : tile_byte(one.a_tile, kHostUpperHalf, first_row + row, k);
+      left[row][k] = known_byte(byte, one.wide_a);
+    }
+  }
+  for (int t = 0; t < 32; ++t) {
+    for (int i = 0; i < one.n / 2; ++i) {
+      const int row = t / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+      float sum = one.accumulate ? lanes[t]->d[i] : 0.0f;
+      for (int k = 0; k < 32; ++k) sum += left[row][k] * right[column][k];
+      lanes[t]->d[i] = sum;
+    }
+  }
+}
+template <int kPending>
+void wgmma_wait() {
+  int running = product_groups[current].size();
+  of_warp(&running, nullptr, [](const void** all, void**) {
+    const int first = current / 32 * 32;
+    while (static_cast<int>(product_groups[first].size()) > kPending) {
+      for (std::size_t i = 0; i < product_groups[first].front().size(); ++i) {
+        const Product* lanes[32];
+        for (int t = 0; t < 32; ++t) lanes[t] = &product_groups[first + t].front()[i];
+        multiply(lanes);
+      }
+      for (int t = 0; t < 32; ++t) product_groups[first + t].erase(product_groups[first + t].begin());
+    }
+  });
+}
+inline void issue(const Product& product) { open_products[current].push_back(product); }
+
+inline void ldmatrix_x4(unsigned (&m)[4], unsigned address);
+inline void stmatrix_x4(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  if (address % 16 || address + 16 > memory_bytes) fail("stmatrix: address");
+  struct Given {
+    unsigned words[4], address;
+  } given{{a, b, c, d}, address};
+  of_warp(&given, nullptr, [](const void** all, void**) {
+    for (int i = 0; i < 4; ++i) {
+      for (int t = 0; t < 32; ++t) {
+        const unsigned row = static_cast<const Given*>(all[i * 8 + t / 4])->address;
+        std::memcpy(memory + row + t % 4 * 4, &static_cast<const Given*>(all[t])->words[i], 4);
+      }
+    }
+  });
+}
+static void reset_hopper() {
+  mbarriers.clear();
+  named_barriers.clear();
+  open_products.clear();
+  product_groups.clear();
+  stores.clear();
+}

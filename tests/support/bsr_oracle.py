@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from codegen.library import find_spec
+from codegen.library import NamedSpec
 from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
 from runtime.errors import ArgumentError
 from runtime.kernels import arguments
@@ -121,10 +121,9 @@ class SddmmOracle:
 class Loaded(dict[str, Any]):
     """The kernels that were asked for, by their spec."""
 
-    def __call__(self, spec: str, device: torch.device) -> Any:
-        model = find_spec(arguments_of(spec)).spec
-        kind = SddmmOracle if isinstance(model, BsrSddmmSpec) else SpmmOracle
-        return self.setdefault(spec, kind(model))  # type: ignore[arg-type]
+    def __call__(self, named: NamedSpec, device: torch.device) -> Any:
+        kind = SddmmOracle if isinstance(named.spec, BsrSddmmSpec) else SpmmOracle
+        return self.setdefault(named.spec.canonical_json(), kind(named.spec))  # type: ignore[arg-type]
 
     def of(self, **fields: Any) -> list[Any]:
         """Return the kernels whose specs have these fields."""

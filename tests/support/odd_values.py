@@ -162,7 +162,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     oracle_kernel.install(monkeypatch)
     bsr_oracle.install(monkeypatch)
     monkeypatch.setattr(bsr_choice, "choose", default)
-    monkeypatch.setattr(bsr_calls, "_loaded", lambda spec, device: quiet(**json.loads(spec)))
+    monkeypatch.setattr(bsr_calls, "_loaded", lambda named, device: quiet(**json.loads(named.spec.canonical_json())))
     monkeypatch.setattr(
         ops_quantise, "_kernel", lambda index, spec: quiet(op="quantise", arch="sm_90a", **json.loads(spec))
     )

@@ -332,7 +332,7 @@ def test_sm_89_is_chosen_by_the_model() -> None:
     choice = choose(parse_problem(small))
     assert choice.rule in ("model", "shipped")
     plan_for(choice.named)
-    assert choose(parse_problem({**CAUSAL, "arch": "sm_89"})).rule == "default"  # it needs sizes
+    assert choose(parse_problem({**CAUSAL, "arch": "sm_89"})).rule in ("default", "shipped")  # it needs sizes
 
 
 # Problems

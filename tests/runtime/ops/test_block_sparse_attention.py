@@ -164,16 +164,16 @@ def test_calls_of_near_lengths_share_a_kernel_and_what_was_seen_is_not_chosen_ag
 def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    def load(spec: Any, *, device: Any) -> Any:
-        made.append((spec.pattern.kind, device))
+    def load(named: Any, *, device: Any) -> Any:
+        made.append((named.spec.pattern.kind, device))
         return AttentionKernel.__new__(AttentionKernel)
 
     monkeypatch.setattr(attention_calls, "load_kernel", load)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    spec = choose({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}).spec
+    named = choose({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": {"kind": "dense"}}).named
     devices = [torch.device("cuda", index) for index in (0, 1)]
     attention_calls._loaded.cache_clear()
-    kernels = [attention_calls._loaded(spec, device) for device in (*devices, *devices)]
+    kernels = [attention_calls._loaded(named, device) for device in (*devices, *devices)]
     attention_calls._loaded.cache_clear()
     assert kernels[:2] == kernels[2:] and kernels[0] is not kernels[1]
     assert made == [("dense", device) for device in devices]
@@ -188,10 +188,10 @@ def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", entered)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == capturing)
-    attention_calls._loaded(spec, devices[0])
+    attention_calls._loaded(named, devices[0])
     attention_calls._loaded.cache_clear()
     with pytest.raises(ArgumentError, match="make one before the capture"):
-        attention_calls._loaded(spec, devices[1])
+        attention_calls._loaded(named, devices[1])
 
 
 def test_sizes_are_rounded_up_in_two_steps_to_an_octave() -> None:

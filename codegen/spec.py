@@ -138,7 +138,7 @@ class AttentionSpec(SpecBase):
     head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head")
     pattern: AnyPattern = Field(description="keys that a query sees")
     tile: AttentionTile = Field(description="tile of one thread block")
-    lse: bool = Field(default=True, description="natural log-sum-exp of each row, returned beside O")
+    lse: bool = Field(default=True, description="natural log-sum-exp of each row, beside O where a call asks for it")
     softcap: float | None = Field(
         default=None,
         ge=0.001,

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 10a2b093bcbe1820c7f45b118b2f4a3a153f3ba605c909e6bda62bf20aa8ef3d
-// seal: sha256 cd253e73692bf752dbf9ce8b25085cc7461222da2b8858cd1b55f0a3fc766911
+// seal: sha256 8fbf225335c299575731428c57b878648c3d232694fbcafde703b1fd1cd08d7a
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -108,7 +108,7 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of a head
@@ -751,7 +751,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
+// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -786,10 +786,12 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     }
     tma_store_commit();
   }
+  if (p.lse != nullptr && lane % 4 == 0) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
-    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    for (int row = 0; row < 2; ++row) {
+      const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
+      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    }
   }
 }
 

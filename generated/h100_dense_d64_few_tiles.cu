@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: f105425497356ed794692d2b677c9961ace61fd116273d90382f9c7696e77e5f
-// seal: sha256 f48a4900347a14e414bcaff8c04300da3458b70ca0a7a2222d37adfa9f4397a4
+// seal: sha256 ec548336b4b677e45ca201e180d6ed2e50ccd236eb606879a65e438b8c69df6e
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -108,7 +108,7 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -696,7 +696,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
+// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -730,10 +730,12 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     }
     tma_store_commit();
   }
+  if (p.lse != nullptr && lane % 4 == 0) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
-    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    for (int row = 0; row < 2; ++row) {
+      const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
+      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    }
   }
 }
 

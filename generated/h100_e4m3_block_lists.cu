@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_block_lists.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: 131eb11f255b2199adea279a9d75fe60ee0737a0669a91a37e67d1dc9ed9eadd
-// seal: sha256 8eca67c0a4c7f839056057630a1dea3807f5e63370af524c2810ddd03e9e96de
+// seal: sha256 6432d124e887ff6074f375833810f827d1731af0796a0a18aae180469817c4c3
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -143,7 +143,7 @@ struct Params {
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
   int v_scale_column_stride;  // elements from one column to the next (0: shared)
   int last_column;  // last column of a head
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_num_blocks;  // number of partial key blocks
   int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
@@ -1079,7 +1079,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
+// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -1113,10 +1113,12 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     }
     tma_store_commit();
   }
+  if (p.lse != nullptr && lane % 4 == 0) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
-    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    for (int row = 0; row < 2; ++row) {
+      const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
+      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    }
   }
 }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_topk32.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: d9fd0bea39e3ec2fd701124e5714ea8482c4e00f791ca4c064d8411f3f3d4766
-// seal: sha256 1cfb326a3b24a6ab8f9191d0faca9755809d1f3b6a2b91404cb173f3b5a0b66c
+// seal: sha256 3fe55ef0c6b745a79c7531e6ce77e863a045b57800dd23ba0eb9b346583fd7c2
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -150,7 +150,7 @@ struct Params {
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
   int v_scale_column_stride;  // elements from one column to the next (0: shared)
   int last_column;  // last column of a head
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
@@ -1129,7 +1129,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
+// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -1163,10 +1163,12 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     }
     tma_store_commit();
   }
+  if (p.lse != nullptr && lane % 4 == 0) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
-    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    for (int row = 0; row < 2; ++row) {
+      const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
+      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    }
   }
 }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk64_b128x64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":128},"k":64,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 262eb44a8f96b7fade205333ee1274456a120c4e538be5f22723e7abaa03996a
-// seal: sha256 52cc802d7615f04e58c2bb1e0ea16ba63acba17f65eaf5e78a5efa0db356d89b
+// seal: sha256 f787865c9dd9f9cac4223a683b702ac47a02806cce788023fa1c3c2d597cf505
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -114,7 +114,7 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
@@ -825,7 +825,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then. A row without keys has sum 0: O = 0, LSE = -inf.
+// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -859,10 +859,12 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     }
     tma_store_commit();
   }
+  if (p.lse != nullptr && lane % 4 == 0) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
-    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    for (int row = 0; row < 2; ++row) {
+      const float lse = sums[row] == 0.0f ? kMinusInfinity : (row_max[row] + lg2(sums[row])) * kLn2;
+      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    }
   }
 }
 

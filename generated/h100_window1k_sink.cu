@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window1k_sink.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: efef71e3bcea86169cb8a3ea4a67ae79ad531c68b6d1a231360c0bd95d4702ad
-// seal: sha256 2aa0d18a5a15ab9b97221b8606be77a3bd73aa8e7c6a106c747552a37f047dd8
+// seal: sha256 0e72aabd7d70e5c2c28bdfce66059903f9825fd42cad47bbcb4a7aa04155e9f1
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V, where exp(sink of its head) joins each row's sum
@@ -115,7 +115,7 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const float* sink;  // logit that joins each row's sum, (heads)
   float* partials;  // partials: unnormalised O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
@@ -833,7 +833,7 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then. A row without keys has O = 0, and the sink as its LSE.
+// Stores the LSE then, if the call asks for it. A row without keys has O = 0, and the sink as its LSE.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -872,10 +872,12 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     }
     tma_store_commit();
   }
+  if (p.lse != nullptr && lane % 4 == 0) {
 #pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float lse = (tops[row] + lg2(sums[row])) * kLn2;
-    if (lane % 4 == 0) store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    for (int row = 0; row < 2; ++row) {
+      const float lse = (tops[row] + lg2(sums[row])) * kLn2;
+      store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
+    }
   }
 }
 

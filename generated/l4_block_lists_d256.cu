@@ -3,7 +3,7 @@
 //     codegen render specs/l4_block_lists_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
-// seal: sha256 d8ef18417f0c587689be06e4bf9b8d2ea562e5beca55e1977d264687b7ab672b
+// seal: sha256 d17b95346667f5e502a41c2d46d9ad2a31edf2a85b1d8ae9fcc8f1de81c23b5d
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -91,7 +91,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_num_blocks;  // number of partial key blocks
   int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
@@ -586,7 +586,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_block_lists_d256(co
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

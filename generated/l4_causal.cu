@@ -3,7 +3,7 @@
 //     codegen render specs/l4_causal.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 2132c012028e2e7f56d80857cbcdd559eaa7b92dcba2db9c0e05dc3aba1773fd
-// seal: sha256 f05542a09d3c374c7a2e76c68f8b238a69fcbe93789d7f07dfb99f40fd2467be
+// seal: sha256 6c8f5440a38c7cc999879a4c57e88a0260da51eca9d8623f5f8ec509addcff02
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -87,7 +87,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -531,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal(const __grid
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

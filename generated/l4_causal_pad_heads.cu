@@ -3,7 +3,7 @@
 //     codegen render specs/l4_causal_pad_heads.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 4a946b8e8874d9469a27a5c529839f1700c828206f96162a34eb16812d9bd956
-// seal: sha256 4a20a2072fc6398b988134680dea5e24c6dadbc90bdb60b0c44804c16094bd25
+// seal: sha256 f8f452f7dfeebb5cbb2fc17453b3588a8970169e658e3c9366a336ae18e37e2a
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -87,7 +87,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int head_chunks;  // 16-byte chunks of a row of Q, K, V and O; the rest of kHeadDim columns is zeros
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
@@ -538,7 +538,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

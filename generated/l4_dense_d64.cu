@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":80},"warp_rows":32}
 // spec hash: 4f81754d118fc7bc5cf55afad6e8fe23e434bb356e91939535fdcfe67fe259be
-// seal: sha256 876f19f1fdf49b787ca00fa277411cf76536c0f93600a60d5f84e8c4cf505ab6
+// seal: sha256 7b6e7ce33280e4c65d1c7a68ed324d5597ed124d3526ef48c05bc8278a14c2af
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -88,7 +88,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -515,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_dense_d64(const __g
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_kv_lengths.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: a0f8bb0bd6158d0411ab220f442fe87e9ea9519f9a7ac9cd17794eac8fd28186
-// seal: sha256 ca8ee4fe1721424184a8a625f4e62b6446d698c90c29e6ca18c1d9f1b0ebd3f1
+// seal: sha256 6db22e0c87c09eb23cd156741e247a2a6be666dfef34eb26e4067e228842abc3
 
 // Attention forward for sm_89 over the keys that the pattern shows, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -88,7 +88,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_lengths;  // keys of each batch; those behind them are hidden
   int64 kv_lengths_batch_stride;  // elements from one batch to the next (0: shared)
   int q_len;  // queries of a head
@@ -523,7 +523,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_wmma.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
-// seal: sha256 e5e4b45149f8b26264c403f932e4f53537e6efda5b4c425fb0bd97945b0ca502
+// seal: sha256 7b66e1d8f585d561c0dfeae2aab8eb3dd7225d9761c8b66ac6d0855cc3e64bca
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -93,7 +93,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -464,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
   const float sum = row_sum + __shfl_xor_sync(0xFFFFFFFF, row_sum, 1);
   const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-  if (threadIdx.x % 2 == 0 && query < p.q_len) {
+  if (p.lse != nullptr && threadIdx.x % 2 == 0 && query < p.q_len) {
     p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
         sum == 0.0f ? kMinusInfinity : (row_max + lg2(sum)) * kLn2;
   }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: d3a6e94516d9b242405fa39a2eb7082e7051a726a9ee7368c060e5f07e6ee77c
-// seal: sha256 4a3d7d589362e3e57ee0621993a12bf5aac12e91dd781ab55215b5813d41b31b
+// seal: sha256 1130acd2d23efd52c253371ee7621fbbceb13792f1f4bde74d84287768763954
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -110,7 +110,7 @@ struct Params {
   int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
   int v_scale_column_stride;  // elements from one column to the next (0: shared)
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -620,7 +620,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_topk32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 24f177eb00fe537c304f8932e59994c937e21af16781b7fa05bd13f0fcfbf34e
-// seal: sha256 025e85ae3d3e6bc8900bf504119cf1e8d140372d40d02eba28c9c93bbf923c43
+// seal: sha256 189c2b258e1510c11bd6b812b38baeb35afb90bdac9dd86110560729b565b96f
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -113,7 +113,7 @@ struct Params {
   int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
   int v_scale_column_stride;  // elements from one column to the next (0: shared)
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
@@ -650,7 +650,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

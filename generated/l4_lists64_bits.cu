@@ -3,7 +3,7 @@
 //     codegen render specs/l4_lists64_bits.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: fd890e371427b0154808b94a47083a37f3b54ad4390b94d686aabb9ca9effa82
-// seal: sha256 e5ea07ab56a82520fc0d10d4ea12ae29a57870700344daeb3726f93ec69182a2
+// seal: sha256 46a22d64b7f2d95d4c9ea1f599ef997fca19345898ed1d07f798d2a7e16eb59c
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -91,7 +91,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_num_blocks;  // number of partial key blocks
   int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
@@ -640,7 +640,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

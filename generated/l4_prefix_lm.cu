@@ -3,7 +3,7 @@
 //     codegen render specs/l4_prefix_lm.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: e785871a798a6dc80822ef9b7672496a242d903591ac827979d99165a6fb9373
-// seal: sha256 5184363cdfc0a6f68015b8460232d7724cf2ef8591ff7d8bfc8d69c6f4b6508e
+// seal: sha256 da31015e84a053770271b13bad419f4cd79f28cab3e7886e0d3e834c5ed055d5
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -89,7 +89,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* prefix_len;  // keys that every query of a batch sees
   int64 prefix_len_batch_stride;  // elements from one batch to the next (0: shared)
   int q_len;  // queries of a head
@@ -545,7 +545,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

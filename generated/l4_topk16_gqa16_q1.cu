@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk16_gqa16_q1.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 0cd52144acd1d9582d51598698480adab74556070d67b8372694452e3b1e78be
-// seal: sha256 1dbe0ad512b87648b8b0e78592220be76b6e6c9a2ef579582de874c4b31555e5
+// seal: sha256 8f1b3460e94d1496e2d3127ccd0e956a5f7bcd7c91e73454a31b19dabd45ffb2
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -98,7 +98,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous; null: not stored
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
@@ -571,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk16_gqa16_q1(con
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + tile_row / kPackGqa;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads * kPackGqa + head) * p.q_len + query] = lse;
       }
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk32_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":6,"tile":{"m":64,"n":64},"warp_rows":32}
 // spec hash: 6661ba0dc2d98b0b306ed907e3a1341a4185c7b247b15cbe4464cdf58a3c08cd
-// seal: sha256 cd766cd31a1d8b5570c5e54a4b82a908a3d6548bd01d797cd61196db43ecfc42
+// seal: sha256 ddb5790d5c72f5b534c1c0f1fb7a91bfae31af9ae4693a586d5cc43b590ee446
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -91,7 +91,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
@@ -545,7 +545,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_d64(const __
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: a52cb9f1ef2cd39fca55c39a7841fd84d8026c224f5aac704a7064831113c9d1
-// seal: sha256 2fedb071945cb2ee7b589c7065c5c8251ec533d7d0428e646e3eec3baa468231
+// seal: sha256 15964f7242071116ea1e899625d438b68ccc9e220b95a2b178c90611d5db05af
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -98,7 +98,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous; null: not stored
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
@@ -562,7 +562,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk32_gqa8_b64(con
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + tile_row / kPackGqa;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads * kPackGqa + head) * p.q_len + query] = lse;
       }
     }

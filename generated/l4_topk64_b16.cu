@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk64_b16.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":16,"q":16},"k":64,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 3cf874768c88c526ec9ed27dee3b0d799c4aac53c6dbe3523850656671491ac3
-// seal: sha256 c270ae6c93e49ddf58e2a260d13a5410c059bac1962e087c7d190c0a9da2a340
+// seal: sha256 312c05f99d84732a5c0eb57ffa158b05ade92ae49654b6b27f0acc2431f68bf0
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -92,7 +92,7 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_indices;  // key blocks of each query block, any order
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
@@ -549,7 +549,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk64_b16(const __
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (lane % 4 == 0 && query < p.q_len) {
+      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
         p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
       }
     }

@@ -11,6 +11,7 @@ import torch
 
 from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
+from runtime.checks import check_flag
 from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import Allocate, allocator
 from runtime.driver.context import entered, is_elsewhere
@@ -57,8 +58,8 @@ class AttentionResult(NamedTuple):
 
     Attributes:
         out: (batch, heads, q_len, d), the result: as q.
-        lse: float32 (batch, heads, q_len), the natural logarithm of each row's sum of exp(logit); None where the spec
-            says ``lse: false``.
+        lse: float32 (batch, heads, q_len), the natural logarithm of each row's sum of exp(logit); None with
+            ``return_lse=False``.
     """
 
     out: torch.Tensor
@@ -72,7 +73,7 @@ class _Outputs(NamedTuple):
         out_layout: shape, strides and type of a new ``out``.
         lse_layout: those of the LSE; None without one.
         allocate: makes both.
-        left_out: index tensors that are not given, the sink if there is none: their addresses are 0.
+        left_out: the LSE, index tensors that are not given, the sink if there is none: their addresses are 0.
         memory: what the launch needs beside its arguments.
     """
 
@@ -107,13 +108,14 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
-        others = ("scale", "out", "sink", "validate", "aux")
+        others = ("scale", "out", "sink", "return_lse", "validate", "aux")
         self._aux = AuxArguments(self.spec, compiled.plan)
         self._aux_params = self._aux.params
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
         self._index_names = self._arguments.names
         self._argument_names = ("q", "k", "v", *self._index_names)
         self._takes_scales = self.spec.is_fp8
+        self._has_lse = self.spec.lse
 
     def __call__(
         self,
@@ -124,6 +126,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         scale: float | None = None,
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
+        return_lse: bool | None = None,
         validate: bool = False,
         aux: Mapping[str, torch.Tensor] | None = None,
         **named_indices: torch.Tensor | PreparedLists | None,
@@ -161,22 +164,25 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
                 each row of its head, as a key without a value would.
             out: (batch, heads, q_len, d) to write into, same rules as q; allocated like q by default.
+            return_lse: whether the log-sum-exp is computed; by default as the spec's ``lse`` says. A kernel whose spec
+                says ``lse: false`` has none.
             validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
             aux: the tensors of the spec's expressions by name, of the types and sizes that it declares, (batch, q_len)
                 say, any strides; a size of batch, heads, q_len or kv_len may be 1, for all. An index beyond an end is
                 that end's.
 
         Returns:
-            (out, lse); lse is None if the spec says ``lse: false``, else (batch, heads, q_len) float32, the natural
-            logarithm of each row's sum of exp(logit): scale * q.k, or what the spec's softcap makes of it. A row that
-            sees no key has out 0 and lse -inf; with a sink, lse is then the sink.
+            (out, lse); lse is None without ``return_lse``, else (batch, heads, q_len) float32, the natural logarithm of
+            each row's sum of exp(logit): scale * q.k, or what the spec's softcap makes of it. A row that sees no key
+            has out 0 and lse -inf; with a sink, lse is then the sink.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
         if is_elsewhere(q):
             with entered(q.device.index):
-                options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "validate": validate, "aux": aux}
+                options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": return_lse}
+                options |= {"validate": validate, "aux": aux}
                 return self(q, k, v, *indices, **{**options, **named_indices})
         scales: tuple[Any, ...] = self._take_scales(named_indices) if self._takes_scales else ()
         given = self._arguments.gather(indices, named_indices) if named_indices else indices
@@ -184,12 +190,13 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
         looked_up = aux_in_order(aux, self._aux.declared) if aux or self._aux_params else ()
-        key = (scale, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
+        if return_lse is not False and return_lse is not self._has_lse:
+            return_lse = self._default_lse(return_lse)
+        key = (scale, return_lse, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
         signature = self._bound(key)
         if signature is None:
-            checked = self._check(
-                q, k, v, indices=tensors, aux=looked_up, scales=scales, scale=scale, out=out, sink=sink
-            )
+            options = {"aux": looked_up, "scales": scales, "scale": scale, "out": out, "sink": sink}
+            checked = self._check(q, k, v, indices=tensors, return_lse=return_lse, **options)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, tensors)
@@ -273,22 +280,23 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         scale: float | None,
         out: torch.Tensor | None,
         sink: torch.Tensor | None,
+        return_lse: bool,
         aux: Mapping[str, torch.Tensor],
     ) -> None:
         """Bind a call whose operands ``runtime.ops`` has checked, so that the call itself does not repeat that.
 
         Args:
             q, k, v, scale, out, sink: checked by the functions of ``runtime.kernels.arguments``.
-            indices, aux: as of a call; they are checked here.
+            indices, return_lse, aux: as of a call; the tensors are checked here.
 
         Raises:
             ArgumentError: as a call.
         """
         looked_up = aux_in_order(aux, self._aux.declared)
-        key = (scale, call_key(q, k, v, out, sink, *indices, *looked_up))
+        key = (scale, return_lse, call_key(q, k, v, out, sink, *indices, *looked_up))
         with entered(q.device.index) if is_elsewhere(q) else nullcontext():
             options: dict[str, Any] = {"aux": looked_up, "scale": scale, "out": out, "sink": sink, "checked": True}
-            self._signatures.keep(key, self._check(q, k, v, indices=indices, **options))
+            self._signatures.keep(key, self._check(q, k, v, indices=indices, return_lse=return_lse, **options))
 
     def _check(
         self,
@@ -300,6 +308,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         scale: Any,
         out: Any,
         sink: Any,
+        return_lse: bool,
         aux: tuple[Any, ...] = (),
         scales: tuple[Any, ...] = (),
         checked: bool = False,
@@ -333,7 +342,20 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             values["head_chunks"] = d * q.element_size() // TMA_ALIGNMENT
         check_memory(q=q, k=k, v=v)
         mapped = {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()}
-        return self._signature(q.device, args, values, mapped, self._outputs(q, indices, sink, Memory.of(args)))
+        given = dict(zip(self._index_names, indices, strict=False)) | {"sink": sink}
+        outputs = self._outputs(q, given, Memory.of(args), return_lse=return_lse)
+        return self._signature(q.device, args, values, mapped, outputs)
+
+    def _default_lse(self, return_lse: Any) -> bool:
+        """Whether a call computes the log-sum-exp, where its argument is neither False nor what the spec says.
+
+        Raises:
+            ArgumentError: for a value that is no bool, and for True where the kernel has none.
+        """
+        if return_lse is None:
+            return self._has_lse
+        check_flag("return_lse", return_lse)
+        raise ArgumentError("return_lse", f"is True, but the spec of {self.compiled.named.stem} says lse: false")
 
     def _check_operands(self, q: Any, k: Any, v: Any, *, out: Any, sink: Any) -> None:
         """Check the operands of a call: types, shapes, strides."""
@@ -377,16 +399,15 @@ class AttentionKernel(BoundCall[AttentionSpec]):
     def _check_values(self, scales: tuple[Any, ...]) -> None:
         """Check the values of those scales (synchronises)."""
 
-    def _outputs(self, q: torch.Tensor, indices: tuple[Any, ...], sink: Any, memory: Memory) -> _Outputs:
-        """Return what calls of a checked signature do beside the launch."""
+    def _outputs(self, q: torch.Tensor, given: Mapping[str, Any], memory: Memory, *, return_lse: bool) -> _Outputs:
+        """What calls of a checked signature do beside the launch, by the index tensors and the sink that are given."""
         batch, heads, q_len, _ = q.shape
-        given = dict(zip(self._index_names, indices, strict=False)) | {"sink": sink}
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
         return _Outputs(
             layout_like(q, self._output),
-            lse_layout if self.spec.lse else None,
+            lse_layout if return_lse else None,
             allocator(q.device),
-            dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),
+            {"lse": 0} | dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),
             memory,
         )
 

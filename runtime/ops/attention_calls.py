@@ -133,7 +133,6 @@ def attend(
             softcap,
             sink is not None,
             kv_lengths is not None,
-            lse,
         )
         last, route = _routes.last
         if key != last:
@@ -155,9 +154,10 @@ def attend(
             check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
             validate = False
         scale = route.scale if scale is None else scale
+        options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux}
         if is_new:
-            route.kernel.bind(q, k, v, *given, scale=scale, out=out, sink=sink, aux=aux)
-        return route.kernel(q, k, v, *given, scale=scale, out=out, sink=sink, validate=validate, aux=aux)
+            route.kernel.bind(q, k, v, *given, **options)
+        return route.kernel(q, k, v, *given, **options, validate=validate)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)  # says more
         raise

@@ -8,7 +8,7 @@ two of a length to the next, most often one; heads are exact.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ import torch
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
-from codegen.library import find_spec
 from codegen.scored_pattern import ScoredPattern
 from codegen.select import Choice, choose
 from codegen.wording import alternatives
@@ -65,7 +64,6 @@ class Call(NamedTuple):
         softcap: cap of the logits.
         sink: whether the call has sinks.
         kv_lengths: whether it has lengths.
-        lse: whether it wants the log-sum-exp.
         fp8: parameters of FP8 inputs; None for 16-bit ones.
     """
 
@@ -78,7 +76,6 @@ class Call(NamedTuple):
     softcap: float | None
     sink: bool
     kv_lengths: bool
-    lse: bool
     fp8: Fp8Call | None = None
 
 
@@ -95,7 +92,6 @@ class ShapeClass:
         softcap: cap of the logits.
         sink: whether calls have sinks.
         kv_lengths: whether they have lengths.
-        lse: whether they want the log-sum-exp.
         pad_heads: whether their heads are filled up by a kernel that does not copy by TMA, which does so by itself.
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
@@ -110,7 +106,6 @@ class ShapeClass:
     softcap: float | None
     sink: bool
     kv_lengths: bool
-    lse: bool
     pad_heads: bool
     pack_gqa: int
     batch: int
@@ -245,7 +240,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         device_name=device_name,
         dtype=_NAMES[call.dtype],
         head_dim=kernel_head_dim(head_dim),
-        **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths", "lse")},
+        **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths")},
         pad_heads=pads,
         pack_gqa=packed,
         batch=rounded(batch),
@@ -274,11 +269,5 @@ def _packed_heads(call: Call) -> int:
 
 @lru_cache(maxsize=CLASSES_KEPT)
 def chosen(shape_class: ShapeClass) -> Choice:
-    """Choose the kernel of a class.
-
-    The choice is that of a kernel with an LSE, as kernels are measured: it costs next to nothing and changes no tuning.
-    """
-    choice = choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name)
-    if shape_class.lse:
-        return choice
-    return replace(choice, named=find_spec(choice.spec.model_copy(update={"lse": False})))
+    """Choose the kernel of a class; whether it stores the log-sum-exp is an argument of its calls."""
+    return choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name)

@@ -79,7 +79,7 @@ def attend_quantised(
     try:
         fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-        more = (softcap, sink is not None, kv_lengths is not None, lse, fp8)
+        more = (softcap, sink is not None, kv_lengths is not None, fp8)
         key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, *more)
         last, route = _routes.last
         if key != last:
@@ -149,6 +149,7 @@ def _call(
         scale=route.scale if scale is None else scale,
         out=out,
         sink=sink,
+        return_lse=lse,
         validate=validate and route.arranged is None,
         aux=aux,
     )

@@ -94,11 +94,12 @@ def explain_attention(
     """Say which kernel ``block_sparse_attention`` takes for a call, and why; nothing is compiled or launched.
 
     Args:
-        q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: those of the call.
+        q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: those of the call; with and
+            without a log-sum-exp the kernel is the same.
         arch: architecture of the kernel, for tensors that are on no GPU (``device="meta"`` will do); by default that of
             q's device.
         gradients: also say which kernels compute the gradients of q, k and v, and of those tensors of the score that
-            require one. The forward then has a log-sum-exp.
+            require one.
 
     Returns:
         The choice. ``str()`` of it has the kernel, the rule and the measured row, the class of shapes that share it,
@@ -131,7 +132,6 @@ def explain_attention(
         softcap,
         sink is not None,
         kv_lengths is not None,
-        return_lse or gradients,
     )
     backward = None
     if gradients:

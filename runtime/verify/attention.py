@@ -380,6 +380,7 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
         problems.append("two runs differ")
     if lse is not None:
         problems += check_lse(lse, reference_lse)
+        problems += check_without_lse(kernel, (inputs.q, inputs.k, inputs.v, *inputs.indices), options, out)
     unseen = weight.sum(-1) == 0
     if bool((out[unseen] != 0).any()):
         problems.append("a row without keys is not 0")
@@ -404,6 +405,23 @@ def poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor,
         return memory, memory
     memory = torch.full((*q.shape[:3], spec.head_dim), torch.nan, dtype=q.dtype, device=q.device)
     return memory, memory[..., : q.shape[3]]
+
+
+def check_without_lse(kernel: Any, given: Sequence[Any], options: dict[str, Any], right: torch.Tensor) -> list[str]:
+    """Check that a call without an LSE has the same result; return faults in words.
+
+    Args:
+        kernel: a kernel with an LSE.
+        given: its positional arguments.
+        options: its keyword arguments; ``out`` is overwritten.
+        right: the result of a call with an LSE.
+    """
+    options["out"].fill_(torch.nan)
+    with poisoned_memory():
+        found = kernel(*given, **options, return_lse=False)
+    if found.lse is not None:
+        return ["there is an LSE without return_lse"]
+    return [] if torch.equal(found.out, right) else ["the result differs without an LSE"]
 
 
 def check_lse(lse: torch.Tensor, reference: torch.Tensor, allowed: float = 1e-4) -> list[str]:

@@ -120,6 +120,8 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
         problems.append("two runs differ")
     if lse is not None:
         problems += attention.check_lse(lse, reference_lse, LSE_ERROR)
+        arguments = given.q, given.k, given.v_t, *inputs.indices
+        problems += attention.check_without_lse(kernel, arguments, {**given.scales(), **options}, out)
     if bool((out[weight.sum(-1) == 0] != 0).any()):
         problems.append("a row without keys is not 0")
     *_, their_each, their_rest = attention.oracle_with_weights(spec, case, inputs, emulated_products(given))

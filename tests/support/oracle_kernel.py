@@ -27,19 +27,37 @@ def score_of(spec: AttentionSpec | AttentionBackwardSpec, aux: Any) -> Any:
 
 
 class OracleKernel:
-    """Stands for an AttentionKernel."""
+    """Stands for an AttentionKernel.
+
+    Attributes:
+        calls: their number.
+        asked_lse: whether each of them asked for an LSE.
+    """
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
         self.calls = 0
+        self.asked_lse: list[bool] = []
 
     def bind(self, *arguments: Any, **options: Any) -> None:
         """Nothing is kept for the call, which checks all again."""
 
     def __call__(
-        self, q: Any, k: Any, v: Any, *tensors: Any, scale: Any, out: Any, sink: Any, validate: bool, aux: Any = None
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *tensors: Any,
+        scale: Any,
+        out: Any,
+        sink: Any,
+        return_lse: bool,
+        validate: bool,
+        aux: Any = None,
     ) -> AttentionResult:
         self.calls += 1
+        self.asked_lse.append(return_lse)
+        assert self.spec.lse
         _check_as_kernels_do(q, k, v, tensors, out=out, sink=sink, aux=aux)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             raise ArgumentError("q", "requires a gradient, but this kernel has no backward")
@@ -60,7 +78,7 @@ class OracleKernel:
         )
         out = torch.empty_like(q) if out is None else out
         out.copy_(found)
-        return AttentionResult(out, lse if spec.lse else None)
+        return AttentionResult(out, lse if return_lse else None)
 
 
 def _check_as_kernels_do(q: Any, k: Any, v: Any, tensors: Any, *, out: Any, sink: Any, aux: Any) -> None:

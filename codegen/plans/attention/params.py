@@ -35,9 +35,9 @@ def asks_heads(spec: AttentionSpec) -> bool:
 
 
 def lse_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of the log-sum-exp, if the spec asks for it."""
+    """Return the parameter of the log-sum-exp, if the spec has one."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
-    doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous"
+    doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous; null: not stored"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 

@@ -169,7 +169,7 @@ def test_sizes_of_tensor_maps_are_those_of_a_call(name: str, monkeypatch: pytest
     q, k = torch.zeros(3, 2 * packed, 50, d).half(), torch.zeros(3, 2, 70, d).half()
     block = plan.spec.pattern.fixed_block  # type: ignore[union-attr]
     lists = () if block is None else (torch.zeros(1, 1, -(-50 // block.q), 16, dtype=torch.int32),)
-    signature = kernel._check(q, k, k, indices=lists, scale=None, out=None, sink=None)
+    signature = kernel._check(q, k, k, indices=lists, scale=None, out=None, sink=None, return_lse=True)
     sizes = {"head_dim": d, "q_len": 50, "kv_len": 70, "heads": 2, "kv_heads": 2, "batch": 3}
     sizes |= {"packs": 2, "heads of a pack": packed}
     dims = {place.name: place.encoder.dims for place in signature.maps}
@@ -220,7 +220,7 @@ def test_a_launch_of_a_known_shape_is_that_of_a_call(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attention, "check_tensor", lambda *arguments: None)
     kernel = attention.AttentionKernel(SimpleNamespace(named=named, plan=plan), loaded_kernel(plan))  # type: ignore[arg-type]
     q, k = torch.zeros(2, 8, 1000, 128).half(), torch.zeros(2, 4, 1300, 128).half()
-    signature = kernel._check(q, k, k, indices=(), scale=None, out=None, sink=None)
+    signature = kernel._check(q, k, k, indices=(), scale=None, out=None, sink=None, return_lse=True)
     sizes = {"batch": 2, "heads": 8, "kv_heads": 4, "q_len": 1000, "kv_len": 1300}
     told = launch_record(sized_launch(plan, sizes, SMS))
     assert told.grid[0] == signature.config.gridDimX and told.block[0] == signature.config.blockDimX

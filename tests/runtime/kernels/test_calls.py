@@ -818,7 +818,7 @@ def test_more_tiles_than_can_be_numbered(kernel: Any) -> None:
     for batch in (2**15 - 1, 2**15):
         q, k = (torch.zeros(1, 1, n, 128).half().expand(batch, 2**16, n, 128) for n in (queries, 128))
         if batch < 2**15:
-            assert call._check(q, k, k, indices=(), scale=None, out=None, sink=None).grid == 132
+            assert call._check(q, k, k, indices=(), scale=None, out=None, sink=None, return_lse=True).grid == 132
             continue
         with pytest.raises(ArgumentError, match=rf"q: has shape .*: more than 2\^31 tiles of {queries} queries"):
             call(q, k, k)
@@ -975,6 +975,26 @@ def test_a_kernel_without_lse_returns_none_in_its_place(kernel: Any) -> None:
     result = call(q, k, v)
     assert isinstance(result, attention.AttentionResult) and result.lse is None
     assert result.out.shape == q.shape and len(driver.launches) == 1
+    assert call(q, k, v, return_lse=False).lse is None and len(call._signatures) == 1
+    with pytest.raises(ArgumentError, match=r"^return_lse: is True, but the spec of \w+ says lse: false$"):
+        call(q, k, v, return_lse=True)
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.parametrize("name", ["h100_causal", "h100_topk32", "l4_causal", "l4_dense_wmma"])
+def test_an_lse_is_computed_where_the_call_asks_for_it(kernel: Any, name: str) -> None:
+    call, driver = kernel(name)
+    q, k, v = qkv()
+    rows = 256 // call.spec.pattern.fixed_block.q if call.spec.pattern.fixed_block else 0
+    lists = [torch.zeros(1, 1, rows, 32).int()] if call.spec.pattern.lists else []
+    kept = [call(q, k, v, *lists, return_lse=flag) for flag in (None, True, False, True, False)]
+    assert [found.lse is None for found in kept] == [False, False, True, False, True]
+    assert len(call._signatures) == 2
+    for (_, _, block), found in zip(driver.launches, kept, strict=True):
+        assert field(call, block, "lse") == (0 if found.lse is None else found.lse.data_ptr(),)
+    for value in (0, 1, "yes", torch.tensor(True)):
+        with pytest.raises(ArgumentError, match=r"^return_lse: is .*, expected True or False$"):
+            call(q, k, v, *lists, return_lse=value)
 
 
 def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None:

@@ -19,7 +19,6 @@ import oracle_kernel  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.patterns.block_lists import BlockLists as BlockListsSpec  # noqa: E402
 from codegen.select import choose  # noqa: E402
-from codegen.select.problem import tuning_of  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime import ArgumentError, DeviceError, explain_attention, patterns  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
@@ -87,7 +86,8 @@ PATTERNS = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_each_pattern_is_computed_by_the_kernel_of_its_spec(name: str, loaded: Any) -> None:
     assert_right(qkv(), PATTERNS[name]())
-    assert len(loaded) == 2 and {kernel.spec.lse for kernel in loaded.values()} == {False, True}
+    (kernel,) = loaded.values()
+    assert set(kernel.asked_lse) == {False, True}
 
 
 def test_a_block_mask_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,6 +401,7 @@ def test_what_is_above_the_kernel_costs_little_time(loaded: Any) -> None:
         scale=None,
         out=None,
         sink=None,
+        return_lse=False,
         validate=False,
     )
     kernel.__class__.__call__, call = lambda *_, **__: result, kernel.__class__.__call__
@@ -445,12 +446,11 @@ def test_the_choice_says_what_becomes_of_lists_and_heads() -> None:
     assert "lists: each head is repeated 3 times, in each call; blocks of" in told
 
 
-def test_the_choice_is_the_measured_one_with_and_without_an_lse() -> None:
+def test_the_kernel_is_the_measured_one_with_and_without_an_lse() -> None:
     tensors = [t.expand(2, -1, -1, -1) for t in meta()]
     with_lse, without = (explain_attention(*tensors, Dense(), arch="sm_90a", return_lse=lse) for lse in (True, False))
-    assert with_lse.choice.rule == without.choice.rule == "measured"
-    assert tuning_of(with_lse.choice.spec) == tuning_of(without.choice.spec)
-    assert (with_lse.choice.spec.lse, without.choice.spec.lse) == (True, False)  # type: ignore[union-attr]
+    assert with_lse == without and with_lse.choice.rule == "measured"
+    assert with_lse.choice.spec.lse  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_explained_is_told_as_a_call_would() -> None:

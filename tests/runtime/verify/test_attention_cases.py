@@ -16,6 +16,7 @@ from runtime.verify.common import poisoned_memory, tolerance
 
 torch = pytest.importorskip("torch")
 
+from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.verify import attention  # noqa: E402
 from runtime.verify.common import Outcome, summary  # noqa: E402
 
@@ -36,14 +37,22 @@ class Oracle:
         self.spec, self.case, self.spoil = spec_of(name), case, spoil
 
     def __call__(
-        self, q: Any, k: Any, v: Any, *indices: Any, scale: float | None, out: Any, sink: Any
-    ) -> tuple[Any, Any]:
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *indices: Any,
+        scale: float | None,
+        out: Any,
+        sink: Any,
+        return_lse: bool = True,
+    ) -> AttentionResult:
         inputs = attention.Inputs(q, k, v, indices, sink)
         exact, lse, _ = attention.oracle(self.spec, replace(self.case, scale=scale), inputs)
         out.copy_(exact)
         lse = lse.float()
         self.spoil(out, lse)
-        return out, lse
+        return AttentionResult(out, lse if return_lse else None)
 
 
 def run(kernel: Oracle) -> Outcome:
@@ -289,7 +298,7 @@ def test_a_sink_is_part_of_the_result(case: str) -> None:
     assert run(Oracle("h100_window1k_sink", chosen)).passed
 
     class Forgetful(Oracle):
-        def __call__(self, *tensors: Any, sink: Any, **named: Any) -> tuple[Any, Any]:
+        def __call__(self, *tensors: Any, sink: Any, **named: Any) -> AttentionResult:
             return super().__call__(*tensors, sink=torch.full_like(sink, -math.inf), **named)
 
     assert not run(Forgetful("h100_window1k_sink", chosen)).passed
@@ -382,13 +391,30 @@ def test_two_runs_that_differ_fail() -> None:
     for spoil in (second_result, second_lse):
         calls.clear()
         found = run(Oracle("h100_dense", case, spoil))
-        assert len(calls) == 2 and found.problem == "two runs differ", spoil.__name__
+        assert len(calls) == 3 and found.problem == "two runs differ", spoil.__name__
+
+
+def test_a_result_that_differs_without_an_lse_fails() -> None:
+    class Wrong(Oracle):
+        def __call__(self, *tensors: Any, **named: Any) -> Any:
+            found = super().__call__(*tensors, **named)
+            if not named.get("return_lse", True):
+                found.out[0, 0, 5, 3] += 1
+            return found
+
+    class Anyway(Oracle):
+        def __call__(self, *tensors: Any, **named: Any) -> Any:
+            return super().__call__(*tensors, **{**named, "return_lse": True})
+
+    case = replace(BY_NAME["plain"], q_len=128, kv_len=128)
+    assert run(Wrong("h100_dense", case)).problem == "the result differs without an LSE"
+    assert run(Anyway("h100_dense", case)).problem == "there is an LSE without return_lse"
 
 
 def test_a_result_without_lse_is_judged_too() -> None:
     class Alone(Oracle):
         def __call__(self, *tensors: Any, **named: Any) -> Any:
-            return super().__call__(*tensors, **named)[0], None
+            return AttentionResult(super().__call__(*tensors, **named).out, None)
 
     def spoiled(out: Any, lse: Any) -> None:
         out[0, 0, 5] += 1

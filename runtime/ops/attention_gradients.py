@@ -25,8 +25,9 @@ from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
-from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
+from runtime.kernels.pattern_numbers import numbers_for
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.patterns import split_tensors
@@ -209,20 +210,23 @@ def attend_backward(
         lists = (*lists, *(None,) * left_out, kv_lengths)
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
     options["aux"] = aux
+
+    def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
+        kernel, spec = _loaded(named, q.device), named.spec
+        assert isinstance(spec, AttentionBackwardSpec)
+        return kernel(q, k, v, *lists, **options, **more, **numbers_for(spec.pattern, scored.pattern))
+
     of_q = of_k = of_v = stats = None
     if dq and dkdv and choice.kernels.dq_dkdv is not None:
-        kernel = _loaded(choice.kernels.dq_dkdv, q.device)
-        of_q, of_k, of_v, stats, _ = kernel(q, k, v, *lists, **options)
+        of_q, of_k, of_v, stats, _ = computed(choice.kernels.dq_dkdv)
         dq = dkdv = False
     if dq:
-        kernel = _loaded(choice.kernels.dq, q.device)
-        of_q, _, _, stats, _ = kernel(q, k, v, *lists, **options)
+        of_q, _, _, stats, _ = computed(choice.kernels.dq)
     if dkdv:
-        kernel = _loaded(choice.kernels.dkdv, q.device)
-        _, of_k, of_v, stats, _ = kernel(q, k, v, *lists, **options, stats=stats)
+        _, of_k, of_v, stats, _ = computed(choice.kernels.dkdv, stats=stats)
     of_aux: dict[str, torch.Tensor] = {}
     if choice.kernels.daux is not None:
-        found = _loaded(choice.kernels.daux, q.device)(q, k, v, *lists, **options, stats=stats)
+        found = computed(choice.kernels.daux, stats=stats)
         of_aux, stats = found.daux or {}, found.stats
     of_sink = None
     if dsink:

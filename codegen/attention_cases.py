@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass, replace
 
 from codegen.dtypes import DTYPES
+from codegen.patterns import PatternBase
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 
@@ -48,6 +49,9 @@ class Case:
         scale: the softmax scale, or None for the default.
         columns: elements of a head, fewer than the kernel's; None for as many. NaN follows them in memory.
         sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
+        window: keys before and after a query's own, of a pattern that leaves them to the call; :func:`fitted` draws
+            them where they are None.
+        sink_keys: keys at the beginning, likewise.
     """
 
     name: str
@@ -70,6 +74,8 @@ class Case:
     scale: float | None = None
     columns: int | None = None
     sinks: str = "normal"
+    window: tuple[int, int] | None = None
+    sink_keys: int | None = None
 
     def describe(self) -> str:
         """Return the parameters that differ from a plain case."""
@@ -89,6 +95,8 @@ class Case:
             "one list only": not self.full_lists,
             f"bits {self.masks}": self.masks != "random",
             f"{self.sinks} sinks": self.sinks != "normal",
+            f"window {self.window}": self.window is not None,
+            f"{self.sink_keys} sink keys": self.sink_keys is not None,
         }
         return ", ".join([text, *(word for word, said in extras.items() if said)])
 
@@ -200,6 +208,37 @@ KV_LENGTH_CASES = (
 )
 
 
+# Windows of a call: of one key, within a block, of whole blocks, as long as the keys, longer than the sequence, to one
+# side; sinks: none, those of a block, one of all keys, all keys and more.
+WINDOW_CASES = tuple(
+    Case(f"window_{left}_{right}", 2, 4, 2, q_len, kv_len, window=(left, right), sink_keys=sinks)
+    for left, right, q_len, kv_len, sinks in (
+        (0, 0, 700, 700, 0),
+        (7, 0, 333, 777, 1),
+        (127, 0, 1000, 1000, 64),
+        (300, 64, 640, 900, 70),
+        (0, 200, 500, 500, 129),
+        (899, 0, 900, 900, 64),
+        (5000, 0, 700, 700, 5000),
+        (100, 5000, 333, 1200, 4),
+        (1 << 24, 1 << 24, 300, 200, 1 << 24),
+    )
+)
+
+
+def drawn_numbers(case: Case, pattern: PatternBase) -> Case:
+    """Return a case with the numbers that a pattern leaves to the call, drawn by its name where it has none."""
+    draw = random.Random(f"window of {case.name}")
+    most = case.kv_len
+    left = draw.choice((0, draw.randint(1, 70), draw.randint(1, 1 + most // 2), most - 1, most + case.q_len))
+    right = draw.choice((0, 0, draw.randint(1, 70), draw.randint(1, 1 + most // 2), most + case.q_len))
+    sinks = draw.choice((0, draw.randint(1, 9), 64, draw.randint(1, most), most + 1))
+    arguments = {number.argument for number in pattern.call_numbers}
+    window = (left, right) if case.window is None else case.window
+    sink_keys = sinks if case.sink_keys is None else case.sink_keys
+    return replace(case, window=window, sink_keys=sink_keys if "sink_keys" in arguments else None)
+
+
 def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
     """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
     step = 16 // DTYPES[spec.dtype].bytes  # a row of a tensor has whole chunks of 16 bytes
@@ -235,6 +274,7 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
     cases = (*cases, *(BITS_CASES if spec.pattern.masks_by_bits else ()))
     cases = (*cases, *(KV_LENGTH_CASES if spec.kv_lengths else ()))
     cases = (*cases, *(ORDER_QUERIES_CASES if spec.query_grouping == "search" else ()))
+    cases = (*cases, *(WINDOW_CASES if spec.pattern.is_general else ()))
     return (*(fitted(case, spec) for case in cases), *(head_size_cases(spec) if spec.pad_heads else ()))
 
 
@@ -245,10 +285,14 @@ def _takes_any_width(spec: AttentionSpec) -> bool:
 
 
 def fitted(case: Case, spec: AttentionSpec) -> Case:
-    """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold."""
+    """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold.
+
+    Where the pattern leaves its numbers to the call, the case has some.
+    """
     heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.pack_gqa)
     most = LARGEST_PAIRS // (case.batch * heads * case.kv_len)
-    return replace(case, heads=heads, q_len=min(case.q_len, most))
+    fits = replace(case, heads=heads, q_len=min(case.q_len, most))
+    return drawn_numbers(fits, spec.pattern) if spec.pattern.is_general else fits
 
 
 RANDOM_SHAPES = 100

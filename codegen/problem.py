@@ -24,6 +24,9 @@ class AttentionShape:
         list_batches: batches that have index lists of their own, 1 where lists are shared, 0 without lists.
         list_heads: heads, or packs of them, likewise.
         list_length: entries of a list, where the pattern leaves their number to the call.
+        window_left: keys of a window before a query's own, where the pattern leaves the window to the call.
+        window_right: those after it, likewise.
+        sink_keys: keys at the beginning that all later queries see, likewise.
     """
 
     batch: int
@@ -34,6 +37,9 @@ class AttentionShape:
     list_batches: int = 0
     list_heads: int = 0
     list_length: int = 0
+    window_left: int | None = None
+    window_right: int | None = None
+    sink_keys: int | None = None
 
 
 @dataclass(frozen=True)

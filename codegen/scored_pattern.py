@@ -125,7 +125,11 @@ def scored_pattern(text: str) -> ScoredPattern:
     """
     fields = _mapping("pattern", text)
     score = fields.pop("score", None)
-    return ScoredPattern(pattern_of(fields), None if score is None else _score_of(score))
+    pattern = pattern_of(fields)
+    if pattern.is_general:
+        name = pattern.call_numbers[0].field
+        raise SpecError(f"pattern.{name}", "is missing: the pattern of a call has its numbers")
+    return ScoredPattern(pattern, None if score is None else _score_of(score))
 
 
 @lru_cache(maxsize=KEPT)

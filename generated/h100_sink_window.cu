@@ -1,9 +1,9 @@
 // Generated from specs/h100_sink_window.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_sink_window.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: abb720fabc9a4fd0f13e9fd8df0819b1182683a0e49391701c740e3d118c4d11
-// seal: sha256 34bf94de282e21bfd14882dfeb8eb2b03d74e078875c5e5bc56236e5b90d59b9
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 8a6a3b64a7f732592195928b9184e2d16599b80cbcfffba74e8afcf308aed06f
+// seal: sha256 eee2a1c6bb1c642b39f4b79e4a9d62b8babc750a95ed223806856f03a6b8efa6
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -67,9 +67,6 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
-constexpr int kSink = 64;  // keys at the beginning that every later query sees
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 229496 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
@@ -108,6 +105,9 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  int sink_keys;  // keys at the beginning that every later query sees
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -356,23 +356,25 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, and of those before
-// them the first kSink; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
+// them the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see: the window's, then those that hold sinks only
   int window;     // how many are the window's
   int last;       // number of the window's last one
   int all_from;   // every query's window holds the keys from all_from
   int all_to;     // to all_to
+  int sink_keys;  // keys at the beginning that every later query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int diagonal = p.kv_len - p.q_len;
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
-    const int first = max(first_query + diagonal - kWindowLeft, 0) / kTileN;
-    const int sinks = min(first, (kSink + kTileN - 1) / kTileN);  // those before the window
-    all_from = last_query + diagonal - kWindowLeft;
-    all_to = first_query + diagonal + kWindowRight;
+    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    const int first = max(first_query + diagonal - p.window_left, 0) / kTileN;
+    const int sinks = min(first, (p.sink_keys + kTileN - 1) / kTileN);  // those before the window
+    all_from = last_query + diagonal - p.window_left;
+    all_to = first_query + diagonal + p.window_right;
+    sink_keys = p.sink_keys;
     last = last_key / kTileN;
     // first_query < p.q_len always holds: every tile has a query.
     window = first_query < p.q_len && last_key >= 0 ? last - first + 1 : 0;
@@ -383,16 +385,17 @@ struct KvBlockIterator {
   // Whether some pair of the i-th block is hidden.
   __device__ __forceinline__ bool masked(int i, int block) {
     const int begin = block * kTileN, end = begin + kTileN;
-    return max(begin, kSink) < min(end, all_from) || end - 1 > all_to;
+    return max(begin, sink_keys) < min(end, all_from) || end - 1 > all_to;
   }
 };
 
 // Whether a query sees a key that exists:
-//   (kv_idx < kSink or kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft) and kv_idx - (q_idx + kv_len - q_len) <=
-//   kWindowRight
+//   (kv_idx < sink_keys or kv_idx - (q_idx + kv_len - q_len) >= -window_left) and kv_idx - (q_idx + kv_len -
+//   q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return ((key < kSink) | (pair_0 >= -kWindowLeft)) & (pair_0 <= kWindowRight);
+  const bool pair_1 = (key < p.sink_keys) | (pair_0 >= -p.window_left);
+  return pair_1 & (pair_0 <= p.window_right);
 }
 
 // One tile of work: kTileM queries of one head.

@@ -1,9 +1,9 @@
 // Generated from specs/l4_sink_window_d96.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_sink_window_d96.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
-// spec hash: 2aa05754130318a28c5bb263657f1bb17b61090f4d2b2c86a9d59dff5e13f4d3
-// seal: sha256 d64881b2fba21cf02f8888ebae12fbdb44b308c65e65b13e5991fc86450376d0
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
+// spec hash: ec620404ab5cac3ec11f688c4580f7bc92d1a016ef1517fd2bcd3b306b9f6a1f
+// seal: sha256 c8df5801d4721fb2e646c0c60b54398ca47c1f2de38cf380261515bfc560f3d0
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -55,9 +55,6 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
 constexpr int kHalfStep = 2;  // half a step, in groups
-constexpr int kSink = 64;  // keys at the beginning that every later query sees
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 24576 bytes: Q tile
@@ -92,6 +89,9 @@ struct Params {
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  int sink_keys;  // keys at the beginning that every later query sees
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -182,23 +182,25 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, and of those before
-// them the first kSink; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
+// them the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see: the window's, then those that hold sinks only
   int window;     // how many are the window's
   int last;       // number of the window's last one
   int all_from;   // every query's window holds the keys from all_from
   int all_to;     // to all_to
+  int sink_keys;  // keys at the beginning that every later query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int diagonal = p.kv_len - p.q_len;
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
-    const int first = max(first_query + diagonal - kWindowLeft, 0) / kTileN;
-    const int sinks = min(first, (kSink + kTileN - 1) / kTileN);  // those before the window
-    all_from = last_query + diagonal - kWindowLeft;
-    all_to = first_query + diagonal + kWindowRight;
+    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    const int first = max(first_query + diagonal - p.window_left, 0) / kTileN;
+    const int sinks = min(first, (p.sink_keys + kTileN - 1) / kTileN);  // those before the window
+    all_from = last_query + diagonal - p.window_left;
+    all_to = first_query + diagonal + p.window_right;
+    sink_keys = p.sink_keys;
     last = last_key / kTileN;
     // first_query < p.q_len always holds: every tile has a query.
     window = first_query < p.q_len && last_key >= 0 ? last - first + 1 : 0;
@@ -209,16 +211,17 @@ struct KvBlockIterator {
   // Whether some pair of the i-th block is hidden.
   __device__ __forceinline__ bool masked(int i, int block) {
     const int begin = block * kTileN, end = begin + kTileN;
-    return max(begin, kSink) < min(end, all_from) || end - 1 > all_to;
+    return max(begin, sink_keys) < min(end, all_from) || end - 1 > all_to;
   }
 };
 
 // Whether a query sees a key that exists:
-//   (kv_idx < kSink or kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft) and kv_idx - (q_idx + kv_len - q_len) <=
-//   kWindowRight
+//   (kv_idx < sink_keys or kv_idx - (q_idx + kv_len - q_len) >= -window_left) and kv_idx - (q_idx + kv_len -
+//   q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return ((key < kSink) | (pair_0 >= -kWindowLeft)) & (pair_0 <= kWindowRight);
+  const bool pair_1 = (key < p.sink_keys) | (pair_0 >= -p.window_left);
+  return pair_1 & (pair_0 <= p.window_right);
 }
 
 // The work of a thread block: kTileM queries of one head.

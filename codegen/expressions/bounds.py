@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from codegen.expressions.intervals import INT32, INT64, INTEGERS, TRUTH, TRUTHS, Interval
-from codegen.expressions.nodes import SIZES, Item, Literal, Node, Operation, Type, Variable, children
+from codegen.expressions.nodes import PATTERN_VARIABLES, SIZES, Item, Literal, Node, Operation, Type, Variable, children
 
+_MOST_KEYS = 2**24  # that a number of a pattern may count
 MOST_POSITIONS = 2**30
 """Queries, and keys, of a head that kernels with an expression take: differences and sums of two have 32 bits."""
 _VARIABLES: Mapping[str, Interval] = {
     **dict.fromkeys(("q_idx", "kv_idx", "batch", "head", "first_key"), Interval(0, MOST_POSITIONS - 1)),
     **dict.fromkeys(("q_len", "kv_len"), Interval(1, MOST_POSITIONS)),
+    **dict.fromkeys(PATTERN_VARIABLES, Interval(0, _MOST_KEYS)),
 }
 _DTYPES: Mapping[str, Interval] = {"int32": INT32, "int64": INT64, "bool": TRUTH}
 

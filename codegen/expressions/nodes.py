@@ -51,6 +51,13 @@ KERNEL_VARIABLES: Mapping[str, tuple[Type, str]] = {
 }
 """Names that a score has as kernels compute it (``kernel_form``), and nobody can write."""
 
+PATTERN_VARIABLES: Mapping[str, tuple[Type, str]] = {
+    "window_left": (Type.INT, "keys that a window has before the query's own position"),
+    "window_right": (Type.INT, "keys that it has after it"),
+    "sink_keys": (Type.INT, "keys at the beginning that every later query sees"),
+}
+"""Numbers of built-in patterns that a call decides, which nobody can write."""
+
 INFINITY = "inf"
 """The number that has a name."""
 
@@ -120,14 +127,14 @@ class Literal:
 
 @dataclass(frozen=True)
 class Variable:
-    """One of VARIABLES."""
+    """One of VARIABLES, of KERNEL_VARIABLES or of PATTERN_VARIABLES."""
 
     name: str
 
     @property
     def type(self) -> Type:
         """Its type."""
-        return (VARIABLES.get(self.name) or KERNEL_VARIABLES[self.name])[0]
+        return (VARIABLES.get(self.name) or PATTERN_VARIABLES.get(self.name) or KERNEL_VARIABLES[self.name])[0]
 
 
 @dataclass(frozen=True)

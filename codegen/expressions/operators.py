@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from codegen.expressions.bounds import bounds_of, is_inside
-from codegen.expressions.nodes import DTYPES, Item, Literal, Node, Operation, Type, Variable
+from codegen.expressions.nodes import DTYPES, PATTERN_VARIABLES, Item, Literal, Node, Operation, Type, Variable
 from codegen.expressions.terms import Binding, Term, binary, call, cast, choice, number, unary
 
 VARIABLES: Mapping[str, str] = {
@@ -20,7 +20,7 @@ VARIABLES: Mapping[str, str] = {
     "head": "head",
     "q_len": "p.q_len",
     "kv_len": "p.kv_len",
-    "scale_log2": "p.scale_log2",
+    **{name: f"p.{name}" for name in ("scale_log2", *PATTERN_VARIABLES)},
     **{name: name for name in ("qk", "column", "first_key")},
     "column_of_pair": "column",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
@@ -54,7 +54,12 @@ _DEEPEST = 2 * nodes.MOST_DEPTH + 2  # an index of several is a tuple, and a sig
 
 
 def parse_expression(
-    text: str, aux: Mapping[str, Aux], *, score: bool, constants: Mapping[str, int] = MappingProxyType({})
+    text: str,
+    aux: Mapping[str, Aux],
+    *,
+    score: bool,
+    constants: Mapping[str, int] = MappingProxyType({}),
+    parameters: Collection[str] = (),
 ) -> Node:
     """Read an expression.
 
@@ -63,6 +68,7 @@ def parse_expression(
         aux: the aux tensors that it may look values up in, by name.
         score: whether it is about a score, and may use it.
         constants: numbers that the source has names for, by these.
+        parameters: those of PATTERN_VARIABLES that it may have.
 
     Raises:
         ExpressionError: on one line, with the column and the piece of the text that is at fault.
@@ -70,7 +76,8 @@ def parse_expression(
     line = spaced(text)
     before = len(line) - len(line.lstrip())
     root = _parsed(line, before)
-    reader = _Reader(line, before, aux, score, constants)
+    variables = [*(name for name in nodes.VARIABLES if score or name != "score"), *parameters]
+    reader = _Reader(line, before, aux, variables, constants)
     try:
         _check_depth(root)
         node = reader.read(root)
@@ -114,12 +121,17 @@ class _Reader:
         line: the whole text.
         before: spaces before it, which Python has not seen.
         aux: the aux tensors by name.
-        score: whether ``score`` is a name.
+        variables: the variables that it may have.
         constants: numbers by their names.
     """
 
     def __init__(
-        self, line: str, before: int, aux: Mapping[str, Aux], score: bool, constants: Mapping[str, int]
+        self,
+        line: str,
+        before: int,
+        aux: Mapping[str, Aux],
+        variables: Sequence[str],
+        constants: Mapping[str, int],
     ) -> None:
         self._line = line
         self._before = before
@@ -136,7 +148,7 @@ class _Reader:
             ast.Call: self._call,
             ast.Subscript: self._item,
         }
-        self._variables = [name for name in nodes.VARIABLES if score or name != "score"]
+        self._variables = variables
 
     def read(self, node: ast.expr) -> Node:
         """Return the tree of a node."""

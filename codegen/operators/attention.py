@@ -42,7 +42,10 @@ ATTENTION_OPERATOR = Operator(
     title=lambda spec: f"{spec.pattern.stem()}, d {spec.head_dim}",
     units=_units,
     counts=lambda plan, spec: () if spec.pattern.fixed_block is None else ("list_batches", "list_heads"),
-    smallest=lambda plan, spec: {"list_batches": 1, "list_heads": 1, "list_length": 1},
+    smallest=lambda plan, spec: {
+        **{"list_batches": 1, "list_heads": 1, "list_length": 1},
+        **dict.fromkeys(spec.pattern.number_params, 0),
+    },
     cases=lambda plan, spec: [case.name for case in cases_of(spec)],
     random_shapes=True,
 )

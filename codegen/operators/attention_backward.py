@@ -49,7 +49,10 @@ ATTENTION_BACKWARD_OPERATOR = Operator(
     computes=lambda spec: ("dtype", "gradients", "head_dim", "pattern"),
     units=lambda spec, sizes: [("heads", sizes["kv_heads"], "the heads of K")],
     counts=_counts,
-    smallest=lambda plan, spec: {"list_batches": 1, "list_heads": 1, "list_length": 1},
+    smallest=lambda plan, spec: {
+        **{"list_batches": 1, "list_heads": 1, "list_length": 1},
+        **dict.fromkeys(spec.pattern.number_params, 0),
+    },
     cases=lambda plan, spec: [case.name for case in gradient_cases_of(spec)],
     random_shapes=True,
     tolerance=1.0,  # errors are shares of what is allowed

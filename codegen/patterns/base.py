@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from codegen.expressions.nodes import Aux, Node
 from codegen.expressions.parse import parse_expression
@@ -76,6 +76,29 @@ class IndexTensor:
         return self.dims == ("batch",)
 
 
+MOST_KEYS = 1 << 24
+"""The largest number of keys that a pattern names."""
+
+
+@dataclass(frozen=True)
+class PatternNumber:
+    """A number of keys that a spec may leave out: the call decides it then.
+
+    Attributes:
+        field: the field of the pattern.
+        argument: the argument of a call that has it.
+        constant: the source's constant where the spec has the number.
+        param: the kernel's parameter where it has not.
+        doc: the comment of either.
+    """
+
+    field: str
+    argument: str
+    constant: str
+    param: str
+    doc: str
+
+
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 """What ``visible`` is given for patterns whose index tensors are all lists."""
 
@@ -103,21 +126,10 @@ class PatternBase(SpecModel):
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     unordered_dq: ClassVar[bool] = False
     """Whether tiles add to dQ faster in any order, in heads of the least size, by measurement (docs/training.md)."""
+    call_numbers: ClassVar[tuple[PatternNumber, ...]] = ()
+    """Fields that a spec may leave out, all of them or none; those of one argument of a call in its order."""
     dq_order: ClassVar[str | None] = None
     """Piece of templates/attention_backward/dq_order: the order in which tiles of keys add to dQ; None: none does."""
-
-    @property
-    def is_general(self) -> bool:
-        """Whether calls give numbers of the pattern."""
-        return False
-
-    def numbers(self) -> dict[str, Any]:
-        """Numbers of the pattern that a general one takes from each call, by the names of a kernel's arguments."""
-        return {}
-
-    def general(self) -> PatternBase:
-        """The pattern without those numbers."""
-        return self
 
     @property
     def wider(self) -> PatternBase | None:
@@ -138,6 +150,43 @@ class PatternBase(SpecModel):
     def window(self) -> int | None:
         """Keys of a sliding window; None without one."""
         return None
+
+    @property
+    def is_general(self) -> bool:
+        """Whether its numbers are left out: they are arguments of a call."""
+        return any(getattr(self, number.field) is None for number in self.call_numbers)
+
+    def general(self) -> Self:
+        """The pattern without the numbers that a call may decide."""
+        return self.model_copy(update={number.field: None for number in self.call_numbers})
+
+    def numbers(self) -> dict[str, Any]:
+        """Those numbers by argument of a call: an integer, or a tuple where an argument has several."""
+        found: dict[str, list[int]] = {}
+        for number in self.call_numbers:
+            found.setdefault(number.argument, []).append(getattr(self, number.field))
+        return {name: tuple(each) if len(each) > 1 else each[0] for name, each in found.items()}
+
+    def with_numbers(self, arguments: Mapping[str, int | Sequence[int]]) -> Self:
+        """The pattern with these numbers, by argument of a call."""
+        found = {name: iter([given] if isinstance(given, int) else given) for name, given in arguments.items()}
+        return self.model_copy(update={n.field: next(found[n.argument]) for n in self.call_numbers})
+
+    def with_params(self, values: Mapping[str, int]) -> Self:
+        """The pattern with these numbers, by kernel parameter; itself if it has its own."""
+        if not self.is_general:
+            return self
+        return self.model_copy(update={number.field: values[number.param] for number in self.call_numbers})
+
+    @property
+    def number_params(self) -> dict[str, str]:
+        """Kernel parameters of the numbers that a call decides: name -> comment."""
+        return {number.param: number.doc for number in self.call_numbers} if self.is_general else {}
+
+    def name_of(self, field: str) -> str:
+        """The name of a number in ``pair_mask``: of the source's constant, or of the kernel's parameter."""
+        number = next(number for number in self.call_numbers if number.field == field)
+        return number.param if self.is_general else number.constant
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
@@ -171,8 +220,8 @@ class PatternBase(SpecModel):
     def pair_mask(self) -> str:
         """``visible`` for keys that exist, as the text of an expression that kernels print; "" where they print none.
 
-        It may have the names of ``constants``, and ``name[batch]`` of index tensors with one value for each batch. The
-        template defines ``load_<name>`` of these.
+        It may have the names of ``constants`` and of ``number_params``, and ``name[batch]`` of index tensors with one
+        value for each batch. The template defines ``load_<name>`` of these.
         """
         return ""
 
@@ -264,7 +313,18 @@ class PatternBase(SpecModel):
 
     def constants(self) -> dict[str, tuple[int, str]]:
         """Named values of the pattern for the top of the source: name -> (value, comment)."""
-        return {}
+        if self.is_general:
+            return {}
+        return {number.constant: (getattr(self, number.field), number.doc) for number in self.call_numbers}
+
+    @model_validator(mode="after")
+    def _has_all_numbers(self) -> Self:
+        """Refuse some of the numbers without the others."""
+        missing = [number.field for number in self.call_numbers if getattr(self, number.field) is None]
+        if missing and len(missing) < len(self.call_numbers):
+            fields = ", ".join(number.field for number in self.call_numbers)
+            raise ValueError(f"{missing[0]} is missing; give {fields}, or none of them: calls decide then")
+        return self
 
     def describe(self) -> str:
         """Return the pattern in words, for ``codegen explain``."""
@@ -278,4 +338,6 @@ class PatternBase(SpecModel):
 def _pair_expression(pattern: PatternBase) -> Node:
     constants = {name: value for name, (value, _) in pattern.constants().items()}
     loaded = {each.name: Aux(each.name, "int32", ("batch",)) for each in pattern.index_tensors if each.per_batch}
-    return parse_expression(pattern.pair_mask, loaded, score=False, constants=constants)
+    return parse_expression(
+        pattern.pair_mask, loaded, score=False, constants=constants, parameters=pattern.number_params
+    )

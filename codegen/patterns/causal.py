@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import NO_VALUES, PatternBase
-from codegen.patterns.sliding_window import LONGEST, SlidingWindow
+from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase
+from codegen.patterns.sliding_window import SlidingWindow
 
 
 class Causal(PatternBase):
@@ -30,7 +30,7 @@ class Causal(PatternBase):
         """A window that holds every key before a query; None for one that is not aligned as windows are."""
         if self.align != "bottom_right":
             return None
-        return SlidingWindow(kind="sliding_window", left=LONGEST, right=0)
+        return SlidingWindow(kind="sliding_window", left=MOST_KEYS, right=0)
 
     @property
     def masks_pairs(self) -> bool:

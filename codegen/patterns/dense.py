@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from codegen.patterns.base import PatternBase
-from codegen.patterns.sliding_window import LONGEST, SlidingWindow
+from codegen.patterns.base import MOST_KEYS, PatternBase
+from codegen.patterns.sliding_window import SlidingWindow
 
 
 class Dense(PatternBase):
@@ -20,7 +20,7 @@ class Dense(PatternBase):
     @property
     def wider(self) -> PatternBase:
         """A window that holds every key."""
-        return SlidingWindow(kind="sliding_window", left=LONGEST, right=LONGEST)
+        return SlidingWindow(kind="sliding_window", left=MOST_KEYS, right=MOST_KEYS)
 
     @property
     def never_empty(self) -> bool:

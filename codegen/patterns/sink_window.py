@@ -7,23 +7,33 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import NO_VALUES, PatternBase
+from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumber
+from codegen.patterns.sliding_window import LEFT, OFFSET, RIGHT
 
-OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
+SINK = PatternNumber("sink", "sink_keys", "kSink", "sink_keys", "keys at the beginning that every later query sees")
 
 
 class SinkWindow(PatternBase):
     """Query i sees key j if j <= c + right and (j < sink or j >= c - left), where c = i + kv_len - q_len.
 
     That is a sliding window and the first ``sink`` keys; these do not reach beyond the window's right end, so that a
-    causal window stays causal.
+    causal window stays causal. A spec without ``sink``, ``left`` and ``right`` is of any window: calls decide.
     """
 
     queries: ClassVar[str | None] = "sink_window"
+    call_numbers: ClassVar[tuple[PatternNumber, ...]] = (SINK, LEFT, RIGHT)
     kind: Literal["sink_window"]
-    sink: int = Field(ge=1, le=1 << 24, description="keys at the beginning that every later query sees")
-    left: int = Field(ge=0, le=1 << 24, description="keys seen before the query's own position")
-    right: int = Field(ge=0, le=1 << 24, description="keys seen after the query's own position; 0 is causal")
+    sink: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_KEYS,
+        description="keys at the beginning that every later query sees; left out, with left and right: the call "
+        "decides",
+    )
+    left: int | None = Field(default=None, ge=0, le=MOST_KEYS, description="keys seen before the query's own position")
+    right: int | None = Field(
+        default=None, ge=0, le=MOST_KEYS, description="keys seen after the query's own position; 0 is causal"
+    )
 
     @property
     def masks_pairs(self) -> bool:
@@ -37,6 +47,9 @@ class SinkWindow(PatternBase):
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
         """The number of keys that a tile sees: the mean one, and the last one."""
+        if self.is_general:
+            return super().seen_keys(kv_len, queries)
+        assert self.sink is not None and self.left is not None and self.right is not None
         band = float(min(kv_len, self.sink + self.left + self.right + queries))
         return band, band
 
@@ -49,23 +62,18 @@ class SinkWindow(PatternBase):
     @property
     def pair_mask(self) -> str:
         """The condition of a visible pair, as the text of an expression."""
-        return f"(kv_idx < kSink or {OFFSET} >= -kWindowLeft) and {OFFSET} <= kWindowRight"
-
-    def constants(self) -> dict[str, tuple[int, str]]:
-        """Return the number of sinks and the reach of the window."""
-        return {
-            "kSink": (self.sink, "keys at the beginning that every later query sees"),
-            "kWindowLeft": (self.left, "keys seen before the query's own position"),
-            "kWindowRight": (self.right, "keys seen after it"),
-        }
+        sink, left, right = map(self.name_of, ("sink", "left", "right"))
+        return f"(kv_idx < {sink} or {OFFSET} >= -{left}) and {OFFSET} <= {right}"
 
     def describe(self) -> str:
         """Return the pattern in words."""
+        numbers = self.sink, self.left, self.right
+        sink, left, right = ("sink", "left", "right") if self.is_general else numbers
         return (
-            f"query i sees the first {self.sink} keys and those from i - {self.left} to i + {self.right} "
+            f"query i sees the first {sink} keys and those from i - {left} to i + {right} "
             "(positions aligned at the end), none after i + right"
         )
 
     def stem(self) -> str:
         """Return a short name."""
-        return f"sink{self.sink}_window{self.left}_{self.right}"
+        return "sink_window" if self.is_general else f"sink{self.sink}_window{self.left}_{self.right}"

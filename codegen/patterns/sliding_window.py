@@ -7,23 +7,34 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import NO_VALUES, PatternBase
+from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumber
 
-LONGEST = 1 << 24
-"""Keys of the longest reach of a window to either side."""
 OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
+LEFT = PatternNumber("left", "window", "kWindowLeft", "window_left", "keys seen before the query's own position")
+RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after it")
 
 
 class SlidingWindow(PatternBase):
-    """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size)."""
+    """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size).
+
+    A spec without ``left`` and ``right`` is of any window: calls decide.
+    """
 
     supports_stream_k: ClassVar[bool] = True
     supports_kv_splits: ClassVar[bool] = True
     queries: ClassVar[str | None] = "sliding_window"
     dq_order: ClassVar[str | None] = "sliding_window"
+    call_numbers: ClassVar[tuple[PatternNumber, ...]] = (LEFT, RIGHT)
     kind: Literal["sliding_window"]
-    left: int = Field(ge=0, le=LONGEST, description="keys seen before the query's own position")
-    right: int = Field(ge=0, le=LONGEST, description="keys seen after the query's own position; 0 is causal")
+    left: int | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_KEYS,
+        description="keys seen before the query's own position; left out, with right: the call decides",
+    )
+    right: int | None = Field(
+        default=None, ge=0, le=MOST_KEYS, description="keys seen after the query's own position; 0 is causal"
+    )
 
     @property
     def masks_pairs(self) -> bool:
@@ -51,13 +62,21 @@ class SlidingWindow(PatternBase):
         return True
 
     @property
-    def window(self) -> int:
-        """Keys of the window."""
-        return self.left + self.right + 1
+    def window(self) -> int | None:
+        """Keys of the window; None where calls decide."""
+        return None if self.is_general else self._around + 1
+
+    @property
+    def _around(self) -> int:
+        """Keys of the window beside the query's own position."""
+        assert self.left is not None and self.right is not None
+        return self.left + self.right
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
         """The number of keys that a tile sees: the mean one, and the last one."""
-        band = float(min(kv_len, self.left + self.right + queries))
+        if self.is_general:
+            return super().seen_keys(kv_len, queries)
+        band = float(min(kv_len, self._around + queries))
         return band, band
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
@@ -68,24 +87,18 @@ class SlidingWindow(PatternBase):
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
         """Return the most steps that the windows of neighbouring queries touch."""
         del listed
-        return min(-(-kv_len // keys), (self.left + rows + self.right + keys - 2) // keys + 1)
+        return min(-(-kv_len // keys), (self._around + rows + keys - 2) // keys + 1)
 
     @property
     def pair_mask(self) -> str:
         """The condition of a visible pair, as the text of an expression."""
-        return f"{OFFSET} >= -kWindowLeft and {OFFSET} <= kWindowRight"
-
-    def constants(self) -> dict[str, tuple[int, str]]:
-        """Return the reach of the window."""
-        return {
-            "kWindowLeft": (self.left, "keys seen before the query's own position"),
-            "kWindowRight": (self.right, "keys seen after it"),
-        }
+        return f"{OFFSET} >= -{self.name_of('left')} and {OFFSET} <= {self.name_of('right')}"
 
     def describe(self) -> str:
         """Return the pattern in words."""
-        return f"query i sees the keys from i - {self.left} to i + {self.right} (positions aligned at the end)"
+        left, right = ("left", "right") if self.is_general else (self.left, self.right)
+        return f"query i sees the keys from i - {left} to i + {right} (positions aligned at the end)"
 
     def stem(self) -> str:
         """Return a short name."""
-        return f"window{self.left}_{self.right}"
+        return "window" if self.is_general else f"window{self.left}_{self.right}"

@@ -10,7 +10,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, shipped_specs
 from codegen.parse import parse_spec
 from codegen.patterns import PatternBase
-from codegen.patterns.sliding_window import LONGEST
+from codegen.patterns.base import MOST_KEYS
 from codegen.select.problem import (
     AttentionProblem,
     Fields,
@@ -69,7 +69,7 @@ def cases_of(pattern: PatternBase, reach: int = 0) -> Iterator[list[PatternBase]
         reach: keys that a window must hold on either side to hold all.
     """
     for case in (pattern, pattern.wider):
-        if case is not None and (case is pattern or case.window is None or reach <= LONGEST):
+        if case is not None and (case is pattern or case.window is None or reach <= MOST_KEYS):
             yield [case, case.general()] if case.numbers() else [case]
 
 

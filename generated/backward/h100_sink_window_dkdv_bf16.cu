@@ -1,9 +1,9 @@
 // Generated from specs/backward/h100_sink_window_dkdv_bf16.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/backward/h100_sink_window_dkdv_bf16.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
-// spec hash: b76bebed7ddc4b33e5323ed20466f216b6a17ddd26b41973cb958abfebafaacd
-// seal: sha256 25ffd3ff523e9ece32864b4c8057174af0505a56d97994f3ec83463f28e25692
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
+// spec hash: 555c0a8c12380752b8418445c4a56a64a29fd0a708ce4171567982547d62924c
+// seal: sha256 a35ac2198999e69dddd8894fece7c4ed516f88cede4836459090d73e29457cb4
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -57,9 +57,6 @@ constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
-constexpr int kSink = 64;  // keys at the beginning that every later query sees
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 190404 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then dK on its way out
@@ -100,6 +97,9 @@ struct Params {
   int64 dout_row_stride;  // elements from one row to the next
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  int sink_keys;  // keys at the beginning that every later query sees
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
   int kv_len;  // keys of a head
@@ -379,8 +379,8 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, and of those before
-// them the first kSink; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
+// them the first p.sink_keys; diagonal = kv_len - q_len.
 struct QueryBlockIterator {
   int count;     // steps of these keys: from the first query that sees one of them to the last one that does
   int first;     // number of the first of them
@@ -389,11 +389,11 @@ struct QueryBlockIterator {
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int diagonal = p.kv_len - p.q_len, last_key = min(first_key + kTileN, p.kv_len) - 1;
-    const int first_query = max(first_key - diagonal - kWindowRight, 0);
-    const bool sinks = first_key < kSink, all_sinks = last_key < kSink;  // every later query sees a sink
-    const int last_query = sinks ? p.q_len - 1 : min(last_key - diagonal + kWindowLeft, p.q_len - 1);
-    all_from = first_key + kTileN - 1 - diagonal - kWindowRight;
-    all_to = all_sinks ? 0x7FFFFFFF : max(first_key, kSink) - diagonal + kWindowLeft;
+    const int first_query = max(first_key - diagonal - p.window_right, 0);
+    const bool sinks = first_key < p.sink_keys, all_sinks = last_key < p.sink_keys;  // every later query sees a sink
+    const int last_query = sinks ? p.q_len - 1 : min(last_key - diagonal + p.window_left, p.q_len - 1);
+    all_from = first_key + kTileN - 1 - diagonal - p.window_right;
+    all_to = all_sinks ? 0x7FFFFFFF : max(first_key, p.sink_keys) - diagonal + p.window_left;
     first = first_query / kTileM;
     count = last_query >= first_query ? last_query / kTileM - first + 1 : 0;
   }
@@ -406,11 +406,12 @@ struct QueryBlockIterator {
 };
 
 // Whether a query sees a key that exists:
-//   (kv_idx < kSink or kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft) and kv_idx - (q_idx + kv_len - q_len) <=
-//   kWindowRight
+//   (kv_idx < sink_keys or kv_idx - (q_idx + kv_len - q_len) >= -window_left) and kv_idx - (q_idx + kv_len -
+//   q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return ((key < kSink) | (pair_0 >= -kWindowLeft)) & (pair_0 <= kWindowRight);
+  const bool pair_1 = (key < p.sink_keys) | (pair_0 >= -p.window_left);
+  return pair_1 & (pair_0 <= p.window_right);
 }
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.

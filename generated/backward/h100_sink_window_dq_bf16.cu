@@ -1,9 +1,9 @@
 // Generated from specs/backward/h100_sink_window_dq_bf16.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/backward/h100_sink_window_dq_bf16.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":2047,"right":0,"sink":64},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: a154d5e84cb9c088ce827a92add8e93e6e00d6632e741abaedfa8797abad4afd
-// seal: sha256 783eeeb2b19e360e8b2a74cc6bbcfe7b0b855bb34ad5b3dfb68c50b31360d13d
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 32f71b0e6eeb290e6d4158c3776f980ff9626ee1486c7d63b9dd9815f993f14c
+// seal: sha256 ea4939bbd8bcb5f2d536847f0acfb94f17d86eccdcfbca335b171264fe3e4713
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -57,9 +57,6 @@ constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
-constexpr int kSink = 64;  // keys at the beginning that every later query sees
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 196656 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile in column groups; then dQ on its way out
@@ -98,6 +95,9 @@ struct Params {
   int64 dout_row_stride;  // elements from one row to the next
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  int sink_keys;  // keys at the beginning that every later query sees
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
   int kv_len;  // keys of a head
@@ -382,23 +382,25 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, and of those before
-// them the first kSink; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
+// them the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see: the window's, then those that hold sinks only
   int window;     // how many are the window's
   int last;       // number of the window's last one
   int all_from;   // every query's window holds the keys from all_from
   int all_to;     // to all_to
+  int sink_keys;  // keys at the beginning that every later query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int diagonal = p.kv_len - p.q_len;
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
-    const int first = max(first_query + diagonal - kWindowLeft, 0) / kTileN;
-    const int sinks = min(first, (kSink + kTileN - 1) / kTileN);  // those before the window
-    all_from = last_query + diagonal - kWindowLeft;
-    all_to = first_query + diagonal + kWindowRight;
+    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    const int first = max(first_query + diagonal - p.window_left, 0) / kTileN;
+    const int sinks = min(first, (p.sink_keys + kTileN - 1) / kTileN);  // those before the window
+    all_from = last_query + diagonal - p.window_left;
+    all_to = first_query + diagonal + p.window_right;
+    sink_keys = p.sink_keys;
     last = last_key / kTileN;
     // first_query < p.q_len always holds: every tile has a query.
     window = first_query < p.q_len && last_key >= 0 ? last - first + 1 : 0;
@@ -409,16 +411,17 @@ struct KvBlockIterator {
   // Whether some pair of the i-th block is hidden.
   __device__ __forceinline__ bool masked(int i, int block) {
     const int begin = block * kTileN, end = begin + kTileN;
-    return max(begin, kSink) < min(end, all_from) || end - 1 > all_to;
+    return max(begin, sink_keys) < min(end, all_from) || end - 1 > all_to;
   }
 };
 
 // Whether a query sees a key that exists:
-//   (kv_idx < kSink or kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft) and kv_idx - (q_idx + kv_len - q_len) <=
-//   kWindowRight
+//   (kv_idx < sink_keys or kv_idx - (q_idx + kv_len - q_len) >= -window_left) and kv_idx - (q_idx + kv_len -
+//   q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return ((key < kSink) | (pair_0 >= -kWindowLeft)) & (pair_0 <= kWindowRight);
+  const bool pair_1 = (key < p.sink_keys) | (pair_0 >= -p.window_left);
+  return pair_1 & (pair_0 <= p.window_right);
 }
 
 // A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.

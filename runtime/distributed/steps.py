@@ -237,10 +237,11 @@ def _inner_and_outer(
     if isinstance(pattern, SinkWindow):
         return (span,)
     inner = span
+    left, right = pattern.numbers()["window"]
     for own in own_keys:
         if own.start <= span.start + shift < own.stop:
-            first = span.start if own.start == 0 else max(span.start, own.start + pattern.left - shift)
-            last = span.stop if own.stop == kv_len else min(span.stop, own.stop - pattern.right - shift)
+            first = span.start if own.start == 0 else max(span.start, own.start + left - shift)
+            last = span.stop if own.stop == kv_len else min(span.stop, own.stop - right - shift)
             inner = Span(first, last)
     if inner.size <= 0:
         return (span,)
@@ -250,8 +251,8 @@ def _inner_and_outer(
 
 def _window(pattern: SlidingWindow | SinkWindow, span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
     """Yield a window over the keys that its queries see; its numbers count from where these end."""
-    left, right = pattern.left, pattern.right
-    sink = pattern.sink if isinstance(pattern, SinkWindow) else 0
+    numbers = pattern.numbers()
+    (left, right), sink = numbers["window"], numbers.get("sink_keys", 0)
     rows = Span(max(span.start, -right - shift), span.stop)
     last = min(kv_len, rows.stop + shift + right)
     if rows.size <= 0 or last <= 0:

@@ -44,6 +44,7 @@ from runtime.kernels.arguments import (
 from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.bound_call import BoundCall
+from runtime.kernels.pattern_numbers import PatternNumbers
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
@@ -113,7 +114,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._pads_heads = bool(self._plan.tensor_maps) or self.spec.pad_heads
         self._order_is_given = self.spec.query_grouping == "given"
         self._indices = self.spec.index_tensors
-        others = ("scale", "out", "sink", "return_lse", "validate", "aux")
+        others = ("scale", "out", "sink", "return_lse", "window", "sink_keys", "validate", "aux")
         self._aux = AuxArguments(self.spec, compiled.plan)
         self._aux_params = self._aux.params
         self._arguments = IndexArguments(self.spec, compiled.named.stem, others)
@@ -121,6 +122,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._argument_names = ("q", "k", "v", *self._index_names)
         self._takes_scales = self.spec.is_fp8
         self._has_lse = self.spec.lse
+        self._numbers = PatternNumbers(self.spec.pattern, compiled.named.stem)
 
     def __call__(
         self,
@@ -132,6 +134,8 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
         return_lse: bool | None = None,
+        window: tuple[int, int] | None = None,
+        sink_keys: int | None = None,
         validate: bool = False,
         aux: Mapping[str, torch.Tensor] | None = None,
         **named_indices: torch.Tensor | PreparedLists | None,
@@ -171,6 +175,10 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             out: (batch, heads, q_len, d) to write into, same rules as q; allocated like q by default.
             return_lse: whether the log-sum-exp is computed; by default as the spec's ``lse`` says. A kernel whose spec
                 says ``lse: false`` has none.
+            window: (left, right), the keys that a query sees before and after its own, each from 0 to 2^24, if the
+                spec's ``sliding_window`` or ``sink_window`` leaves them out.
+            sink_keys: the keys at the beginning that every later query sees, from 0 to 2^24, if the spec's
+                ``sink_window`` leaves them out.
             validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
             aux: the tensors of the spec's expressions by name, of the types and sizes that it declares, (batch, q_len)
                 say, any strides; a size of batch, heads, q_len or kv_len may be 1, for all. An index beyond an end is
@@ -187,7 +195,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         if is_elsewhere(q):
             with entered(q.device.index):
                 options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": return_lse}
-                options |= {"validate": validate, "aux": aux}
+                options |= {"window": window, "sink_keys": sink_keys, "validate": validate, "aux": aux}
                 return self(q, k, v, *indices, **{**options, **named_indices})
         scales: tuple[Any, ...] = self._take_scales(named_indices) if self._takes_scales else ()
         given = self._arguments.gather(indices, named_indices) if named_indices else indices
@@ -197,11 +205,12 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         looked_up = aux_in_order(aux, self._aux.declared) if aux or self._aux_params else ()
         if return_lse is not False and return_lse is not self._has_lse:
             return_lse = self._default_lse(return_lse)
-        key = (scale, return_lse, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
+        numbers = self._numbers.checked(window, sink_keys)
+        key = (scale, return_lse, numbers, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
         signature = self._bound(key)
         if signature is None:
             options = {"aux": looked_up, "scales": scales, "scale": scale, "out": out, "sink": sink}
-            checked = self._check(q, k, v, indices=tensors, return_lse=return_lse, **options)
+            checked = self._check(q, k, v, indices=tensors, return_lse=return_lse, numbers=numbers, **options)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, tensors)
@@ -287,22 +296,25 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         sink: torch.Tensor | None,
         return_lse: bool,
         aux: Mapping[str, torch.Tensor],
+        window: tuple[int, int] | None = None,
+        sink_keys: int | None = None,
     ) -> None:
         """Bind a call whose operands ``runtime.ops`` has checked, so that the call itself does not repeat that.
 
         Args:
             q, k, v, scale, out, sink: checked by the functions of ``runtime.kernels.arguments``.
-            indices, return_lse, aux: as of a call; they are checked here.
+            indices, return_lse, window, sink_keys, aux: as of a call; all but ``return_lse`` are checked here.
 
         Raises:
             ArgumentError: as a call.
         """
         looked_up = aux_in_order(aux, self._aux.declared)
-        key = (scale, return_lse, call_key(q, k, v, out, sink, *indices, *looked_up))
+        numbers = self._numbers.checked(window, sink_keys)
+        key = (scale, return_lse, numbers, call_key(q, k, v, out, sink, *indices, *looked_up))
         with entered(q.device.index) if is_elsewhere(q) else nullcontext():
             options: dict[str, Any] = {"aux": looked_up, "scale": scale, "out": out, "sink": sink, "checked": True}
-            checked = self._check(q, k, v, indices=indices, return_lse=return_lse, **options)
-            self._signatures.keep(key, checked)
+            options |= {"return_lse": return_lse, "numbers": numbers}
+            self._signatures.keep(key, self._check(q, k, v, indices=indices, **options))
 
     def _check(
         self,
@@ -315,6 +327,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         out: Any,
         sink: Any,
         return_lse: bool,
+        numbers: tuple[int, ...] = (),
         aux: tuple[Any, ...] = (),
         scales: tuple[Any, ...] = (),
         checked: bool = False,
@@ -335,7 +348,8 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         batches, list_heads = (0, 0) if self.spec.pattern.fixed_block is None else _first(indices).shape[:2]
         slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)
         length = 0 if self._plan.stream_k is None else int(index_values.get("kv_indices_length", 0))
-        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, batches, list_heads, length)
+        lists = batches, list_heads, length
+        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists, **self._numbers.of_shape(numbers))
         args = self._plan.problem(shape, slots)
         if args.numbers["tiles"] >= 2**31:
             what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"

@@ -41,6 +41,7 @@ from runtime.kernels.aux_gradients import AuxSums
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
+from runtime.kernels.pattern_numbers import PatternNumbers
 
 SUMS = ("dq_accum",)
 """Scratch memory as large as an operand, which each call allocates: of the rest, a stream keeps the most it needed."""
@@ -108,6 +109,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         self._listed = self.spec.pattern.fixed_block is not None
         self._transposes = self._listed and "dk" in self._names
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
+        self._numbers = PatternNumbers(self.spec.pattern, compiled.named.stem)
         self._aux = AuxArguments(self.spec.forward, compiled.plan)
         self._sums = AuxSums(self.spec) if self.spec.gradients == "daux" else None
         self._argument_names = ("q", "k", "v", *self._arguments.names, "out", "dout", "lse")
@@ -124,6 +126,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         scale: float | None = None,
         dlse: torch.Tensor | None = None,
         stats: torch.Tensor | None = None,
+        window: tuple[int, int] | None = None,
+        sink_keys: int | None = None,
         validate: bool = False,
         aux: Mapping[str, torch.Tensor] | None = None,
     ) -> AttentionGradients:
@@ -144,6 +148,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then works
                 the statistics out, which takes memory for out and dout in float32.
             stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
+            window: (left, right) of the forward, if the spec's pattern leaves them out.
+            sink_keys: the keys at the beginning of the forward, likewise.
             validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
             aux: the tensors of the spec's expressions by name, int32 (batch, q_len) say, as the forward was given them.
 
@@ -160,6 +166,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
                     "scale": scale,
                     "dlse": dlse,
                     "stats": stats,
+                    "window": window,
+                    "sink_keys": sink_keys,
                     "validate": validate,
                     "aux": aux,
                 }
@@ -167,11 +175,12 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
         looked_up = aux_in_order(aux, self._aux.declared)
-        key = (scale, call_key(q, k, v, out, dout, lse, dlse, stats, *indices, *looked_up))
+        numbers = self._numbers.checked(window, sink_keys)
+        key = (scale, numbers, call_key(q, k, v, out, dout, lse, dlse, stats, *indices, *looked_up))
         signature = self._bound(key)
         if signature is None:
             operands = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse}
-            checked = self._check(operands, indices, aux=looked_up, scale=scale, stats=stats)
+            checked = self._check(operands, indices, numbers=numbers, aux=looked_up, scale=scale, stats=stats)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, indices)
@@ -197,7 +206,14 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats, of_aux)
 
     def _check(
-        self, operands: dict[str, Any], indices: tuple[Any, ...], *, aux: tuple[Any, ...], scale: Any, stats: Any
+        self,
+        operands: dict[str, Any],
+        indices: tuple[Any, ...],
+        *,
+        aux: tuple[Any, ...],
+        scale: Any,
+        stats: Any,
+        numbers: tuple[int, ...] = (),
     ) -> Signature:
         """Check a call of a new signature and prepare it."""
         self._check_operands(operands)
@@ -206,7 +222,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         index_values = self._arguments.check(q, indices) | self._aux.check(q, k.shape[2], aux)
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         lists = self._lists(indices)
-        args = self._plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists))
+        of_pattern = self._numbers.of_shape(numbers)
+        args = self._plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists, **of_pattern))
         if max(args.tiles, args.prologue_grid, args.epilogue_grid) >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
         rows = args.numbers["padded_q_len"]

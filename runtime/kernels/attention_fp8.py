@@ -39,6 +39,8 @@ class Fp8AttentionKernel(AttentionKernel):
         out: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
         return_lse: bool | None = None,
+        window: tuple[int, int] | None = None,
+        sink_keys: int | None = None,
         validate: bool = False,
         aux: Mapping[str, torch.Tensor] | None = None,
         **named_indices: torch.Tensor | PreparedLists | None,
@@ -58,7 +60,7 @@ class Fp8AttentionKernel(AttentionKernel):
             v_scale: float32 (batch, kv_heads, d), any strides.
             scale: softmax scale, of the numbers that were quantised; by default 1 / sqrt(d).
             out: (batch, heads, q_len, d) of the spec's ``output`` to write into; allocated like q by default.
-            sink, return_lse: as of other kernels.
+            sink, return_lse, window, sink_keys: as of other kernels.
             validate: also check the values of the index tensors, of the sink and of the scales: each is positive and
                 finite. Costs a kernel and a synchronisation.
             aux: as of other kernels.
@@ -71,7 +73,7 @@ class Fp8AttentionKernel(AttentionKernel):
             ArgumentError: naming the argument, before anything is launched.
         """
         options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": return_lse}
-        options |= {"validate": validate, "aux": aux}
+        options |= {"window": window, "sink_keys": sink_keys, "validate": validate, "aux": aux}
         options |= {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, **named_indices}
         return super().__call__(q, k, v_t, *indices, **options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures, call_key, check_scale
 from runtime.kernels.attention import AttentionKernel, AttentionResult
+from runtime.kernels.pattern_numbers import numbers_for
 from runtime.ops.attention_checks import (
     KV_LENGTHS,
     check_lists,
@@ -37,7 +38,6 @@ from runtime.ops.attention_choice import (
     arch_of,
     chosen,
     kernel_head_dim,
-    numbers_of,
     resolve,
 )
 from runtime.ops.block_sizes import Tensors
@@ -54,8 +54,8 @@ class Route:
         kernel: the kernel.
         scale: the softmax scale where a call gives none; None: the kernel's default.
         arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
-        numbers: numbers of the pattern that the kernel takes from each call.
         indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
+        numbers: numbers of the pattern by argument of the kernel; none where its spec has them.
         checked: keys of index tensors that are checked before ``arranged`` makes others of them.
     """
 
@@ -63,7 +63,7 @@ class Route:
     scale: float | None
     arranged: Callable[[Tensors, int, int], Tensors] | None
     indices: int
-    numbers: dict[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
     checked: Signatures = field(default_factory=Signatures)
 
     def indices_of(
@@ -165,10 +165,11 @@ def attend(
             check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
             validate = False
         scale = route.scale if scale is None else scale
-        options = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux, **route.numbers}
+        options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux}
+        options |= route.numbers
         if is_new:
             route.kernel.bind(q, k, v, *given, **options)
-        return route.kernel(q, k, v, *given, validate=validate, **options)
+        return route.kernel(q, k, v, *given, **options, validate=validate)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)  # says more
         raise
@@ -208,7 +209,7 @@ def remember(call: Call) -> Route:
         None if head_dim == kernel_head_dim(head_dim) else 1 / math.sqrt(head_dim),
         resolution.lists_of(),
         len(indices) if call.kv_lengths else 0,
-        numbers_of(call.scored.pattern, resolution.kernel_pattern),
+        numbers_for(kernel.spec.pattern, call.scored.pattern),
     )
 
 

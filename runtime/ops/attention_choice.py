@@ -197,15 +197,6 @@ def placed(pattern: PatternBase, kernel: PatternBase) -> Callable[[Tensors], Ten
     return lambda tensors: tuple(None if place is None else tensors[place] for place in places)
 
 
-def numbers_of(pattern: PatternBase, kernel: PatternBase) -> dict[str, Any]:
-    """Numbers of a pattern that a kernel takes from each call, by the names of its arguments."""
-    if not kernel.is_general:
-        return {}
-    case = pattern if pattern.kind == kernel.kind else pattern.wider
-    assert case is not None
-    return case.numbers()
-
-
 def rounded(size: int) -> int:
     """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below ``size``."""
     power = 1 << max(0, size - 1).bit_length()

@@ -152,6 +152,7 @@ def _call(
         return_lse=lse,
         validate=validate and route.arranged is None,
         aux=aux,
+        **route.numbers,
     )
     return found
 

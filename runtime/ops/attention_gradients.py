@@ -26,9 +26,10 @@ from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
-from runtime.kernels.attention_backward import AttentionBackwardKernel
+from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
-from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of, numbers_of, placed
+from runtime.kernels.pattern_numbers import numbers_for
+from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of, placed
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.patterns import split_tensors
 
@@ -210,8 +211,7 @@ def attend_backward(
     tensors, aux = split_tensors(scored, tensors)
     lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
     lists = _of_heads(lists, q.shape[1])
-    pattern = choice.kernel_pattern
-    place = placed(scored.pattern, pattern)
+    place = placed(scored.pattern, choice.kernel_pattern)
     lists = lists if place is None else place(lists)
     if kv_lengths is not None:
         spec = choice.kernels.dq.spec
@@ -219,22 +219,24 @@ def attend_backward(
         left_out = len(spec.forward.index_tensors) - 1 - len(lists)
         lists = (*lists, *(None,) * left_out, kv_lengths)
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
-    options |= numbers_of(scored.pattern, pattern)
     options["aux"] = aux
+
+    def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
+        kernel, spec = _loaded(named, q.device), named.spec
+        assert isinstance(spec, AttentionBackwardSpec)
+        return kernel(q, k, v, *lists, **options, **more, **numbers_for(spec.pattern, scored.pattern))
+
     of_q = of_k = of_v = stats = None
     if dq and dkdv and choice.kernels.dq_dkdv is not None:
-        kernel = _loaded(choice.kernels.dq_dkdv, q.device)
-        of_q, of_k, of_v, stats, _ = kernel(q, k, v, *lists, **options)
+        of_q, of_k, of_v, stats, _ = computed(choice.kernels.dq_dkdv)
         dq = dkdv = False
     if dq:
-        kernel = _loaded(choice.kernels.dq, q.device)
-        of_q, _, _, stats, _ = kernel(q, k, v, *lists, **options)
+        of_q, _, _, stats, _ = computed(choice.kernels.dq)
     if dkdv:
-        kernel = _loaded(choice.kernels.dkdv, q.device)
-        _, of_k, of_v, stats, _ = kernel(q, k, v, *lists, **options, stats=stats)
+        _, of_k, of_v, stats, _ = computed(choice.kernels.dkdv, stats=stats)
     of_aux: dict[str, torch.Tensor] = {}
     if choice.kernels.daux is not None:
-        found = _loaded(choice.kernels.daux, q.device)(q, k, v, *lists, **options, stats=stats)
+        found = computed(choice.kernels.daux, stats=stats)
         of_aux, stats = found.daux or {}, found.stats
     of_sink = None
     if dsink:

@@ -84,10 +84,11 @@ class Inputs:
     indices: tuple[torch.Tensor | None, ...]
     sink: torch.Tensor | None
     aux: dict[str, torch.Tensor] = field(default_factory=dict)
+    numbers: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
 
-    def looked_up(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the aux tensors as a call is given them, if there are any."""
-        return {"aux": self.aux} if self.aux else {}
+    def options(self) -> dict[str, Any]:
+        """The aux tensors and the numbers of the pattern as a call takes them, if there are any."""
+        return {**({"aux": self.aux} if self.aux else {}), **self.numbers}
 
 
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
@@ -121,7 +122,14 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
             lists = (*lists, None, None)
         lists = (*lists, *_make_values((KV_LENGTHS,), case, device, source))
     sink = _make_sink(case, device, source) if spec.sink else None
-    return Inputs(q, k, v, lists, sink, draw_aux(spec.aux_tensors, _sizes(case), source, device))
+    aux = draw_aux(spec.aux_tensors, _sizes(case), source, device)
+    return Inputs(q, k, v, lists, sink, aux, _numbers(spec, case))
+
+
+def _numbers(spec: AttentionSpec, case: Case) -> dict[str, Any]:
+    """The numbers of the pattern by argument of a call; empty where the spec has them."""
+    arguments = {number.argument for number in spec.pattern.call_numbers} if spec.pattern.is_general else ()
+    return {name: getattr(case, name) for name in sorted(arguments)}
 
 
 def _sizes(case: Case) -> dict[str, int]:
@@ -284,7 +292,8 @@ def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.
     query = torch.arange(q_len, device=device)[:, None]
     key = torch.arange(kv_len, device=device)[None, :]
     values = {name: t[:, None, None, None] for name, t in spec.pattern.values_of(inputs.indices).items()}
-    seen: torch.Tensor = spec.pattern.visible(query, key, q_len, kv_len, values)
+    pattern = spec.pattern.with_numbers(inputs.numbers) if inputs.numbers else spec.pattern
+    seen: torch.Tensor = pattern.visible(query, key, q_len, kv_len, values)
     if spec.pattern.expression is not None:
         seen = seen & seen_by_expression(spec, _sizes(case), inputs.aux, device)
     block = spec.pattern.fixed_block
@@ -372,7 +381,7 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
     results = []
     for _ in range(2):
         memory, out = poisoned_output(spec, inputs.q)
-        options: dict[str, Any] = {"scale": case.scale, "out": out, "sink": inputs.sink, **inputs.looked_up()}
+        options: dict[str, Any] = {"scale": case.scale, "out": out, "sink": inputs.sink, **inputs.options()}
         with poisoned_memory():
             results.append(kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, **options))
         if not bool(memory[..., inputs.q.shape[3] :].isnan().all()):

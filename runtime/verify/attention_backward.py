@@ -143,7 +143,7 @@ def forwards_lse(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> tor
     16 elements. The products of a gradient are by as much, and the weights are right where the LSE is too.
     """
     forward: Any = _forward_of(spec)
-    found = forward(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, **inputs.looked_up())
+    found = forward(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, **inputs.options())
     lse: torch.Tensor = found.lse
     return lse.contiguous()
 
@@ -170,7 +170,7 @@ def run(
 ) -> AttentionGradients:
     """Call a kernel with the tensors of a case; ``made`` are out, dout and lse."""
     out, dout, lse = made
-    options: dict[str, Any] = {"out": out, "dout": dout, "lse": lse, "scale": case.scale, **inputs.looked_up()}
+    options: dict[str, Any] = {"out": out, "dout": dout, "lse": lse, "scale": case.scale, **inputs.options()}
     return kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, **options)
 
 

@@ -110,7 +110,7 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
     problems, results = [], []
     for _ in range(2):
         memory, out = attention.poisoned_output(spec, drawn.q.to(TORCH_DTYPES[spec.output]))
-        options: dict[str, Any] = {"scale": case.scale, "out": out, "sink": inputs.sink, **inputs.looked_up()}
+        options: dict[str, Any] = {"scale": case.scale, "out": out, "sink": inputs.sink, **inputs.options()}
         with poisoned_memory():
             results.append(kernel(given.q, given.k, given.v_t, *inputs.indices, **given.scales(), **options))
         if not bool(memory[..., q.shape[3] :].isnan().all()):

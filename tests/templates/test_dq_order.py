@@ -25,6 +25,7 @@ PATTERNS: tuple[dict[str, Any], ...] = (
     {"kind": "dense"},
     {"kind": "causal"},
     {"kind": "causal", "align": "top_left"},
+    {"kind": "sliding_window"},
     {"kind": "sliding_window", "left": 0, "right": 0},
     {"kind": "sliding_window", "left": 100, "right": 37},
     {"kind": "sliding_window", "left": 300, "right": 0},
@@ -45,8 +46,9 @@ using std::min;
 %(declarations)s%(kernels)s
 void (*const kPrint[])(Params) = {%(names)s};
 int main(int count, char** words) {
-  for (int i = 2; i < count; i += 3) {
-    kPrint[std::atoi(words[1])](params_of(std::atoi(words[i]), std::atoi(words[i + 1]), 0, std::atoi(words[i + 2])));
+  const auto number = [&](int i) { return std::atoi(words[i]); };
+  for (int i = 2; i < count; i += 4) {
+    kPrint[number(1)](params_of(number(i), number(i + 1), number(i + 2), number(i + 3)));
   }
 }
 """
@@ -154,15 +156,15 @@ def test_the_tiles_of_a_step_are_those_that_walk_over_it(
 def check(command: list[Any], spec: AttentionBackwardSpec) -> None:
     """Compare the tiles of each step with the walks over it, as the program prints both for one kernel."""
     given = [
-        (q_len, kv_len, length)
-        for q_len, kv_len, _ in problems(spec.pattern, LENGTHS)
+        (q_len, kv_len, value, length)
+        for q_len, kv_len, value in problems(spec.pattern, LENGTHS)
         for length in (lengths_of(kv_len) if spec.kv_lengths else (0,))
     ]
     words = [str(number) for problem in given for number in problem]
     run = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
     lines = iter([[int(word) for word in line.split()] for line in run.stdout.splitlines()])
-    for q_len, kv_len, length in given:
-        where = f"{spec.pattern.stem()}, steps of {spec.tile.m}: q_len {q_len}, kv_len {kv_len}, length {length}"
+    for q_len, kv_len, value, length in given:
+        where = f"{spec.pattern.stem()}, steps of {spec.tile.m}: {q_len} x {kv_len}, value {value}, length {length}"
         told = next(lines)
         steps = list(zip(told[::2], told[1::2], strict=True))
         walks = [next(lines) for _ in range(-(-kv_len // spec.tile.n))]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, problems
+from batch_values import declarations, numbered, problems
 
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS, PatternBase
@@ -43,6 +43,8 @@ SHIPPED = [named.spec.pattern for named in shipped_specs() if isinstance(named.s
 POSITIONAL = list(dict.fromkeys(pattern for pattern in SHIPPED if pattern.fixed_block is None))
 VARIANTS: list[dict[str, Any]] = [
     {"kind": "causal", "align": "top_left"},
+    {"kind": "sliding_window"},
+    {"kind": "sink_window"},
     {"kind": "sliding_window", "left": 0, "right": 0},
     {"kind": "sliding_window", "left": 100, "right": 37},
     {"kind": "sliding_window", "left": 254, "right": 126},
@@ -245,7 +247,8 @@ def check(command: list[Any], plan: Plan) -> None:
     run = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
     lines = iter(run.stdout.splitlines())
 
-    for q_len, kv_len, value in problems(pattern, LENGTHS):
+    for q_len, kv_len, value in problems(pattern_of(plan), LENGTHS):
+        pattern = numbered(pattern_of(plan), value)
         expected = definition(pattern, q_len, kv_len, value)
         for first in range(0, q_len + tile_rows, tile_rows):
             where = f"{named(plan)}: q_len {q_len}, kv_len {kv_len}, value {value}, queries from {first}"

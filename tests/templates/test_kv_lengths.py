@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from batch_values import PROBLEMS_OF_LENGTHS as PROBLEMS
-from batch_values import declarations, key_end_functions, lengths_of
+from batch_values import declarations, key_end_functions, lengths_of, numbered, window_or
 
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PatternBase
@@ -25,6 +25,8 @@ PATTERNS: list[dict[str, Any]] = [
     {"kind": "causal"},
     {"kind": "causal", "align": "top_left"},
     {"kind": "prefix_lm"},
+    {"kind": "sliding_window"},
+    {"kind": "sink_window"},
     {"kind": "sliding_window", "left": 100, "right": 37},
     {"kind": "sink_window", "sink": 4, "left": 130, "right": 70},
     {"kind": "sink_window", "sink": 200, "left": 30, "right": 0},
@@ -138,9 +140,10 @@ def test_no_step_lies_behind_the_length_and_no_pair_is_lost(
     recorded(text)
     (tmp_path / "main.cpp").write_text(text, encoding="utf-8")
     subprocess.run(["g++", "-std=c++17", "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
-    pattern, keys, rows = pattern_of(plan), plan.spec.tile.n, rows_of(plan)  # type: ignore[union-attr]
+    keys, rows = plan.spec.tile.n, rows_of(plan)  # type: ignore[union-attr]
     for q_len, kv_len in PROBLEMS:
-        prefix = kv_len // 3
+        prefix = window_or(kv_len // 3, pattern_of(plan))
+        pattern = numbered(pattern_of(plan), prefix)
         values = pattern.values_of([prefix])
         shown = [
             "".join(".x"[bool(pattern.visible(query, key, q_len, kv_len, values))] for key in range(kv_len))

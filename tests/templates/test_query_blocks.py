@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, problems
+from batch_values import declarations, numbered, problems
 
 from codegen.library import find_spec
 from codegen.plan import Plan
@@ -25,6 +25,8 @@ PATTERNS: tuple[dict[str, Any], ...] = (
     {"kind": "dense"},
     {"kind": "causal"},
     {"kind": "causal", "align": "top_left"},
+    {"kind": "sliding_window"},
+    {"kind": "sink_window"},
     {"kind": "sliding_window", "left": 0, "right": 0},
     {"kind": "sliding_window", "left": 100, "right": 37},
     {"kind": "sliding_window", "left": 300, "right": 0},
@@ -152,12 +154,13 @@ def test_query_blocks_are_those_of_the_definition(kind: str, recorded: Callable[
 def check(command: list[Any], plan: Plan) -> None:
     """Compare what the program prints for one kernel with the definition."""
     spec = spec_of(plan)
-    step, tile, pattern = spec.tile.m, spec.tile.n, spec.pattern
-    given = problems(pattern, LENGTHS)
+    step, tile = spec.tile.m, spec.tile.n
+    given = problems(spec.pattern, LENGTHS)
     words = [str(number) for problem in given for number in problem]
     run = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
     lines = iter(run.stdout.splitlines())
     for q_len, kv_len, value in given:
+        pattern = numbered(spec.pattern, value)
         values = {tensor.name: value for tensor in pattern.index_tensors if tensor.per_batch}
         for first in range(0, kv_len, tile):
             where = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import PROBLEMS_OF_LENGTHS, declarations, key_end_functions, lengths_of, problems
+from batch_values import PROBLEMS_OF_LENGTHS, declarations, key_end_functions, lengths_of, numbered, problems, window_or
 
 from codegen.library import find_spec
 from codegen.patterns import PatternBase
@@ -29,6 +29,7 @@ CASES: list[tuple[dict[str, Any], int, int]] = [
     (CAUSAL, 192, 128),
     (CAUSAL, 256, 64),
     (CAUSAL | {"align": "top_left"}, 192, 96),
+    *(({"kind": "sliding_window"}, m, n) for m, n in ((192, 80), (128, 64))),
     *(
         ({"kind": "sliding_window", "left": left, "right": right}, m, n)
         for left, right, m, n in (
@@ -184,10 +185,11 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
     plan = plan_of(pattern, m, n)
-    definition, text = pattern_of(plan), host_program(plan)
+    text = host_program(plan)
     recorded(text)
     program = build(text, tmp_path)
-    for q_len, kv_len, value in problems(definition, LENGTHS):
+    for q_len, kv_len, value in problems(pattern_of(plan), LENGTHS):
+        definition = numbered(pattern_of(plan), value)
         # Where surplus rows come first, whole warpgroups may lie before query 0.
         before = -(-q_len // m) * m - q_len
         start = -(before // ROWS * ROWS) if definition.surplus_first else 0
@@ -223,6 +225,7 @@ def test_a_warpgroup_works_on_the_pairs_that_its_queries_see(
         ({"kind": "causal", "align": "top_left"}, 256, 64),
         ({"kind": "sliding_window", "left": 100, "right": 37}, 128, 64),
         ({"kind": "sliding_window", "left": 200, "right": 0}, 192, 80),
+        ({"kind": "sliding_window"}, 192, 80),
     ],
     ids=str,
 )
@@ -232,11 +235,12 @@ def test_a_warpgroup_works_on_the_pairs_before_the_length(
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the host program with")
     plan = plan_of(pattern, m, n, kv_lengths=True)
-    definition, text = pattern_of(plan), host_program(plan)
+    text = host_program(plan)
     recorded(text)
     program = build(text, tmp_path)
     for q_len, kv_len in PROBLEMS_OF_LENGTHS:
-        prefix = kv_len // 3
+        prefix = window_or(kv_len // 3, pattern_of(plan))
+        definition = numbered(pattern_of(plan), prefix)
         values = definition.values_of([prefix])
         start = -((-(-q_len // m) * m - q_len) // ROWS * ROWS) if definition.surplus_first else 0
         visible = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from codegen.plan import Plan
+from codegen.plan import Plan, require
 from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
 from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from codegen.stream_k import StreamK
 
 
@@ -27,6 +27,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "tiles": tiles,
         "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
         "heads_in_l2": heads_in_l2(spec, shape.kv_len, group, shape.batch * heads),
+        **pattern_numbers(spec, shape),
     }
     counters, scratch = {}, {}
     prologue_grid = stream_k_ctas = 0
@@ -45,13 +46,25 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         numbers |= search.values
         prologue_grid, scratch["query_order"] = search.thread_blocks, search.bytes
     if plan.stream_k is not None:
-        units = spec.pattern.stream_k_units(
+        units = spec.pattern.with_params(pattern_numbers(spec, shape)).stream_k_units(
             shape.kv_len, plan.tile_queries // plan.sub_tiles, spec.tile.n, shape.list_length
         )
         stream_k_tiles, stream_k_ctas = plan.stream_k.divide(tiles, units, slots)
         numbers |= {"units": units, "stream_k_tiles": stream_k_tiles, "stream_k_ctas": stream_k_ctas}
         counters["units_done"], scratch["partials"] = plan.stream_k.workspace(stream_k_tiles, stream_k_ctas)
     return LaunchArgs(numbers, max(tiles, stream_k_ctas), prologue_grid, counters, scratch)
+
+
+def pattern_numbers(spec: AttentionSpec | AttentionBackwardSpec, shape: AttentionShape) -> dict[str, int]:
+    """Return the numbers of the pattern that a call decides, by kernel parameter.
+
+    Raises:
+        SpecError: for a number that the shape does not have.
+    """
+    found = {name: getattr(shape, name) for name in spec.pattern.number_params}
+    for name, value in found.items():
+        require(value is not None, f"shape.{name}", "is missing: the spec's pattern leaves it to the call")
+    return found
 
 
 def workspace_bytes(spec: AttentionSpec, stream_k: StreamK | None, *, dynamic: bool) -> dict[str, str]:

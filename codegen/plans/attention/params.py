@@ -65,7 +65,10 @@ def size_params(spec: AttentionSpec) -> list[Param]:
 
 
 def index_params(spec: AttentionSpec) -> list[Param]:
-    """Return the kernel parameters of the pattern's index tensors: address, strides, and the length of free lists."""
+    """Return the parameters of the pattern: its numbers, and of its tensors address, strides and length of free lists.
+
+    Aux tensors come last.
+    """
     params = []
     owner = "pack" if spec.pack_gqa > 1 else "head"
     docs = (
@@ -79,6 +82,7 @@ def index_params(spec: AttentionSpec) -> list[Param]:
         params += [i64(f"{tensor.name}_{axis}_stride", doc) for axis, doc in docs if axis in tensor.strided_axes]
         if "any" in tensor.dims:
             params.append(i32(f"{tensor.name}_length", "entries of a list"))
+    params += [i32(name, doc) for name, doc in spec.pattern.number_params.items()]
     if needs_query_blocks(spec):
         params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
     return [*params, *aux_params(spec)]

@@ -10,6 +10,7 @@ from codegen.flags import AttentionBackwardFlags, AttentionBackwardPatternFlags
 from codegen.patterns import without_gradient
 from codegen.plan import Constant, Param, Plan, SharedLayout, f32, i32, pointer, require
 from codegen.plans.attention.expressions import Side, expressions_flags
+from codegen.plans.attention.launch import pattern_numbers
 from codegen.plans.attention.params import (
     block_of,
     index_params,
@@ -238,6 +239,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "heads": shape.heads,
         "heads_per_kv_head": shape.heads // shape.kv_heads,
         "batch_heads": shape.batch * shape.heads,
+        **pattern_numbers(spec, shape),
         **(
             {}
             if block is None

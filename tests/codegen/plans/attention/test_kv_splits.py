@@ -110,6 +110,7 @@ int main(int, char** words) {
         {"kind": "causal"},
         {"kind": "prefix_lm"},
         {"kind": "sliding_window", "left": 300, "right": 20},
+        {"kind": "sliding_window"},
     ],
 )
 def test_the_two_parts_are_the_whole(pattern: dict[str, Any], recorded: Callable[..., None], tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-// Generated from specs/backward/l4_window2k_dkdv_bf16.yaml. Do not edit:
+// Generated from specs/backward/l4_window_dkdv_bf16.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/backward/l4_window2k_dkdv_bf16.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
-// spec hash: b7554845ed77a311d8ac370159154bcea348700c2b372394419e47ed34001994
-// seal: sha256 753bf8f390786b6a678f2d4394c1fcf91edbd03b954c61f7b91fe2d3c20e3b32
+//     codegen render specs/backward/l4_window_dkdv_bf16.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
+// spec hash: 4cf373b34314863c947bd35b90584f6347c4464ce06c73b680410cbc7c94d03a
+// seal: sha256 bab887ca9c4dc083e204f4a3f8ce26eb3f9fcd5930515865c9d79fc7426627e0
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:
@@ -49,8 +49,6 @@ constexpr int kQBytes = 8192;  // bytes of Q, or of dO, of a step
 constexpr int kStatsBytes = 256;  // bytes of the statistics of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 98824 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile; then dK on its way out
@@ -66,7 +64,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 256 threads a block, 98824 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
-// Before it, with the same parameters: l4_window2k_dkdv_bf16_prologue, 1024 threads a block.
+// Before it, with the same parameters: l4_window_dkdv_bf16_prologue, 1024 threads a block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -98,6 +96,8 @@ struct Params {
   int64 dout_row_stride;  // elements from one row to the next
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
   int kv_len;  // keys of a head
@@ -178,7 +178,7 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 
 // Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
-    l4_window2k_dkdv_bf16_prologue(const __grid_constant__ Params p) {
+    l4_window_dkdv_bf16_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, with
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, with
 // diagonal = kv_len - q_len.
 struct QueryBlockIterator {
   int count;     // steps of these keys: from the first query that sees one of them to the last one that does
@@ -215,10 +215,10 @@ struct QueryBlockIterator {
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int diagonal = p.kv_len - p.q_len, last_key = min(first_key + kTileN, p.kv_len) - 1;
-    const int first_query = max(first_key - diagonal - kWindowRight, 0);
-    const int last_query = min(last_key - diagonal + kWindowLeft, p.q_len - 1);
-    all_from = first_key + kTileN - 1 - diagonal - kWindowRight;
-    all_to = first_key - diagonal + kWindowLeft;
+    const int first_query = max(first_key - diagonal - p.window_right, 0);
+    const int last_query = min(last_key - diagonal + p.window_left, p.q_len - 1);
+    all_from = first_key + kTileN - 1 - diagonal - p.window_right;
+    all_to = first_key - diagonal + p.window_left;
     first = first_query / kTileM;
     count = last_query >= first_query ? last_query / kTileM - first + 1 : 0;
   }
@@ -231,10 +231,10 @@ struct QueryBlockIterator {
 };
 
 // Whether a query sees a key that exists:
-//   kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft and kv_idx - (q_idx + kv_len - q_len) <= kWindowRight
+//   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return (pair_0 >= -kWindowLeft) & (pair_0 <= kWindowRight);
+  return (pair_0 >= -p.window_left) & (pair_0 <= p.window_right);
 }
 
 // A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
@@ -419,7 +419,7 @@ __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4]
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    l4_window2k_dkdv_bf16(const __grid_constant__ Params p) {
+    l4_window_dkdv_bf16(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

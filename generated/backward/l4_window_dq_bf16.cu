@@ -1,9 +1,9 @@
-// Generated from specs/backward/l4_window2k_dq_bf16.yaml. Do not edit:
+// Generated from specs/backward/l4_window_dq_bf16.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/backward/l4_window2k_dq_bf16.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
-// spec hash: e8d1deab08a813174807124844c81f07aa6c6c7cf3b4a137b925dbef3d0efcd4
-// seal: sha256 bdfc3813063ce88440f18f89b6134765097f5199de3c666529957652dad18d11
+//     codegen render specs/backward/l4_window_dq_bf16.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
+// spec hash: 3bff39d1b6481836603797bf2debbf26bf67e27b36c8084d57603ffe6873edd4
+// seal: sha256 f044e332c439973879de535c37cbb8305c2c1f8ff2927bdf7ba4a395b6bbb618
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:
@@ -49,8 +49,6 @@ constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 65552 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 65536 bytes: 4 stages, each K and V of a step
@@ -64,7 +62,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 256 threads a block, 65552 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
-// Before it, with the same parameters: l4_window2k_dq_bf16_prologue, 1024 threads a block.
+// Before it, with the same parameters: l4_window_dq_bf16_prologue, 1024 threads a block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -92,6 +90,8 @@ struct Params {
   int64 dout_row_stride;  // elements from one row to the next
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
   int kv_len;  // keys of a head
@@ -172,7 +172,7 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 
 // Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
-    l4_window2k_dq_bf16_prologue(const __grid_constant__ Params p) {
+    l4_window_dq_bf16_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, with
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, with
 // diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see
@@ -210,10 +210,10 @@ struct KvBlockIterator {
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int diagonal = p.kv_len - p.q_len;
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int first_key = max(first_query + diagonal - kWindowLeft, 0);
-    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
-    all_from = last_query + diagonal - kWindowLeft;
-    all_to = first_query + diagonal + kWindowRight;
+    const int first_key = max(first_query + diagonal - p.window_left, 0);
+    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    all_from = last_query + diagonal - p.window_left;
+    all_to = first_query + diagonal + p.window_right;
     last = last_key / kTileN;
     // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
@@ -227,10 +227,10 @@ struct KvBlockIterator {
 };
 
 // Whether a query sees a key that exists:
-//   kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft and kv_idx - (q_idx + kv_len - q_len) <= kWindowRight
+//   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return (pair_0 >= -kWindowLeft) & (pair_0 <= kWindowRight);
+  return (pair_0 >= -p.window_left) & (pair_0 <= p.window_right);
 }
 
 // A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.
@@ -382,7 +382,7 @@ __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4]
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    l4_window2k_dq_bf16(const __grid_constant__ Params p) {
+    l4_window_dq_bf16(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,9 +1,9 @@
-// Generated from specs/l4_window2k.yaml. Do not edit:
+// Generated from specs/l4_window.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/l4_window2k.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
-// spec hash: 4b95a292e57fa643f7d7b9f0972522bc063899eb1e8d537b55a5ee130b59f58c
-// seal: sha256 c04182624db9a5025657bdd5d90b4227f4b54a9a22eaea2e0306ab999e2ff7d6
+//     codegen render specs/l4_window.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
+// spec hash: a67f30611b1fa1df6818df4909b8a55af33a02d76bec505058cc71eb97a07b48
+// seal: sha256 48dc00829190a09cbf472bd00eed6f085d516ab920357fb5a8bc6defd2b35a62
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -56,8 +56,6 @@ constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds m
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
 constexpr int kHalfStep = 2;  // half a step, in groups
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each K or V of one step
@@ -92,6 +90,8 @@ struct Params {
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -182,7 +182,7 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, with
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, with
 // diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see
@@ -193,10 +193,10 @@ struct KvBlockIterator {
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const int diagonal = p.kv_len - p.q_len;
     const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int first_key = max(first_query + diagonal - kWindowLeft, 0);
-    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
-    all_from = last_query + diagonal - kWindowLeft;
-    all_to = first_query + diagonal + kWindowRight;
+    const int first_key = max(first_query + diagonal - p.window_left, 0);
+    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    all_from = last_query + diagonal - p.window_left;
+    all_to = first_query + diagonal + p.window_right;
     last = last_key / kTileN;
     // first_query < p.q_len always holds: every tile has a query.
     count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
@@ -210,10 +210,10 @@ struct KvBlockIterator {
 };
 
 // Whether a query sees a key that exists:
-//   kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft and kv_idx - (q_idx + kv_len - q_len) <= kWindowRight
+//   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return (pair_0 >= -kWindowLeft) & (pair_0 <= kWindowRight);
+  return (pair_0 >= -p.window_left) & (pair_0 <= p.window_right);
 }
 
 // The work of a thread block: kTileM queries of one head.
@@ -448,7 +448,7 @@ __device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim /
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window2k(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;

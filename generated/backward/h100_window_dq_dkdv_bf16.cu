@@ -1,9 +1,9 @@
-// Generated from specs/backward/h100_window2k_dq_dkdv_bf16.yaml. Do not edit:
+// Generated from specs/backward/h100_window_dq_dkdv_bf16.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/backward/h100_window2k_dq_dkdv_bf16.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
-// spec hash: 0de2b0c49bc41b42c9dfa0f0b7ee89198d5880bab6205ccd89264fc3e35dc5a0
-// seal: sha256 7450387c64013f978f3ae1dc809aa16c65a0182a22692c340cdb60d8f1c1fefd
+//     codegen render specs/backward/h100_window_dq_dkdv_bf16.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
+// spec hash: 941f8a8c09147e53f19e25074c46c827edaafe41d55503668b08128ce0bf5d87
+// seal: sha256 0c57e51be0a186a69cfcbf6344743eec4a533d879e1c87850e4ad9013cd937ec
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -69,8 +69,6 @@ constexpr int kDqBytes = 40960;  // bytes of a step's dQ, in fp32
 constexpr int kConvertThreads = 256;  // threads of a block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
-constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
 
 // Dynamic shared memory: 230732 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then dK on its way out
@@ -98,8 +96,8 @@ constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads a block, 230732 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_window2k_dq_dkdv_bf16_prologue, 1024 threads a block.
-// Behind it, with the same parameters: h100_window2k_dq_dkdv_bf16_convert_dq, 256 threads a block.
+// Before it, with the same parameters: h100_window_dq_dkdv_bf16_prologue, 1024 threads a block.
+// Behind it, with the same parameters: h100_window_dq_dkdv_bf16_convert_dq, 256 threads a block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 80 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -126,6 +124,8 @@ struct Params {
   int64 dout_row_stride;  // elements from one row to the next
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  int window_left;  // keys seen before the query's own position
+  int window_right;  // keys seen after it
   int q_len;  // queries of a head
   int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
   int kv_len;  // keys of a head
@@ -443,7 +443,7 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
 
 // Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
-    h100_window2k_dq_dkdv_bf16_prologue(const __grid_constant__ Params p) {
+    h100_window_dq_dkdv_bf16_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
@@ -470,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - kWindowLeft to i + diagonal + kWindowRight, with
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, with
 // diagonal = kv_len - q_len.
 struct QueryBlockIterator {
   int count;     // steps of these keys: from the first query that sees one of them to the last one that does
@@ -480,10 +480,10 @@ struct QueryBlockIterator {
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int diagonal = p.kv_len - p.q_len, last_key = min(first_key + kTileN, p.kv_len) - 1;
-    const int first_query = max(first_key - diagonal - kWindowRight, 0);
-    const int last_query = min(last_key - diagonal + kWindowLeft, p.q_len - 1);
-    all_from = first_key + kTileN - 1 - diagonal - kWindowRight;
-    all_to = first_key - diagonal + kWindowLeft;
+    const int first_query = max(first_key - diagonal - p.window_right, 0);
+    const int last_query = min(last_key - diagonal + p.window_left, p.q_len - 1);
+    all_from = first_key + kTileN - 1 - diagonal - p.window_right;
+    all_to = first_key - diagonal + p.window_left;
     first = first_query / kTileM;
     count = last_query >= first_query ? last_query / kTileM - first + 1 : 0;
   }
@@ -496,10 +496,10 @@ struct QueryBlockIterator {
 };
 
 // Whether a query sees a key that exists:
-//   kv_idx - (q_idx + kv_len - q_len) >= -kWindowLeft and kv_idx - (q_idx + kv_len - q_len) <= kWindowRight
+//   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return (pair_0 >= -kWindowLeft) & (pair_0 <= kWindowRight);
+  return (pair_0 >= -p.window_left) & (pair_0 <= p.window_right);
 }
 
 // A thread block's tile: keys of one K/V head. The heads of a group take turns: what they all work on stays in the L2,
@@ -555,8 +555,8 @@ struct AddingTiles {
 
   __device__ __forceinline__ AddingTiles(const Params& p, int batch, int step) {
     const int diagonal = p.kv_len - p.q_len, last_query = min((step + 1) * kTileM, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal + kWindowRight, p.kv_len - 1);
-    first = max(step * kTileM + diagonal - kWindowLeft, 0) / kTileN;
+    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    first = max(step * kTileM + diagonal - p.window_left, 0) / kTileN;
     last = last_key < 0 ? -1 : last_key / kTileN;
   }
 };
@@ -886,7 +886,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    h100_window2k_dq_dkdv_bf16(const __grid_constant__ Params p) {
+    h100_window_dq_dkdv_bf16(const __grid_constant__ Params p) {
   // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
@@ -928,7 +928,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 // dQ from its accumulator, times the softmax scale and in 16 bits: one thread block for each step. Steps that no tile
 // sees get zeros.
 extern "C" __global__ void __launch_bounds__(kConvertThreads)
-    h100_window2k_dq_dkdv_bf16_convert_dq(const __grid_constant__ Params p) {
+    h100_window_dq_dkdv_bf16_convert_dq(const __grid_constant__ Params p) {
   constexpr int kPadding = 8;  // of a row in shared memory: eight rows begin in different banks
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];

@@ -19,7 +19,7 @@ PREFIX = {"sm_90a": "h100", "sm_89": "l4"}
 def test_stem_is_file_symbol_and_receipt(named: NamedSpec) -> None:
     assert named.origin == ("specs" / named.subfolder / f"{named.stem}.yaml").as_posix()
     assert named.path == SPECS / named.subfolder / f"{named.stem}.yaml"
-    assert receipt_path(named.stem) == GENERATED / f"{named.stem}.json"
+    assert receipt_path(named) == GENERATED / f"{named.stem}.json"
     assert named.source_file == named.origin.replace("specs/", "generated/").replace(".yaml", ".cu")
     source = (GENERATED / named.subfolder / f"{named.stem}.cu").read_text(encoding="utf-8")
     assert re.search(rf'extern "C" __global__ [^;{{]*\b{named.stem}\(', source)
@@ -27,7 +27,7 @@ def test_stem_is_file_symbol_and_receipt(named: NamedSpec) -> None:
 
 @every_spec
 def test_receipt_names_its_own_kernel(named: NamedSpec) -> None:
-    path = receipt_path(named.stem, GENERATED / named.subfolder)
+    path = receipt_path(named)
     if not path.exists():
         pytest.skip("no receipt yet")
     receipt = json.loads(path.read_bytes())

@@ -24,11 +24,11 @@ Data = dict[str, Any]
 
 def committed(stem: str) -> tuple[NamedSpec, Data]:
     named = find_spec(stem)
-    return named, json.loads(receipt_path(stem, GENERATED / named.subfolder).read_text())
+    return named, json.loads(receipt_path(named).read_text())
 
 
 def state_of(named: NamedSpec, data: Data, folder: Path) -> ReceiptState:
-    path = receipt_path(named.stem, folder / named.subfolder)
+    path = receipt_path(named, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data))
     return state(named, generate(named).source, folder)

@@ -1775,7 +1775,7 @@ def test_a_threads_number_is_read_anew_where_hardly_a_register_is_left(name: str
 
 def test_what_explain_says_of_registers_holds_for_the_compilers_figures() -> None:
     for named in shipped_specs():
-        path = receipt_path(named.stem)
+        path = receipt_path(named)
         receipt = Receipt.read(path) if path.exists() else None
         if receipt is not None and receipt.spec.hash == named.spec.hash:
             plan, registers = plan_for(named), receipt.cubin.registers

@@ -849,7 +849,7 @@ def test_the_sample_is_another_each_day_and_the_same_for_a_seed(request: pytest.
 @every_spec
 def test_receipts_say_the_same(named: NamedSpec) -> None:
     """The code itself may differ in the order of its instructions (CONTRIBUTING.md)."""
-    path, record = receipt_path(named.stem, GENERATED / named.subfolder), known().get(named.stem)
+    path, record = receipt_path(named), known().get(named.stem)
     if not path.is_file():
         pytest.skip("there is no receipt")
     receipt = Receipt.read(path)

@@ -7,6 +7,7 @@ inside it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -254,7 +255,7 @@ def _parsed(document: Document, file: str) -> list[Spec]:
     if different != ["dtype"]:
         raise SpecError("dtype", f"lists types of which {', '.join(different)} differ: give a spec to each")
     del first["dtype"]
-    if f'"{TWINS[0]}"' in json.dumps(first):
+    if re.search(rf"\b{TWINS[0]}\b", json.dumps(first)):
         raise SpecError("dtype", f"lists types, and {TWINS[0]} is in another field too: give a spec to each")
     return specs
 

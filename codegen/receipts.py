@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, field_validator
 from codegen.cases import case_names, most_allowed
 from codegen.dtypes import TWINS
 from codegen.errors import CodegenError, FileError, MissingFileError
-from codegen.files import locked, read_text, write_if_changed
+from codegen.files import locked, read_text, write_all, write_if_changed
 from codegen.json_rows import json_rows
 from codegen.library import GENERATED, NamedSpec
 from codegen.patterns.base import SpecModel
@@ -249,7 +249,13 @@ def read_receipt(named: NamedSpec, path: Path) -> Receipt:
     return found
 
 
-def write_receipt(named: NamedSpec, receipt: Receipt, path: Path, first: Callable[[], Receipt] | None = None) -> bool:
+def write_receipt(
+    named: NamedSpec,
+    receipt: Receipt,
+    path: Path,
+    first: Callable[[], Receipt] | None = None,
+    source: str | None = None,
+) -> bool:
     """Write the receipt of one kernel into its file; what that says of the other type stays.
 
     Processes that write receipts of one spec at a time lose neither.
@@ -259,9 +265,10 @@ def write_receipt(named: NamedSpec, receipt: Receipt, path: Path, first: Callabl
         receipt: its receipt.
         path: the file.
         first: makes the receipt of the first type, for the receipt of a twin in a file that has none.
+        source: text of the source beside the file, to be written with it or not at all.
 
     Returns:
-        Whether the file changed.
+        Whether a file changed.
 
     Raises:
         ReceiptError: for the receipt of a twin, where there is none of the first type.
@@ -272,7 +279,8 @@ def write_receipt(named: NamedSpec, receipt: Receipt, path: Path, first: Callabl
         found = _readable(path) or other
         if found is None and named.twin_of is not None:
             raise MissingReceipt(f"{one_line(path.name)}: there is none of {named.main.stem}, which comes first")
-        return (found.including(named, receipt) if found else receipt).write(path)
+        texts = {path: (found.including(named, receipt) if found else receipt).text}
+        return any(write_all(texts if source is None else {path.with_suffix(".cu"): source, **texts}).values())
 
 
 def _readable(path: Path) -> Receipt | None:

@@ -11,7 +11,7 @@ import typer
 
 from codegen.cli import home_of, verify_line
 from codegen.errors import CodegenError
-from codegen.files import holds, is_file, write_all, write_if_changed
+from codegen.files import holds, is_file, write_if_changed
 from codegen.freshness import display_path
 from codegen.library import (
     GENERATED,
@@ -159,8 +159,7 @@ class Migration:
         elif self._check:
             changed = not self._is_current(earlier, receipt, source, path)
         else:
-            changed = any(write_all({path.with_suffix(".cu"): source}).values())
-            changed |= write_receipt(named, receipt, path, partial(receipt_now, named.main, None))
+            changed = write_receipt(named, receipt, path, partial(receipt_now, named.main, None), source)
             if earlier.place != path and not earlier.packaged:
                 earlier.place.with_suffix(".cu").unlink(missing_ok=True)
                 earlier.place.unlink()

@@ -132,7 +132,7 @@ class _Rendered:
     overview: tuple[str, ...]
 
 
-@lru_cache(maxsize=512)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
+@lru_cache(maxsize=1024)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
 def generate(named: NamedSpec) -> Generated:
     """Plan and render a spec, once for calls that follow each other.
 

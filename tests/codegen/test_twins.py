@@ -41,7 +41,7 @@ every_twin = for_each(
 
 
 def own_file(folder: Path, dtype: str = "[fp16, bf16]", more: str = "") -> Path:
-    path = folder / "mine.yaml"
+    path = folder / "my_kernel.yaml"
     path.write_text(OWN.format(dtype=dtype) + more)
     return path
 
@@ -70,18 +70,18 @@ def test_every_first_type_has_a_twin() -> None:
 def test_a_file_with_a_list_is_two_specs(tmp_path: Path) -> None:
     path = own_file(tmp_path)
     first, twin = read_specs(path)
-    assert (first.stem, first.spec.dtype, first.has_twin, first.twin_of) == ("mine", "fp16", True, None)
-    assert (twin.stem, twin.spec.dtype, twin.has_twin, twin.twin_of) == ("mine_bf16", "bf16", False, first)
+    assert (first.stem, first.spec.dtype, first.has_twin, first.twin_of) == ("my_kernel", "fp16", True, None)
+    assert (twin.stem, twin.spec.dtype, twin.has_twin, twin.twin_of) == ("my_kernel_bf16", "bf16", False, first)
     assert first == read_spec(path) == find_spec(path) == find_spec(str(path)) and find_specs(path) == (first, twin)
     assert first.spec.hash == find_spec(own_file(tmp_path, "fp16")).spec.hash != twin.spec.hash
     assert twin.main is twin.twin_of and first.main is first
-    assert twin.source_file == first.source_file == "generated/mine.cu"
-    assert twin_source(render(first), "mine") == render(twin)
+    assert twin.source_file == first.source_file == "generated/my_kernel.cu"
+    assert twin_source(render(first), "my_kernel") == render(twin)
 
 
 def test_a_file_of_one_type_is_one_spec(tmp_path: Path) -> None:
     (only,) = read_specs(own_file(tmp_path, "bf16"))
-    assert (only.stem, only.has_twin, only.twin_of) == ("mine", False, None)
+    assert (only.stem, only.has_twin, only.twin_of) == ("my_kernel", False, None)
     assert find_specs("h100_e4m3_dense") == (find_spec("h100_e4m3_dense"),)
     assert find_specs(TWIN) == (find_spec(TWIN),)
 
@@ -93,12 +93,12 @@ def test_other_lists_are_refused_by_name(dtype: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         read_specs(own_file(tmp_path, dtype))
     names = re.findall(r"\w+", dtype)
-    assert str(error.value).startswith(f"{tmp_path}/mine.yaml:3: dtype: is {names!r}; a list is [fp16, bf16]: ")
+    assert str(error.value).startswith(f"{tmp_path}/my_kernel.yaml:3: dtype: is {names!r}; a list is [fp16, bf16]: ")
 
 
 @pytest.mark.parametrize("dtype", ["[]", "[1, 2]", "[[fp16], [bf16]]", "[{}, bf16]", "{fp16: bf16}"])
 def test_lists_of_anything_else_are_refused(dtype: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"mine.yaml:3: dtype"):
+    with pytest.raises(SpecError, match=r"my_kernel.yaml:3: dtype"):
         read_specs(own_file(tmp_path, dtype))
 
 
@@ -108,11 +108,11 @@ def test_types_that_another_field_has_too_are_refused(tmp_path: Path) -> None:
         path = own_file(tmp_path)
         path.write_text(path.read_text().replace("pattern: {kind: dense}\n", mask.replace("DTYPE", dtype)))
         if refused:
-            with pytest.raises(SpecError, match=r"mine.yaml:3: dtype: lists types, and fp16 is in another field too"):
+            with pytest.raises(SpecError, match=r":3: dtype: lists types, and fp16 is in another field too"):
                 read_specs(path)
         else:
             first, twin = read_specs(path)
-            assert twin_source(render(first), "mine") == render(twin)
+            assert twin_source(render(first), "my_kernel") == render(twin)
 
 
 def test_a_list_is_for_files(tmp_path: Path) -> None:
@@ -284,10 +284,10 @@ def test_two_processes_that_write_one_file(tmp_path: Path, receipt: Make) -> Non
 
 def test_a_command_that_verifies_takes_all_types(tmp_path: Path) -> None:
     path = own_file(tmp_path)
-    assert [named.stem for named in cli.chosen([str(path)], False, all_types=True)] == ["mine", "mine_bf16"]
-    assert [named.stem for named in cli.chosen([str(path)], False)] == ["mine"]
+    assert [named.stem for named in cli.chosen([str(path)], False, all_types=True)] == ["my_kernel", "my_kernel_bf16"]
+    assert [named.stem for named in cli.chosen([str(path)], False)] == ["my_kernel"]
     assert [named.stem for named in cli.chosen([NAME, TWIN], False, all_types=True)] == [NAME, TWIN]
     assert [named.stem for named in cli.chosen([TWIN], False, all_types=True)] == [TWIN]
-    with pytest.raises(CodegenError, match="two of the specs are called mine"):
+    with pytest.raises(CodegenError, match="two of the specs are called my_kernel"):
         (tmp_path / "other").mkdir()
         cli.chosen([str(path), str(own_file(tmp_path / "other"))], False, all_types=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -172,16 +172,21 @@ def render_command(
         for named in named_specs:
             typer.echo(render(named), nl=False)
         return
+    twins = [named for named in named_specs if named.twin_of is not None and out is None]
     by_folder: dict[Path, list[NamedSpec]] = defaultdict(list)
-    twins = [] if out is not None else [named for named in named_specs if named.twin_of is not None]
-    for named in dict.fromkeys(named if out is not None else named.main for named in named_specs):
+    for named in dict.fromkeys(named.main if out is None else named for named in named_specs):
         by_folder[Path(out) if out is not None else home_of(named)].append(named)
     _render_once(named_specs)
     if check:
         problems = [p for folder, group in by_folder.items() for p in freshness.check_files(folder, group)]
         problems += [p for named in twins for p in freshness.check_twins(home_of(named), [named])]
         _report_problems(problems, as_json=as_json)
-        return
+    else:
+        _write_sources(by_folder, twins, as_json=as_json)
+
+
+def _write_sources(by_folder: Mapping[Path, list[NamedSpec]], twins: Iterable[NamedSpec], *, as_json: bool) -> None:
+    """Write the sources that are not up to date, and say where those of twins are."""
     with report(as_json=as_json) as told:
         for folder, group in by_folder.items():
             for path, changed in freshness.render_to(folder, group).items():

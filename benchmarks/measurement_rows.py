@@ -27,10 +27,10 @@ from records import OURS, PLAIN
 
 from codegen.dtypes import FP8
 from codegen.errors import CodegenError
-from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
+from codegen.library import ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
-from codegen.receipts import Receipt, ReceiptError, source_sha256
+from codegen.receipts import ReceiptError, read_receipt, receipt_path, source_sha256
 from codegen.render import render
 from codegen.select.problem import Problem, is_chosen, parse_problem, preparation_of, problem_of, said_by, tuning_of
 from codegen.select.table import TABLE, Dense, Measurement, Timing, merged, place_of, read_rows, shared, written
@@ -175,14 +175,14 @@ def receipt_problem(shape: str, spec: Spec) -> Problem:
 def rows_of_receipts(left: dict[str, str]) -> Iterator[Measurement]:
     """Yield the row of each receipt of a kernel that ran on its own architecture."""
     for named in shipped_specs():
-        path = GENERATED / named.subfolder / f"{named.stem}.json"
+        path = receipt_path(named)
         try:
-            receipt = Receipt.read(path)
+            receipt = read_receipt(named, path)
         except ReceiptError as error:
-            left[path.name] = str(error)
+            left[named.stem] = str(error)
             continue
         if named.spec.dtype in FP8:
-            left[path.name] = NOT_CHOSEN
+            left[named.stem] = NOT_CHOSEN
             continue
         ran = receipt.verification
         if ran is None or not receipt.measurement or ran.target != f"{named.spec.arch} cubin":

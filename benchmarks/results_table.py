@@ -42,7 +42,7 @@ from codegen.errors import CodegenError
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
-from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, receipt_path, source_sha256, state
+from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, read_receipt, receipt_path, source_sha256, state
 from codegen.render import render
 
 MEASURED = ROOT / "benchmarks" / "results"
@@ -124,7 +124,7 @@ def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt
     found = {}
     for named in specs:
         if state(named, render(named), folder).standing is ReceiptStatus.OK:
-            found[named.stem] = Receipt.read(receipt_path(named.stem, folder / named.subfolder))
+            found[named.stem] = read_receipt(named, receipt_path(named, folder))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,15 @@ from typer.core import TyperGroup
 from codegen import __version__, freshness
 from codegen.errors import CodegenError, SpecError
 from codegen.files import is_file, write_if_changed
-from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.library import (
+    GENERATED,
+    IN_SOURCE_TREE,
+    NamedSpec,
+    find_spec,
+    find_specs,
+    shipped_names,
+    shipped_specs,
+)
 from codegen.plan import Plan
 from codegen.planning import plan_for
 from codegen.receipts import state
@@ -26,7 +34,8 @@ from codegen.spec import json_schema
 from codegen.tools.explain import explain, explained
 from codegen.tools.listing import row_of, table_of
 from codegen.tools.progress import progress
-from codegen.tools.report import JsonOption, console, report
+from codegen.tools.report import JsonOption, Report, console, report
+from codegen.twins import WORDS
 
 INTERRUPTED = 130
 BAD_INPUT = 2
@@ -104,8 +113,13 @@ SpecsArgument = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", help="Every shipped spec.")]
 
 
-def chosen(specs: Sequence[str] | None, every: bool) -> list[NamedSpec]:
+def chosen(specs: Sequence[str] | None, every: bool, *, all_types: bool = False) -> list[NamedSpec]:
     """Return the specs that a command line names.
+
+    Args:
+        specs: names and files.
+        every: whether ``--all`` is said.
+        all_types: whether a file, or the name of its first type, stands for all types that it lists.
 
     Raises:
         CodegenError: when it names none, or names some and says ``--all`` too.
@@ -114,7 +128,11 @@ def chosen(specs: Sequence[str] | None, every: bool) -> list[NamedSpec]:
         raise CodegenError("name one spec or more, or say --all" if not specs else "name specs or say --all, not both")
     if every:
         return shipped_specs()
-    found = [find_spec(spec) for spec in dict.fromkeys(specs or ())]
+    found: list[NamedSpec] = []
+    for spec in dict.fromkeys(specs or ()):
+        found += find_specs(spec) if all_types else [find_spec(spec)]
+    if all_types:
+        found = list(dict.fromkeys(found))  # of a kernel and its twin, both named
     for i, named in enumerate(found):
         if any((named.subfolder, named.stem) == (other.subfolder, other.stem) for other in found[:i]):
             raise CodegenError(f"two of the specs are called {named.stem}: their files would have the same names")
@@ -139,33 +157,52 @@ def render_command(
 ) -> None:
     """Render specs to CUDA sources: one self-contained .cu a spec, the same bytes every time.
 
-    Files that are up to date are left alone.
+    Files that are up to date are left alone. The source of a twin, such as h100_topk32_bf16, is that of its first type
+    with words replaced: it is written with --out only.
 
     [bold]Examples[/bold]
       codegen render h100_topk32
       codegen render my_kernel.yaml --out build
       codegen render --all --check
     """
-    named_specs = chosen(specs, every)
+    named_specs = [named for named in chosen(specs, every) if specs or named.twin_of is None]
     if out == "-":
         if as_json:
             raise CodegenError("--out - prints sources, --json a report: say one of them")
         for named in named_specs:
             typer.echo(render(named), nl=False)
         return
+    twins = [named for named in named_specs if named.twin_of is not None and out is None]
     by_folder: dict[Path, list[NamedSpec]] = defaultdict(list)
-    for named in named_specs:
+    for named in dict.fromkeys(named.main if out is None else named for named in named_specs):
         by_folder[Path(out) if out is not None else home_of(named)].append(named)
     _render_once(named_specs)
     if check:
-        problems = [p for folder, group in by_folder.items() for p in freshness.check_sources(folder, group)]
+        problems = [p for folder, group in by_folder.items() for p in freshness.check_files(folder, group)]
+        problems += [p for named in twins for p in freshness.check_twins(home_of(named), [named])]
         _report_problems(problems, as_json=as_json)
-        return
+    else:
+        _write_sources(by_folder, twins, as_json=as_json)
+
+
+def _write_sources(by_folder: Mapping[Path, list[NamedSpec]], twins: Iterable[NamedSpec], *, as_json: bool) -> None:
+    """Write the sources that are not up to date, and say where those of twins are."""
     with report(as_json=as_json) as told:
         for folder, group in by_folder.items():
             for path, changed in freshness.render_to(folder, group).items():
                 line = f"{'wrote' if changed else 'up to date'}  {freshness.display_path(path)}"
                 told.row({"path": str(path), "changed": changed}, line)
+        for named in twins:
+            tell_twin(told, named)
+
+
+def tell_twin(told: Report, named: NamedSpec) -> None:
+    """Say where the source of a twin is."""
+    words = ", ".join(map(" -> ".join, WORDS.items()))
+    told.say(
+        f"{named.stem}: its source is {named.source_file} with the name of the kernel and words replaced ({words}); "
+        f"to write it: codegen render {named.stem} --out DIR"
+    )
 
 
 @app.command("check")
@@ -285,8 +322,11 @@ def _render_once(specs: Sequence[NamedSpec]) -> None:
 
 
 def place_of(named: NamedSpec, suffix: str) -> Path:
-    """Return where a kernel's source or receipt is: at its home or, of a shipped spec, where the package has it."""
-    inside = named.subfolder / f"{named.stem}{suffix}"
+    """Return where a kernel's source or receipt is: at its home or, of a shipped spec, where the package has it.
+
+    Those of a twin are in the files of its first type.
+    """
+    inside = named.subfolder / f"{named.main.stem}{suffix}"
     own = home_of(named) / inside
     return GENERATED / inside if named.is_shipped and not is_file(own) else own
 

@@ -39,5 +39,7 @@ DTYPES = {
     "e5m2": DType("e5m2", 1, "e5m2", "e5m2x2", "__nv_fp8_e5m2", "cuda_fp8.h"),
 }
 FP8 = ("e4m3", "e5m2")
+TWINS = ("fp16", "bf16")
+"""The types of a spec with a list of types. Sources of the second are those of the first with words replaced."""
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 """The largest finite number of each FP8 type."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -141,6 +142,26 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
             with contextlib.suppress(OSError, ValueError):
                 temporary.unlink()
     return changed
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that lock a folder waiting: between reading a file of it and writing it anew.
+
+    The folder is made if it is not there. On a file system without locks nobody waits.
+
+    Raises:
+        FileError: if the folder cannot be made or opened.
+    """
+    _make_folder(folder)
+    with errors_of(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _make_folder(folder: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Literal
 from codegen.errors import MOST_OF_PLACE, CodegenError
 from codegen.files import holds, is_file, read_bytes, write_if_changed
 from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec
-from codegen.receipts import ReceiptStatus, receipt_path, state
+from codegen.receipts import Receipt, ReceiptState, ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
+from codegen.twins import twin_source
 from codegen.wording import in_shell, one_line
 
 REINSTALL = "pip install --force-reinstall --no-deps sparse-kernel-codegen"
@@ -54,6 +55,8 @@ class Problem:
 def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
     """Render specs into ``folder``, laid out as specs/ is; return each file and whether it changed.
 
+    A twin gets a file of its own name, which no folder of committed sources has.
+
     Nothing is written unless all of them render.
 
     Raises:
@@ -72,7 +75,13 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
 
 
 def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Check the sources of ``specs`` in ``folder``; return their problems."""
+    """Check the committed sources of ``specs`` in ``folder``, and what they say of twins; return their problems."""
+    specs = list(specs)
+    return check_files(folder, [named for named in specs if named.twin_of is None]) + check_twins(folder, specs)
+
+
+def check_files(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
+    """Check the files of ``specs`` in ``folder``, each by its own name; return their problems."""
     problems = []
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
@@ -90,9 +99,24 @@ def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     return problems
 
 
+def check_twins(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
+    """Compare the sources in ``folder``, with words replaced, with what the specs of twins render to.
+
+    A source that is not up to date is left out: it has a problem of its own.
+    """
+    problems = []
+    for named in specs:
+        source, path = render(named.main), folder / named.subfolder / f"{named.main.stem}.cu"
+        if named.twin_of is not None and holds(path, source) and twin_source(source, named.main.stem) != render(named):
+            message = f"with its words replaced it is not what the spec of {named.stem} renders to"
+            fix = f"diff <(codegen render {named.main.argument} --out -) <(codegen render {named.argument} --out -)"
+            problems.append(Problem(path, "stale", message, fix))
+    return problems
+
+
 def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     """Return the sources and receipts in ``folder`` that belong to none of the specs."""
-    known = {folder / named.subfolder / named.stem for named in specs}
+    known = {folder / named.subfolder / named.main.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
         Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {in_shell(_relative(path))}")
@@ -113,15 +137,21 @@ def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     }
     for named in specs:
         found = state(named, render(named), folder)
+        if found.standing is ReceiptStatus.OK and _has_receipt_of_no_type(named, folder):
+            found = ReceiptState(ReceiptStatus.STALE, "has a receipt of a type that its spec does not list")
         if found.standing in kinds:
             fix = f"codegen verify {named.stem} (on a GPU)"
             if folder == GENERATED and not IN_SOURCE_TREE:
                 fix = REINSTALL
             elif found.standing is ReceiptStatus.STALE:
                 fix = f"codegen migrate {named.stem} (if only comments or names changed), or {fix}"
-            path = receipt_path(named.stem, folder / named.subfolder)
-            problems.append(Problem(path, kinds[found.standing], found.explanation, fix))
+            explanation = found.explanation if named.twin_of is None else f"of {named.stem}: {found.explanation}"
+            problems.append(Problem(receipt_path(named, folder), kinds[found.standing], explanation, fix))
     return problems
+
+
+def _has_receipt_of_no_type(named: NamedSpec, folder: Path) -> bool:
+    return named.twin_of is None and not named.has_twin and bool(Receipt.read(receipt_path(named, folder)).twins)
 
 
 def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> list[Problem]:

@@ -8,24 +8,28 @@ from typing import Any
 OPEN_DEPTH = 2  # objects within objects that are spread over lines
 
 
-def json_rows(document: dict[str, Any] | list[Any]) -> str:
+def json_rows(document: dict[str, Any] | list[Any], parts: tuple[str, ...] = ()) -> str:
     """JSON text of a document, with a field on each line and each object of a list on a line of its own.
 
     Args:
         document: plain data, without NaN and infinity.
+        parts: names of fields whose objects are written as documents of their own.
 
     Raises:
         ValueError: for a number that JSON does not have.
     """
-    return _text(document, 0) + "\n"
+    return _text(document, 0, 0, parts) + "\n"
 
 
-def _text(value: Any, depth: int) -> str:
-    """JSON text of a value, whose lines but the first are indented by two spaces for each depth."""
-    inner, outer = "\n" + "  " * (depth + 1), "\n" + "  " * depth
+def _text(value: Any, depth: int, level: int, parts: tuple[str, ...]) -> str:
+    """JSON text of a value, whose lines but the first are indented by two spaces for each level."""
+    inner, outer = "\n" + "  " * (level + 1), "\n" + "  " * level
     if isinstance(value, dict) and value and depth < OPEN_DEPTH:
-        fields = (f"{json.dumps(str(key))}: {_text(field, depth + 1)}" for key, field in value.items())
-        return "{" + inner + f",{inner}".join(fields) + outer + "}"
+        texts = (
+            f"{json.dumps(str(key))}: {_text(field, -1 if key in parts else depth + 1, level + 1, parts)}"
+            for key, field in value.items()
+        )
+        return "{" + inner + f",{inner}".join(texts) + outer + "}"
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value) and depth <= OPEN_DEPTH:
         return "[" + inner + f",{inner}".join(json.dumps(row, allow_nan=False) for row in value) + outer + "]"
     return json.dumps(value, allow_nan=False)

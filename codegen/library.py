@@ -6,12 +6,15 @@ inside it.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from codegen.dtypes import TWINS
 from codegen.errors import FileError, SpecError
 from codegen.files import is_file, read_text, resolved
 from codegen.names import check_name
@@ -19,13 +22,15 @@ from codegen.operators import operator_of
 from codegen.parse import parse_spec
 from codegen.spec import Spec
 from codegen.wording import alternatives, in_shell, shown
-from codegen.yaml_text import location_of, read_yaml
+from codegen.yaml_text import Document, location_of, read_yaml
 
 _PACKAGE = Path(__file__).resolve().parent
 IN_SOURCE_TREE = not (_PACKAGE / "data").is_dir()
 """Whether this is a source tree: what an installed package carries is not written to."""
 ROOT = _PACKAGE.parent if IN_SOURCE_TREE else _PACKAGE / "data"
 """Folder that holds templates/, specs/ and generated/."""
+OF_TWIN = f"_{TWINS[1]}"
+"""Ends the name of a twin."""
 TEMPLATES = ROOT / "templates"
 SPECS = ROOT / "specs"
 GENERATED = ROOT / "generated"
@@ -33,7 +38,10 @@ GENERATED = ROOT / "generated"
 
 @dataclass(frozen=True)
 class NamedSpec:
-    """A spec with the name its generated file, kernel symbol and receipt carry.
+    """A spec with the name of its kernel.
+
+    A file with a list of types names two kernels, which differ in words of their sources. They share a generated file
+    and a receipt, by the name of the first.
 
     Attributes:
         stem: ``h100_topk32``; for a spec that came from no file, a name made of its fields and hash.
@@ -41,6 +49,8 @@ class NamedSpec:
         origin: ``specs/h100_topk32.yaml``, relative to the project; of a file elsewhere its name; "" for no file.
         path: the file, if there is one.
         lines: line of each field in the file, by dotted name.
+        has_twin: whether the file names a second type.
+        twin_of: of a kernel of the second type, that of the first.
     """
 
     stem: str
@@ -48,6 +58,8 @@ class NamedSpec:
     origin: str = ""
     path: Path | None = None
     lines: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
+    has_twin: bool = False
+    twin_of: NamedSpec | None = None
 
     def __post_init__(self) -> None:
         """Refuse a name that no kernel can have: it is written into the source.
@@ -56,6 +68,11 @@ class NamedSpec:
             SpecError: for such a name.
         """
         check_name(self.stem)
+
+    @property
+    def main(self) -> NamedSpec:
+        """The kernel whose name the generated file and the receipt carry: this one, or that of the first type."""
+        return self.twin_of or self
 
     @property
     def is_shipped(self) -> bool:
@@ -70,14 +87,15 @@ class NamedSpec:
 
     @property
     def source_file(self) -> str:
-        """Where its source belongs, relative to the project."""
-        return ("generated" / self.subfolder / f"{self.stem}.cu").as_posix()
+        """Where its source belongs, relative to the project; that of a twin is this file with its words replaced."""
+        return ("generated" / self.subfolder / f"{self.main.stem}.cu").as_posix()
 
     @property
     def argument(self) -> str:
         """How a command line names it: a shipped spec by its name, which an installed package knows too.
 
-        A spec without a file is named by its canonical JSON, of which a command makes the same kernel.
+        A spec without a file is named by its canonical JSON, of which a command makes the same kernel. A file that is
+        not shipped stands for both of its types.
         """
         if self.path is None:
             return in_shell(self.spec.canonical_json())
@@ -95,7 +113,7 @@ class NamedSpec:
 
 
 def shipped_files() -> dict[str, Path]:
-    """Return the shipped specs, in whichever folder of specs/ they are, by stem, sorted."""
+    """Return the files of the shipped specs, in whichever folder of specs/ they are, by stem, sorted."""
     return _files(SPECS)
 
 
@@ -104,18 +122,41 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def shipped_names() -> list[str]:
-    """Return the stems of the shipped specs, sorted."""
-    return list(shipped_files())
+    """Return the names of the shipped specs, twins among them, sorted."""
+    return [named.stem for named in _specs(SPECS)]
+
+
+def shipped_file(name: str) -> Path | None:
+    """Return the file of the shipped spec, or of the twin, of that name; None if there is none."""
+    shipped = shipped_files()
+    if name in shipped:
+        return shipped[name]
+    path = shipped.get(name.removesuffix(OF_TWIN)) if name.endswith(OF_TWIN) else None
+    return path if path is not None and len(read_specs(path)) > 1 else None
+
+
+def file_of(name: str) -> Path:
+    """Return the file of the shipped spec, or of the twin, of that name.
+
+    Raises:
+        SpecError: if there is none, with near matches.
+    """
+    path = shipped_file(name)
+    if path is None:
+        hint = alternatives(name, shipped_names(), "codegen list names all")
+        raise SpecError("", f"no spec is called {shown(name)}, and there is no such file; {hint}")
+    return path
 
 
 def shipped_specs() -> list[NamedSpec]:
-    """Return every shipped spec, as a process first read it, in a list of the caller's own."""
+    """Return every shipped spec, twins among them, as a process first read it, in a list of the caller's own."""
     return list(_specs(SPECS))
 
 
 @cache  # a spec takes 1 ms, and each advice for another architecture looks through all of them
 def _specs(folder: Path) -> tuple[NamedSpec, ...]:
-    return tuple(read_spec(path) for path in _files(folder).values())
+    specs = (named for path in _files(folder).values() for named in read_specs(path))
+    return tuple(sorted(specs, key=lambda named: named.stem))
 
 
 def as_shipped(named: NamedSpec) -> NamedSpec:
@@ -135,8 +176,8 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
     """Turn whatever a user may call a spec into a named spec.
 
     Args:
-        source: a path of a YAML file, the name of a shipped spec, the fields as JSON (``{...}``) or as a mapping, or a
-            spec model.
+        source: a path of a YAML file, the name of a shipped spec or of its twin, the fields as JSON (``{...}``) or as a
+            mapping, or a spec model. A path is the kernel of the file's first type; ``read_specs`` returns both.
 
     Raises:
         SpecError: for an unknown name (with near matches), an unreadable file or an illegal spec.
@@ -149,14 +190,19 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
         path = Path(source)
         if path.suffix in (".yaml", ".yml") or is_file(path):
             return read_spec(path)
-        name = str(source)
-        shipped = shipped_files()
-        if name in shipped:
-            return read_spec(shipped[name])
-        hint = alternatives(name, shipped, "codegen list names all")
-        raise SpecError("", f"no spec is called {shown(name)}, and there is no such file; {hint}")
+        return next(named for named in read_specs(file_of(str(source))) if named.stem == str(source))
     spec = parse_spec(source)
     return NamedSpec(stem=unnamed_stem(spec), spec=spec)
+
+
+def find_specs(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> tuple[NamedSpec, ...]:
+    """Turn whatever a user may call a spec into named specs: a file, or the name of its first type, stands for all.
+
+    Raises:
+        SpecError: as ``find_spec``.
+    """
+    named = find_spec(source)
+    return read_specs(named.path) if named.has_twin and named.path is not None else (named,)
 
 
 def unnamed_stem(spec: Spec) -> str:
@@ -166,11 +212,27 @@ def unnamed_stem(spec: Spec) -> str:
 
 
 def read_spec(path: Path, text: str | None = None) -> NamedSpec:
+    """Read one YAML spec file strictly; of one with a list of types, return the kernel of the first.
+
+    Args:
+        path: the file.
+        text: what it will hold, if that is not what it holds.
+
+    Raises:
+        SpecError: as ``read_specs``.
+    """
+    return read_specs(path, text)[0]
+
+
+def read_specs(path: Path, text: str | None = None) -> tuple[NamedSpec, ...]:
     """Read one YAML spec file strictly.
 
     Args:
         path: the file.
         text: what it will hold, if that is not what it holds.
+
+    Returns:
+        The kernel of the file, or one for each type that it lists: ``NAME``, then ``NAME_bf16``.
 
     Raises:
         SpecError: for a file that cannot be read, is too large, is not UTF-8, is not YAML, repeats a key, or is not a
@@ -183,10 +245,32 @@ def read_spec(path: Path, text: str | None = None) -> NamedSpec:
         raise error.at(origin) from None
     document = read_yaml(spec_text(path) if text is None else text, origin)
     try:
-        spec = parse_spec(document.fields, in_shell(origin))
+        specs = _parsed(document, in_shell(origin))
     except SpecError as error:
         raise error.at(location_of(origin, document.lines, error.field)) from None
-    return NamedSpec(stem=path.stem, spec=spec, origin=_origin(path), path=path, lines=document.lines)
+    first = NamedSpec(path.stem, specs[0], _origin(path), path, document.lines, has_twin=len(specs) > 1)
+    twins = (replace(first, stem=f"{path.stem}_{spec.dtype}", spec=spec, has_twin=False) for spec in specs[1:])
+    return (first, *(replace(twin, twin_of=first) for twin in twins))
+
+
+def _parsed(document: Document, file: str) -> list[Spec]:
+    """The spec of a file, or those of its types, which differ in nothing else."""
+    fields = document.fields
+    dtypes = fields.get("dtype") if isinstance(fields, dict) else None
+    if not isinstance(dtypes, list):
+        return [parse_spec(fields, file)]
+    if dtypes != [*TWINS]:
+        reason = "kernels of other types differ in more than words, and have specs of their own"
+        raise SpecError("dtype", f"is {shown(dtypes)}; a list is [{', '.join(TWINS)}]: {reason}")
+    specs = [parse_spec(fields | {"dtype": dtype}, file) for dtype in dtypes]
+    first, other = (json.loads(spec.canonical_json()) for spec in specs)
+    different = sorted(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
+    if different != ["dtype"]:
+        raise SpecError("dtype", f"lists types of which {', '.join(different)} differ: give a spec to each")
+    del first["dtype"]
+    if re.search(rf"\b{TWINS[0]}\b", json.dumps(first)):
+        raise SpecError("dtype", f"lists types, and {TWINS[0]} is in another field too: give a spec to each")
+    return specs
 
 
 def spec_text(path: Path) -> str:

@@ -1,7 +1,8 @@
 """Receipts: what was compiled from a generated source, and what a GPU made of it.
 
 ``generated/<stem>.json`` stands beside ``generated/<stem>.cu`` and binds, by hash, spec, source, cubin, verification
-and measurement. Only ``codegen verify``, ``measure`` and ``migrate`` write it; nothing in it is typed by hand.
+and measurement; the receipt of a twin is a part of it. Only ``codegen verify``, ``measure`` and ``migrate`` write it;
+nothing in it is typed by hand.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from codegen.cases import case_names, most_allowed
+from codegen.dtypes import TWINS
 from codegen.errors import CodegenError, FileError, MissingFileError
-from codegen.files import read_text, write_if_changed
+from codegen.files import locked, read_text, write_all, write_if_changed
 from codegen.json_rows import json_rows
 from codegen.library import GENERATED, NamedSpec
 from codegen.patterns.base import SpecModel
-from codegen.plain import json_model
+from codegen.plain import json_model, json_value
 from codegen.plan import Plan
 from codegen.render import generate
 from codegen.wording import one_line
@@ -55,7 +57,7 @@ class SourceRecord(_Record):
     """The generated source."""
 
     file: str = Field(description="relative to the project")
-    sha256: Sha256
+    sha256: Sha256 = Field(description="of its text; for a twin of that with words replaced")
 
 
 class CubinRecord(_Record):
@@ -140,6 +142,16 @@ class Receipt(_Record):
     cubin: CubinRecord
     verification: VerificationRecord | None = None
     measurement: tuple[MeasurementRecord, ...] = ()
+    twins: dict[Literal["bf16"], Receipt] = Field(
+        default={}, description="receipts of the kernels of further types that the spec lists"
+    )
+
+    @field_validator("twins")
+    @classmethod
+    def _has_no_further_ones(cls, value: dict[str, Receipt]) -> dict[str, Receipt]:
+        if any(twin.twins for twin in value.values()):
+            raise ValueError("a twin has no twins")
+        return value
 
     @classmethod
     def read(cls, path: Path) -> Receipt:
@@ -158,26 +170,34 @@ class Receipt(_Record):
         except CodegenError as error:
             raise ReceiptError(f"{one_line(path.name)}: {error}") from None
 
-    def with_measurement_at(self, path: Path) -> Receipt:
-        """Return this receipt with the measurement of the one at ``path``, or as it is.
+    def with_measurement_of(self, earlier: Receipt) -> Receipt:
+        """Return this receipt with the measurement of an earlier one, or as it is.
 
         It is taken over if it is of the same source and cubin, on the same device with the same driver.
         """
-        try:
-            earlier = Receipt.read(path)
-        except ReceiptError:
-            return self
         same = (earlier.source, earlier.cubin.sha256) == (self.source, self.cubin.sha256)
         devices = [(r.verification.device, r.verification.driver) if r.verification else None for r in (earlier, self)]
         return self.model_copy(update={"measurement": earlier.measurement}) if same and len(set(devices)) == 1 else self
 
+    def of(self, named: NamedSpec) -> Receipt | None:
+        """The receipt of one kernel of the spec, without that of any other; None if there is none."""
+        if named.twin_of is None:
+            return self.model_copy(update={"twins": {}})
+        return next((twin for dtype, twin in self.twins.items() if dtype == named.spec.dtype), None)
+
+    def including(self, named: NamedSpec, receipt: Receipt) -> Receipt:
+        """This receipt with that of one kernel of the spec replaced; that of any other stays."""
+        if named.twin_of is not None:
+            return self.model_copy(update={"twins": {**self.twins, named.spec.dtype: receipt}})
+        return receipt.model_copy(update={"twins": self.twins if named.has_twin else {}})
+
     @property
     def text(self) -> str:
         """What its file holds: always the same bytes for the same facts."""
-        return json_rows(json.loads(self.model_dump_json()))  # NaN as text
+        return json_rows(_without_twins_of_none(json.loads(self.model_dump_json())), ("twins",))  # NaN as text
 
     def write(self, path: Path) -> bool:
-        """Write the receipt; return whether the file changed."""
+        """Make a file hold this receipt and nothing else; return whether it changed. ``write_receipt`` keeps twins."""
         return write_if_changed(path, self.text)
 
 
@@ -189,14 +209,85 @@ class MissingReceipt(ReceiptError):
     """A receipt that is not there."""
 
 
+def _without_twins_of_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a receipt; the receipt of a kernel alone says nothing of twins."""
+    twins = {dtype: _without_twins_of_none(twin) for dtype, twin in fields.pop("twins").items()}
+    return fields | ({"twins": twins} if twins else {})
+
+
 def source_sha256(text: str) -> str:
     """Return the hash by which a receipt knows its source."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def receipt_path(stem: str, folder: Path = GENERATED) -> Path:
-    """Return where the receipt of a kernel is."""
-    return folder / f"{stem}.json"
+def twin_receipt(text: str) -> str | None:
+    """The text of a twin's receipt, by that of its file, of any version; None without one."""
+    try:
+        found = json_value(text)
+    except CodegenError:
+        return None
+    twins = found.get("twins") if isinstance(found, dict) else None
+    twin = twins.get(TWINS[1]) if isinstance(twins, dict) else None
+    return json_rows(twin) if isinstance(twin, dict) else None
+
+
+def receipt_path(named: NamedSpec, folder: Path = GENERATED) -> Path:
+    """Return the file with the receipt of a kernel, and with that of its twin, in a folder laid out as specs/ is."""
+    return folder / named.subfolder / f"{named.main.stem}.json"
+
+
+def read_receipt(named: NamedSpec, path: Path) -> Receipt:
+    """Read the receipt of one kernel from its file.
+
+    Raises:
+        MissingReceipt: when there is none.
+        ReceiptError: when the file cannot be read or is no receipt of this version.
+    """
+    found = Receipt.read(path).of(named)
+    if found is None:
+        raise MissingReceipt(f"{one_line(path.name)}: has no receipt of {named.stem}")
+    return found
+
+
+def write_receipt(
+    named: NamedSpec,
+    receipt: Receipt,
+    path: Path,
+    first: Callable[[], Receipt] | None = None,
+    source: str | None = None,
+) -> bool:
+    """Write the receipt of one kernel into its file; what that says of the other type stays.
+
+    Processes that write receipts of one spec at a time lose neither.
+
+    Args:
+        named: the kernel.
+        receipt: its receipt.
+        path: the file.
+        first: makes the receipt of the first type, for the receipt of a twin in a file that has none.
+        source: text of the source beside the file, to be written with it or not at all.
+
+    Returns:
+        Whether a file changed.
+
+    Raises:
+        ReceiptError: for the receipt of a twin, where there is none of the first type.
+        FileError: when the file cannot be written.
+    """
+    other = None if named.twin_of is None or first is None or _readable(path) else first()  # it takes long
+    with locked(path.parent):
+        found = _readable(path) or other
+        if found is None and named.twin_of is not None:
+            raise MissingReceipt(f"{one_line(path.name)}: there is none of {named.main.stem}, which comes first")
+        texts = {path: (found.including(named, receipt) if found else receipt).text}
+        return any(write_all(texts if source is None else {path.with_suffix(".cu"): source, **texts}).values())
+
+
+def _readable(path: Path) -> Receipt | None:
+    try:
+        return Receipt.read(path)
+    except ReceiptError:
+        return None
 
 
 class ReceiptStatus(StrEnum):
@@ -220,9 +311,8 @@ class ReceiptState:
 
 def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> ReceiptState:
     """Compare the receipt of a spec, in ``folder`` laid out as specs/ is, with the source that its spec renders to."""
-    path = receipt_path(named.stem, folder / named.subfolder)
     try:
-        receipt = Receipt.read(path)
+        receipt = read_receipt(named, receipt_path(named, folder))
     except MissingReceipt:
         return ReceiptState(ReceiptStatus.MISSING, "there is no receipt: this source was never verified")
     except ReceiptError as error:

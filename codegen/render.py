@@ -25,6 +25,7 @@ _MACRO = re.compile(r"\{%-? macro (\w+)")
 
 SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
+_SEAL_LINE = re.compile(rf"^{re.escape(SEAL)}([0-9a-f]{{64}})\n", re.MULTILINE)
 
 OVERVIEW = ("Who does what", "Which barrier guards what", "Pipeline")
 """First words of the paragraphs that are the overview of a kernel."""
@@ -131,7 +132,7 @@ class _Rendered:
     overview: tuple[str, ...]
 
 
-@lru_cache(maxsize=512)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
+@lru_cache(maxsize=1024)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
 def generate(named: NamedSpec) -> Generated:
     """Plan and render a spec, once for calls that follow each other.
 
@@ -203,10 +204,12 @@ def seal(text: str) -> str:
     return f"{head}\n{SEAL}{hashlib.sha256(text.encode()).hexdigest()}{blank}{body}"
 
 
+def without_seal(text: str) -> str:
+    """A source without the line of its seal; one that has none stays as it is."""
+    return _SEAL_LINE.sub("", text, count=1)
+
+
 def seal_is_intact(text: str) -> bool:
     """Whether a source still is the one that ``seal`` returned: nothing but the generator changed it."""
-    match = re.search(rf"^{re.escape(SEAL)}([0-9a-f]{{64}})\n", text, re.MULTILINE)
-    if match is None:
-        return False
-    without = text[: match.start()] + text[match.end() :]
-    return hashlib.sha256(without.encode()).hexdigest() == match.group(1)
+    match = _SEAL_LINE.search(text)
+    return match is not None and hashlib.sha256(without_seal(text).encode()).hexdigest() == match.group(1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, TypeAdapter, model_validator
 
 from codegen.arch import ARCHS
-from codegen.dtypes import FP8
+from codegen.dtypes import FP8, TWINS
 from codegen.expressions.nodes import Aux, Node
 from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
@@ -512,12 +512,19 @@ FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
 """Fields a spec file may leave out although the model always has them."""
 
 
+def _allow_twins(dtype: dict[str, Any]) -> None:
+    """Let a file list the types of twins."""
+    one = {name: dtype.pop(name) for name in ("enum", "type")}
+    dtype["anyOf"] = [one, {"const": [*TWINS]}]
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a spec file, for editors."""
     schema = SPEC_ADAPTER.json_schema(by_alias=True)
     for model in MODELS:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
+        _allow_twins(definition["properties"]["dtype"])
     for tile in (AttentionTile, AttentionBackwardTile, BlockMaskTile, GemmTile, CopyTile, QuantiseTile, SelectTile):
         schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,14 @@ from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE
 from codegen.files import holds
 from codegen.freshness import display_path, render_command, render_to
 from codegen.library import NamedSpec
-from codegen.receipts import MeasurementRecord, Receipt, VerificationRecord, receipt_path, source_sha256
+from codegen.receipts import (
+    MeasurementRecord,
+    VerificationRecord,
+    read_receipt,
+    receipt_path,
+    source_sha256,
+    write_receipt,
+)
 from codegen.render import render
 from codegen.tools import new_command as _new_command  # noqa: F401 - its command
 from codegen.tools.report import JsonOption, Report, report
@@ -182,7 +190,9 @@ def _conclude(told: Report, comparisons: Sequence[Comparison]) -> None:
 def source_place(named: NamedSpec) -> str:
     """Return where the rendered source of a spec lies, if it was written."""
     path = place_of(named, ".cu")
-    return str(path) if holds(path, render(named)) else f"not written ({render_command(named)})"
+    if not holds(path, render(named.main)):
+        return f"not written ({render_command(named)})"
+    return str(path) if named.twin_of is None else f"{path} with words replaced ({render_command(named)} --out DIR)"
 
 
 def cubin_place(compiled: Compiled) -> str:
@@ -211,16 +221,17 @@ def verify_command(
 ) -> None:
     """Run every case of a kernel on the GPU against a float64 oracle, and write its receipt.
 
-    What was measured of the same source and cubin on the same GPU and driver stays in it.
+    A spec with a list of types stands for both kernels; NAME_bf16 is the second alone. What was measured of the same
+    source and cubin on the same GPU and driver stays in it.
 
     [bold]Examples[/bold]
       codegen verify h100_topk32
       codegen verify --all --measure
     """
-    named_specs = chosen(specs, every)
+    named_specs = chosen(specs, every, all_types=True)
     require_gpu("verify", "verified")
     from runtime.tools.bench.measurement import measure as measure_kernel  # noqa: PLC0415
-    from runtime.verify.receipts import receipt  # noqa: PLC0415
+    from runtime.verify.receipts import receipt, with_measurement_in  # noqa: PLC0415
     from runtime.verify.run import verify  # noqa: PLC0415
 
     failed = 0
@@ -229,9 +240,10 @@ def verify_command(
             kernel, record = verify(named)
             timings = measure_kernel(kernel) if measure else ()
             folder = home_of(named) if out is None else out
-            render_to(folder, [named])
-            written, path = receipt(named, record, timings), receipt_path(named.stem, folder / named.subfolder)
-            (written if measure else written.with_measurement_at(path)).write(path)
+            render_to(folder, [named.main])
+            written, path = receipt(named, record, timings), receipt_path(named, folder)
+            written = written if measure else with_measurement_in(path, named, written)
+            write_receipt(named, written, path, partial(receipt, named.main, None))
             fields = {"kernel": named.stem, "receipt": str(path), "passed": not record.failed}
             measured = [timing.model_dump(mode="json") for timing in timings]
             told.row(fields | {"verification": record.model_dump(mode="json"), "measurement": measured})
@@ -263,13 +275,14 @@ def measure_command(
 ) -> None:
     """Time a verified kernel on the GPU beside its peers, and put that in its receipt.
 
-    The receipt must be that of the source and of the cubin as they are now.
+    A spec with a list of types stands for both kernels. The receipt must be that of the source and of the cubin as they
+    are now.
 
     [bold]Examples[/bold]
       codegen measure h100_topk32
       codegen measure --all
     """
-    named_specs = chosen(specs, every)
+    named_specs = chosen(specs, every, all_types=True)
     require_gpu("measure", "measured")
     from runtime.kernel import load_kernel  # noqa: PLC0415
     from runtime.tools.bench.measurement import measure  # noqa: PLC0415
@@ -278,10 +291,10 @@ def measure_command(
     unverified = 0
     with report(as_json=as_json) as told:
         for named in told.steps("measuring", named_specs, lambda named: named.stem):
-            path = receipt_path(named.stem, (home_of(named) if out is None else out) / named.subfolder)
+            path = receipt_path(named, home_of(named) if out is None else out)
             kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
             found = compared(compiled, path, strict=True)
-            if not found.differences and Receipt.read(path).source.sha256 != source_sha256(compiled.source):
+            if not found.differences and read_receipt(named, path).source.sha256 != source_sha256(compiled.source):
                 found = Comparison((f"{named.stem}: its receipt is of another source; run: {verify_line(named)}",))
             if found.differences:
                 unverified += 1
@@ -289,7 +302,7 @@ def measure_command(
                 _tell_differences(found)
                 continue
             timings = measure(kernel)
-            Receipt.read(path).model_copy(update={"measurement": timings}).write(path)
+            write_receipt(named, read_receipt(named, path).model_copy(update={"measurement": timings}), path)
             measured = [timing.model_dump(mode="json") for timing in timings]
             told.row({"kernel": named.stem, "receipt": str(path), "measurement": measured}, f"{named.stem}:")
             tell_timings(told, timings)

@@ -11,7 +11,7 @@ from codegen.cli import place_of
 from codegen.errors import SpecError
 from codegen.folders import check_folder, write_folder
 from codegen.library import NamedSpec
-from codegen.receipts import MissingReceipt, Receipt
+from codegen.receipts import MissingReceipt, Receipt, read_receipt
 from codegen.render import generate
 from codegen.tools.exports import RECORD, check_exportable, exported_names, files_of
 from codegen.tools.sized_launch import SizedLaunch, sized_launch
@@ -133,7 +133,7 @@ def receipt_of(compiled: Compiled) -> Receipt:
     named = compiled.named
     own = unverified(compiled, cubin_record(compiled, with_ptx=False))
     try:
-        known = Receipt.read(place_of(named, ".json"))
+        known = read_receipt(named, place_of(named, ".json"))
     except MissingReceipt:
         return own
     cubin = known.cubin.model_copy(update={"ptx_sha256": None})

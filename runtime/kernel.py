@@ -10,7 +10,7 @@ import torch
 
 from codegen.alternatives import suggest_for
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, shipped_files
+from codegen.library import NamedSpec, shipped_file
 from codegen.render import generate
 from codegen.select import Problem, choose
 from codegen.spec import Spec
@@ -117,7 +117,7 @@ def load_kernel(
 
 def _folder(spec: object) -> Path | None:
     """Return the folder of an exported kernel that is to be loaded; None for whatever names a spec."""
-    if not isinstance(spec, str | Path) or (isinstance(spec, str) and spec in shipped_files()):
+    if not isinstance(spec, str | Path) or (isinstance(spec, str) and shipped_file(spec) is not None):
         return None
     try:
         return Path(spec) if Path(spec).is_dir() else None

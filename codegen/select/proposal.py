@@ -9,7 +9,7 @@ from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.files import resolved, write_if_changed
-from codegen.library import IN_SOURCE_TREE, NamedSpec, read_spec, shown_place, spec_text
+from codegen.library import IN_SOURCE_TREE, NamedSpec, read_specs, shown_place, spec_text
 from codegen.select.problem import tuning_of
 from codegen.spec import Spec
 from codegen.tools.new import yaml_of
@@ -64,12 +64,18 @@ def propose(current: NamedSpec, best: Spec) -> Proposal:
     tuning = _written_tuning(current.spec, best)
     place = shown_place(current.path)
     old = spec_text(current.path)
-    if read_spec(current.path, old).spec != current.spec:
+    if _read(current, old) != current.spec:
         raise CodegenError(f"{place}: has changed since it was read; run again")
     new = with_values(read_yaml(old, place), tuning)
-    if read_spec(current.path, new).spec != best:
+    if _read(current, new) != best:
         raise CodegenError(f"{place}: cannot be changed where its fields stand; by hand: {tuning}")
     return Proposal(place, old, new)
+
+
+def _read(current: NamedSpec, text: str) -> Spec | None:
+    """The spec of a kernel in the text of its file; None if the text is of no kernel of that name."""
+    assert current.path is not None
+    return next((named.spec for named in read_specs(current.path, text) if named.stem == current.stem), None)
 
 
 def write_proposal(current: NamedSpec, proposal: Proposal) -> bool:

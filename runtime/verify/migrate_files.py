@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import typer
 
 from codegen.cli import home_of, verify_line
 from codegen.errors import CodegenError
-from codegen.files import holds, is_file, read_bytes, write_all, write_if_changed
+from codegen.files import holds, is_file, write_if_changed
 from codegen.freshness import display_path
 from codegen.library import (
     GENERATED,
     ROOT,
     NamedSpec,
-    find_spec,
-    read_spec,
+    file_of,
+    read_specs,
     shipped_files,
     shown_place,
     spec_text,
 )
-from codegen.receipts import MissingReceipt, Receipt, ReceiptError, receipt_path
+from codegen.receipts import MissingReceipt, Receipt, ReceiptError, receipt_path, write_receipt
 from codegen.render import render
 from codegen.rewriting import rewritten
 from codegen.tools.report import Report
 from codegen.wording import one_line
 from runtime.verify import migration, rows
+from runtime.verify.receipts import receipt as receipt_now
 
 ROWS = (".json", ".jsonl")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -40,19 +43,35 @@ def files(names: Sequence[str] | None, every: bool) -> list[Path]:
     """
     if every == bool(names):
         raise CodegenError("name specs or files, or say --all" if not names else "name specs or say --all, not both")
-    shipped = shipped_files()
     if every:
-        return [*shipped.values(), *sorted(path for path in RESULTS.glob("*") if path.suffix in ROWS)]
-    return [_file(name, shipped) for name in dict.fromkeys(names or ())]
+        return [*shipped_files().values(), *sorted(path for path in RESULTS.glob("*") if path.suffix in ROWS)]
+    return list(dict.fromkeys(_file(name) for name in names or ()))
 
 
-def _file(name: str, shipped: dict[str, Path]) -> Path:
+def _file(name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml", *ROWS) or is_file(path):
         return path
-    if name not in shipped:
-        find_spec(name)  # says which specs there are
-    return shipped[name]
+    return file_of(name)
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What is known of a kernel before it is carried over.
+
+    Attributes:
+        named: its spec of today.
+        path: where its receipt belongs.
+        packaged: whether only the installed package has files of it.
+        place: where its receipt is.
+        source: the source beside that, if there is one.
+    """
+
+    named: NamedSpec
+    path: Path
+    packaged: bool
+    place: Path
+    source: str | None
 
 
 class Migration:
@@ -88,47 +107,72 @@ class Migration:
 
     def _spec(self, path: Path) -> None:
         text, changes = rewritten(spec_text(path), shown_place(path))
-        named = read_spec(path, text)
+        specs = read_specs(path, text)
         for change in changes:
             self._tell(True, display_path(path), f": {change}")
         if changes and not self._check:
             write_if_changed(path, text)
-        folder = home_of(named) if self._out is None else self._out
-        try:
-            known = self._receipt(named, folder)
-        except ReceiptError as error:
-            self.refused = True
-            self._told.row({"name": named.stem, "became": "refused", "why": str(error)})
-            typer.echo(f"{error}; run: {verify_line(named)}", err=True)
-        else:
-            if not known and not changes:
-                self._tell(False, display_path(path))
+        # All are found before any is written, for they share a source. The receipt of a twin is written first: where it
+        # is in a file of its own, there may be none of the other type.
+        found = [self._earlier(named) for named in reversed(specs)]
+        known = [earlier is None or self._is_known(earlier) for earlier in found]
+        if not any(known) and not changes:
+            self._tell(False, display_path(path))
 
-    def _receipt(self, named: NamedSpec, folder: Path) -> bool:
-        """Carry the receipt of a spec over, if it has one; return whether it has."""
-        path = receipt_path(named.stem, folder / named.subfolder)
+    def _earlier(self, named: NamedSpec) -> _Earlier | None:
+        """Find the receipt of a kernel, or tell why not, and return None."""
+        folder = home_of(named) if self._out is None else self._out
+        path = receipt_path(named, folder)
         packaged = self._out is None and named.is_shipped and folder != GENERATED and not is_file(path)
-        earlier_path = migration.place_of(named, GENERATED if packaged else folder)
         try:
-            earlier = Receipt.read(earlier_path)
+            place = migration.place_of(named, GENERATED if packaged else folder)
+        except ReceiptError as error:
+            self._refuse(named, error)
+            return None
+        return _Earlier(named, path, packaged, place, migration.earlier_source(named, place))
+
+    def _is_known(self, earlier: _Earlier) -> bool:
+        """Carry a receipt over, if there is one; return whether there is, or why not was told."""
+        try:
+            return self._receipt(earlier)
+        except ReceiptError as error:
+            self._refuse(earlier.named, error)
+            return True
+
+    def _refuse(self, named: NamedSpec, error: ReceiptError) -> None:
+        self.refused = True
+        self._told.row({"name": named.stem, "became": "refused", "why": str(error)})
+        typer.echo(f"{error}; run: {verify_line(named)}", err=True)
+
+    def _receipt(self, earlier: _Earlier) -> bool:
+        """Carry the receipt of a spec over, if it has one; return whether it has."""
+        named, path = earlier.named, earlier.path
+        try:
+            old = migration.earlier_receipt(named, earlier.place)
         except MissingReceipt:
             if named.is_shipped:
                 raise ReceiptError(f"{named.stem}: has no receipt") from None
             return False
-        old_source = earlier_path.with_suffix(".cu")
-        told = read_bytes(old_source).decode("utf-8", "replace") if is_file(old_source) else None
-        texts = {path.with_suffix(".cu"): render(named), path: migration.carried_over(earlier, named, told).text}
-        if packaged and all(holds(earlier_path.with_suffix(p.suffix), text) for p, text in texts.items()):
+        receipt, source = migration.carried_over(old, named, earlier.source), render(named.main)
+        if earlier.packaged and self._is_current(earlier, receipt, source, earlier.place):
             changed = False  # an installed package's own files say so, and stay where they are
         elif self._check:
-            changed = not all(holds(p, text) for p, text in texts.items())
+            changed = not self._is_current(earlier, receipt, source, path)
         else:
-            changed = any(write_all(texts).values())
-            if earlier_path != path and not packaged:
-                old_source.unlink(missing_ok=True)
-                earlier_path.unlink()
+            changed = write_receipt(named, receipt, path, partial(receipt_now, named.main, None), source)
+            if earlier.place != path and not earlier.packaged:
+                earlier.place.with_suffix(".cu").unlink(missing_ok=True)
+                earlier.place.unlink()
         self._tell(changed, named.stem)
         return True
+
+    def _is_current(self, earlier: _Earlier, receipt: Receipt, source: str, path: Path) -> bool:
+        """Whether source and receipt of a kernel are in files as they are today."""
+        try:
+            text = Receipt.read(path).including(earlier.named, receipt).text
+        except ReceiptError:
+            return False
+        return holds(path.with_suffix(".cu"), source) and holds(path, text)
 
     def _rows(self, path: Path) -> None:
         outcome = rows.carried_over(path)

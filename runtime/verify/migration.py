@@ -10,14 +10,25 @@ import hashlib
 import json
 from pathlib import Path
 
-from codegen.files import is_file
+from codegen.files import is_file, read_bytes
 from codegen.library import NamedSpec, shipped_names
 from codegen.migrations import migrated
 from codegen.plain import json_value
 from codegen.prune import without_comments
-from codegen.receipts import CubinRecord, Receipt, ReceiptError, SourceRecord, SpecRecord, receipt_path, source_sha256
+from codegen.receipts import (
+    CubinRecord,
+    MissingReceipt,
+    Receipt,
+    ReceiptError,
+    SourceRecord,
+    SpecRecord,
+    read_receipt,
+    receipt_path,
+    source_sha256,
+)
 from codegen.render import generate, render, spec_json_of
 from codegen.spec import canonical
+from codegen.twins import twin_source
 from runtime.compile.compiler import compile_spec
 from runtime.verify import version1
 from runtime.verify.receipts import cubin_record, differences
@@ -26,21 +37,55 @@ from runtime.verify.receipts import cubin_record, differences
 def place_of(named: NamedSpec, folder: Path) -> Path:
     """Return where the receipt of a spec is in ``folder``, or should be if there is none.
 
-    The spec may have been in another folder of specs/ when it was written.
+    The spec may have been in another folder of specs/ when it was written, and that of a twin in a file of its own.
 
     Raises:
         ReceiptError: if there is none but that of a kernel with another name.
     """
-    path = receipt_path(named.stem, folder / named.subfolder)
-    if is_file(path) or not named.is_shipped:
+    path = receipt_path(named, folder)
+    if _has(named, path):
         return path
+    own = path.with_name(f"{named.stem}.json")
+    if not named.is_shipped:
+        return own if _has(named, own) else path
     known = set(shipped_names())
     for found in sorted(folder.rglob("*.json")):
-        if found.stem == named.stem:
+        if found.stem in (named.stem, named.main.stem) and _has(named, found):
             return found
         if found.stem not in known and _spec_hash(found) == named.spec.hash:
             raise _renamed(named, found.stem)
     return path
+
+
+def _has(named: NamedSpec, path: Path) -> bool:
+    """Whether a file has the receipt of a kernel; one that cannot be read may have it."""
+    if path.stem != named.main.stem:
+        return is_file(path)  # as twins had
+    try:
+        read_receipt(named, path)
+    except MissingReceipt:
+        return False
+    except ReceiptError:
+        return True
+    return True
+
+
+def earlier_receipt(named: NamedSpec, path: Path) -> Receipt:
+    """The receipt of a kernel at a place that ``place_of`` returned.
+
+    Raises:
+        MissingReceipt, ReceiptError: as ``read_receipt`` does.
+    """
+    return read_receipt(named, path) if path.stem == named.main.stem else Receipt.read(path)
+
+
+def earlier_source(named: NamedSpec, path: Path) -> str | None:
+    """The source of a kernel beside its receipt; that of a twin by replacing words."""
+    source = path.with_suffix(".cu")
+    if not is_file(source):
+        return None
+    text = read_bytes(source).decode("utf-8", "replace")
+    return twin_source(text, path.stem) if named.twin_of is not None and path.stem == named.main.stem else text
 
 
 def _spec_hash(path: Path) -> str:
@@ -62,13 +107,13 @@ def carried_over(earlier: Receipt, named: NamedSpec, old_source: str | None) -> 
     Args:
         earlier: what was known.
         named: the spec as it is now.
-        old_source: what lies where the receipt says that its source is, if anything does.
+        old_source: the source beside that receipt, if there is one.
 
     Raises:
         ReceiptError: unless the spec is the receipt's but for renamed fields, and machine code and launch are the same.
     """
     old_stem = Path(earlier.source.file).stem
-    if old_stem != named.stem:
+    if old_stem not in (named.stem, named.main.stem):
         raise _renamed(named, old_stem)
     if earlier.spec.hash != named.spec.hash:
         _check_spec(earlier, named, old_source)

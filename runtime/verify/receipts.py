@@ -13,9 +13,11 @@ from codegen.receipts import (
     MeasurementRecord,
     MissingReceipt,
     Receipt,
+    ReceiptError,
     SourceRecord,
     SpecRecord,
     VerificationRecord,
+    read_receipt,
     source_sha256,
 )
 from runtime.compile import toolchain
@@ -54,6 +56,14 @@ def receipt(
     return unverified(compiled, cubin_record(compiled)).model_copy(
         update={"verification": verification, "measurement": measurement}
     )
+
+
+def with_measurement_in(path: Path, named: NamedSpec, receipt: Receipt) -> Receipt:
+    """Return a receipt of a kernel with the measurement of the one that its file has, where that is of the same."""
+    try:
+        return receipt.with_measurement_of(read_receipt(named, path))
+    except ReceiptError:
+        return receipt
 
 
 def unverified(compiled: Compiled, cubin: CubinRecord) -> Receipt:
@@ -95,7 +105,7 @@ def compared(compiled: Compiled, path: Path, *, strict: bool = False) -> Compari
     """
     named = compiled.named
     try:
-        receipt = Receipt.read(path)
+        receipt = read_receipt(named, path)
     except MissingReceipt:
         return Comparison((f"{named.stem}: has no receipt; run: {verify_line(named)}",))
     told, found = receipt.cubin, cubin_record(compiled)

@@ -30,7 +30,7 @@ def write(receipt: Make, tmp_path: Path) -> Callable[..., None]:
         data = json.loads(receipt(named, render(named)).model_dump_json())
         for field, value in changes.items():
             data[field] = data[field] | value if isinstance(value, dict) else value
-        receipt_path(named.stem, tmp_path).write_text(json.dumps(data))
+        receipt_path(named, tmp_path).write_text(json.dumps(data))
 
     return write
 

@@ -112,10 +112,10 @@ def test_mend_command_mends(folder: Path, specs: list[NamedSpec]) -> None:
 def test_strict_counts_receipts(folder: Path, specs: list[NamedSpec], receipt: Make) -> None:
     assert [p.kind for p in check(folder, specs, strict=True)] == ["receipt_missing", "receipt_missing"]
     for named in specs:
-        receipt(named, render(named)).write(receipt_path(named.stem, folder))
+        receipt(named, render(named)).write(receipt_path(named, folder))
     assert check(folder, specs, strict=True) == []
-    receipt(specs[0], "another source").write(receipt_path(specs[0].stem, folder))
-    receipt_path(specs[1].stem, folder).write_text("{}")
+    receipt(specs[0], "another source").write(receipt_path(specs[0], folder))
+    receipt_path(specs[1], folder).write_text("{}")
     problems = check(folder, specs, strict=True)
     assert [p.kind for p in problems] == ["receipt_stale", "receipt_unreadable"]
     stale, unreadable = (f"codegen verify {named.stem} (on a GPU)" for named in specs)

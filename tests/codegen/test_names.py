@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 from each import every_spec
 
-from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_names, shipped_specs
-from codegen.receipts import receipt_path
+from codegen.library import GENERATED, SPECS, NamedSpec, find_spec, shipped_files, shipped_names, shipped_specs
+from codegen.receipts import MissingReceipt, read_receipt, receipt_path
+from codegen.render import render
 
 PREFIX = {"sm_90a": "h100", "sm_89": "l4"}
 
 
 @every_spec
 def test_stem_is_file_symbol_and_receipt(named: NamedSpec) -> None:
-    assert named.origin == ("specs" / named.subfolder / f"{named.stem}.yaml").as_posix()
-    assert named.path == SPECS / named.subfolder / f"{named.stem}.yaml"
-    assert receipt_path(named.stem) == GENERATED / f"{named.stem}.json"
+    stem = named.stem.removesuffix(f"_{named.spec.dtype}") if named.twin_of else named.stem
+    assert named.origin == ("specs" / named.subfolder / f"{stem}.yaml").as_posix()
+    assert named.path == SPECS / named.subfolder / f"{stem}.yaml"
+    assert receipt_path(named) == GENERATED / named.subfolder / f"{stem}.json"
     assert named.source_file == named.origin.replace("specs/", "generated/").replace(".yaml", ".cu")
-    source = (GENERATED / named.subfolder / f"{named.stem}.cu").read_text(encoding="utf-8")
-    assert re.search(rf'extern "C" __global__ [^;{{]*\b{named.stem}\(', source)
+    source = (GENERATED / named.subfolder / f"{stem}.cu").read_text(encoding="utf-8")
+    assert re.search(rf'extern "C" __global__ [^;{{]*\b{stem}\(', source)
+    assert re.search(rf'extern "C" __global__ [^;{{]*\b{named.stem}\(', render(named))
 
 
 @every_spec
 def test_receipt_names_its_own_kernel(named: NamedSpec) -> None:
-    path = receipt_path(named.stem, GENERATED / named.subfolder)
-    if not path.exists():
+    try:
+        receipt = read_receipt(named, receipt_path(named))
+    except MissingReceipt:
         pytest.skip("no receipt yet")
-    receipt = json.loads(path.read_bytes())
-    assert receipt["spec"]["file"] == named.origin
-    assert receipt["source"]["file"] == named.source_file
-    assert receipt["cubin"]["arch"] == named.spec.arch
+    assert receipt.spec.file == named.origin
+    assert receipt.source.file == named.source_file
+    assert receipt.cubin.arch == named.spec.arch
 
 
 @every_spec
@@ -45,7 +47,9 @@ def test_folders_of_specs() -> None:
     assert {path.suffix for path in SPECS.rglob("*") if path.is_file()} == {".yaml"}
     assert {path.name for path in SPECS.iterdir() if path.is_dir()} == {"backward", "ladder"}
     stems = sorted(path.stem for path in SPECS.rglob("*.yaml"))
-    assert shipped_names() == stems and len(set(stems)) == len(stems)
+    twins = [f"{named.stem}_bf16" for named in shipped_specs() if named.has_twin]
+    assert list(shipped_files()) == stems and shipped_names() == sorted([*stems, *twins])
+    assert len(set(shipped_names())) == len(shipped_names())
 
 
 def test_specs_without_a_file_get_distinct_names(named: NamedSpec) -> None:

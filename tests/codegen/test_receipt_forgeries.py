@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from codegen.library import GENERATED, NamedSpec, find_spec
-from codegen.receipts import Receipt, ReceiptState, ReceiptStatus, receipt_path, state
+from codegen.receipts import Receipt, ReceiptState, ReceiptStatus, read_receipt, receipt_path, state
 from codegen.render import generate
 
 # Attention, a product, FP8, and a kernel whose results are exact and whose PTX ran.
@@ -24,11 +24,11 @@ Data = dict[str, Any]
 
 def committed(stem: str) -> tuple[NamedSpec, Data]:
     named = find_spec(stem)
-    return named, json.loads(receipt_path(stem, GENERATED / named.subfolder).read_text())
+    return named, json.loads(read_receipt(named, receipt_path(named)).text)
 
 
 def state_of(named: NamedSpec, data: Data, folder: Path) -> ReceiptState:
-    path = receipt_path(named.stem, folder / named.subfolder)
+    path = receipt_path(named, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data))
     return state(named, generate(named).source, folder)

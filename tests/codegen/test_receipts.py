@@ -23,7 +23,7 @@ def data(receipt: Make, named: NamedSpec) -> dict[str, Any]:
 
 
 def written(folder: Path, named: NamedSpec, data: dict[str, Any]) -> Path:
-    path = receipt_path(named.stem, folder)
+    path = receipt_path(named, folder)
     path.write_text(json.dumps(data))
     return path
 
@@ -83,14 +83,14 @@ def test_a_verification_has_cases(data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff"])
 def test_unreadable(named: NamedSpec, tmp_path: Path, text: bytes) -> None:
-    receipt_path(named.stem, tmp_path).write_bytes(text)
+    receipt_path(named, tmp_path).write_bytes(text)
     found = state(named, "source", tmp_path)
     assert found.standing is ReceiptStatus.UNREADABLE
     assert found.explanation.startswith(f"{named.stem}.json: ")
 
 
 def test_a_folder_in_its_place_is_unreadable(named: NamedSpec, tmp_path: Path) -> None:
-    receipt_path(named.stem, tmp_path).mkdir()
+    receipt_path(named, tmp_path).mkdir()
     assert state(named, "source", tmp_path).standing is ReceiptStatus.UNREADABLE
 
 

@@ -12,9 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from codegen.cases import case_names
-from codegen.library import NamedSpec, find_spec, shipped_names
+from codegen.library import NamedSpec, find_spec, find_specs, shipped_names
 from codegen.planning import plan_for
-from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
+from codegen.receipts import (
+    CaseRecord,
+    MeasurementRecord,
+    Receipt,
+    ReceiptStatus,
+    VerificationRecord,
+    read_receipt,
+    state,
+)
 from codegen.render import generate, render
 from runtime.cli import app
 from runtime.compile import inspection, toolchain
@@ -90,6 +98,51 @@ def test_an_unusable_cache_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path / "file"))
     result = run.invoke(app, ["compile", "h100_topk32"])
     assert result.exit_code == 2 and "CODEGEN_CACHE_DIR" in result.stderr
+
+
+def record_of(named: NamedSpec) -> VerificationRecord:
+    """A record of all cases of a spec, without an error."""
+    facts: dict[str, Any] = {"description": "", "max_error": 0.0, "torch_error": None, "passed": True}
+    cases = tuple(CaseRecord(name=name, tolerance=2e-3, **facts) for name in case_names(plan_for(named)))
+    return VerificationRecord(
+        device=f"a device for {named.spec.dtype}",
+        driver="1.0",
+        target=f"{named.spec.arch} cubin",
+        oracle="float64",
+        torch="2",
+        worst_error=0.0,
+        cases=cases,
+    )
+
+
+def test_verify_takes_both_types_of_a_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything of the command but the GPU: the name of a twin is that alone, the other's receipt stays."""
+    torch = pytest.importorskip("torch")
+    from runtime.verify import run as verification
+
+    name, twin_name = "l4_dense_dq", "l4_dense_dq_bf16"
+    first, twin = find_specs(name)
+    ran: list[str] = []
+
+    def verify(named: NamedSpec) -> tuple[None, VerificationRecord]:
+        ran.append(named.stem)
+        return None, record_of(named)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(verification, "verify", verify)
+    path = tmp_path / "backward" / f"{name}.json"
+    assert run.invoke(app, ["verify", twin_name, "--out", str(tmp_path)]).exit_code == 0
+    assert ran == [twin_name] and [each.name for each in sorted(path.parent.iterdir())] == [f"{name}.cu", path.name]
+    assert state(first, render(first), tmp_path).standing is ReceiptStatus.UNVERIFIED
+    assert state(twin, render(twin), tmp_path).standing is ReceiptStatus.OK
+    assert run.invoke(app, ["verify", name, "--out", str(tmp_path)]).exit_code == 0
+    assert ran == [twin_name, name, twin_name]
+    for named in (first, twin):
+        found = read_receipt(named, path)
+        assert found.verification is not None
+        assert found.verification.device == f"a device for {named.spec.dtype}"
+        assert state(named, render(named), tmp_path).standing is ReceiptStatus.OK
+    assert read_receipt(first, path).cubin.sha256 != read_receipt(twin, path).cubin.sha256
 
 
 @pytest.mark.parametrize("command", ["verify", "measure"])

@@ -96,7 +96,9 @@ def problems() -> list[str]:
 @cache
 def receipts() -> list[bytes]:
     """Some of the shipped receipts."""
-    return [path.read_bytes() for name in list(shipped_files())[:10] if (path := receipt_path(name)).is_file()]
+    return [
+        path.read_bytes() for name in list(shipped_files())[:10] if (path := receipt_path(find_spec(name))).is_file()
+    ]
 
 
 def spec_text(draw: random.Random) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 from codegen.arch import ARCHS
 from codegen.errors import CodegenError
 from codegen.files import is_file
-from codegen.library import IN_SOURCE_TREE, ROOT, find_spec
+from codegen.library import IN_SOURCE_TREE, OF_TWIN, ROOT, find_spec
 from codegen.plain import json_value
 from codegen.plan import Plan
+from codegen.receipts import twin_receipt
 from codegen.render import generate, spec_json_of
+from codegen.twins import twin_source
 from codegen.wording import alternatives, shown
 from runtime import git
 from runtime.compile import toolchain
@@ -78,25 +80,31 @@ def side_of(text: str) -> Side:
 def _of_commit(label: str, revision: str, name: str) -> Side:
     folder = ROOT if IN_SOURCE_TREE else Path()
     commit = git.commit_of(revision, folder)
-    path = _source_of(commit, name, folder)
+    path, is_twin = _source_of(commit, name, folder)
     source = git.file_of(commit, path, folder)
+    stem = PurePosixPath(path).stem
+    if is_twin:
+        source, stem = twin_source(source, stem), f"{stem}{OF_TWIN}"
     told = spec_json_of(source)
     fields = None if told is None else json_value(told)
     if not isinstance(fields, dict) or fields.get("arch") not in ARCHS:
         raise CodegenError(f"{path} of {commit[:12]} has no banner with its spec: it is no generated source")
-    return Side(label, PurePosixPath(path).stem, fields, source)
+    return Side(label, stem, fields, source)
 
 
-def _source_of(commit: str, name: str, folder: Path) -> str:
-    """Return the place of a kernel's source in a commit."""
+def _source_of(commit: str, name: str, folder: Path) -> tuple[str, bool]:
+    """Return the place of a kernel's source in a commit, and whether it is that of its twin with words replaced."""
     if name.endswith(".cu"):
-        return name
+        return name, False
     stem = PurePosixPath(name).stem if name.endswith((".yaml", ".json")) else name
     places = {PurePosixPath(path).stem: path for path in git.files_of(commit, SOURCES, folder) if path.endswith(".cu")}
+    first = places.get(stem.removesuffix(OF_TWIN)) if stem.endswith(OF_TWIN) and stem not in places else None
+    if first and twin_receipt(git.file_of(commit, f"{first.removesuffix('.cu')}.json", folder)) is not None:
+        return first, True
     if stem not in places:
         where = f"{commit[:12]} has no {SOURCES}/{shown(stem)[1:-1]}.cu"
         raise CodegenError(f"{where}; {alternatives(stem, places)}" if places else where)
-    return places[stem]
+    return places[stem], False
 
 
 def code_of(side: Side) -> Code:

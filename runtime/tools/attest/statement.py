@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import codegen
 from codegen import __version__
 from codegen.errors import CodegenError, FileError
-from codegen.files import holds, is_file, read_bytes
-from codegen.freshness import render_command
+from codegen.files import is_file, read_bytes
+from codegen.freshness import check_sources
 from codegen.library import GENERATED, ROOT, SPECS, TEMPLATES, NamedSpec
 from codegen.plain import first_reason
 from codegen.receipts import Sha256, receipt_path, source_sha256
+from codegen.render import render
 from runtime.compile import toolchain
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.tools.attest.sbom import PACKAGE, TOOLS, purl, sbom
@@ -151,8 +152,8 @@ def attested(compiled: Sequence[Compiled], tree: Tree) -> tuple[dict[str, Any], 
     made: dict[str, str] = {}
     for each in compiled:
         named = each.named
-        made[named.source_file] = source_sha256(each.source)
-        receipt = receipt_path(named.stem, GENERATED / named.subfolder)
+        made[named.source_file] = source_sha256(render(named.main))
+        receipt = receipt_path(named)
         if is_file(receipt):
             made[_name(receipt)] = sha256_of(read_bytes(receipt))
         made[f"{CUBINS}{named.stem}.cubin"] = sha256_of(each.code)
@@ -188,7 +189,7 @@ def _definition(compiled: Sequence[Compiled], tree: Tree) -> dict[str, Any]:
 
 def _materials(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
     """Return the specs and the templates that sources were rendered from, by hash."""
-    files = {SPECS / each.named.subfolder / f"{each.named.stem}.yaml" for each in compiled}
+    files = {SPECS / each.named.subfolder / f"{each.named.main.stem}.yaml" for each in compiled}
     for each in compiled:
         files |= {TEMPLATES / name for name in each.generated.templates}
     return [{"name": _name(path), "digest": {"sha256": sha256_of(read_bytes(path))}} for path in sorted(files)]
@@ -229,7 +230,6 @@ def compiled_for(named: NamedSpec) -> Compiled:
     if not named.is_shipped:
         raise CodegenError(f"{named.stem} is not shipped: what is attested lies in specs/ and generated/")
     compiled = compile_spec(named)
-    path = GENERATED / named.subfolder / f"{named.stem}.cu"
-    if not holds(path, compiled.source):
-        raise CodegenError(f"{named.source_file} is not what its spec renders to; run: {render_command(named)}")
+    if problems := check_sources(GENERATED, [named.main, named]):
+        raise CodegenError(str(problems[0]))
     return compiled

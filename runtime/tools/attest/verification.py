@@ -11,7 +11,7 @@ from codegen.errors import CodegenError, FileError, MissingFileError
 from codegen.files import read_bytes
 from codegen.library import find_spec
 from codegen.receipts import source_sha256
-from codegen.render import generate
+from codegen.render import generate, render
 from codegen.wording import in_shell, one_line, shown
 from runtime.compile import toolchain
 from runtime.compile.compiler import OPTIONS, run_nvrtc
@@ -123,7 +123,7 @@ def rebuilt(stem: str, hashes: Mapping[str, str]) -> Finding:
     except CodegenError:
         return Finding(f"{CUBINS}{stem}.cubin", "missing")
     made = generate(named)
-    if hashes.get(named.source_file) != source_sha256(made.source):
+    if hashes.get(named.source_file) != source_sha256(render(named.main)):
         return Finding(named.source_file, "changed")
     options = (f"--gpu-architecture={made.plan.arch.name}", *OPTIONS)
     code, _ = run_nvrtc(made.source, named.source_file, "cubin", options, made.plan.headers)

@@ -62,12 +62,20 @@ def _spec(kernel: Kernel) -> Link:
 def _source(kernel: Kernel) -> Link:
     told, fits = _compared(kernel.source_sha256, kernel.receipt.source.sha256 if kernel.receipt else None)
     over = f"the bytes of the source below, {_file(kernel, '.cu')}"
-    return Link("source", kernel.source_sha256, over, f"sha256sum {in_shell(_file(kernel, '.cu'))}", told, fits)
+    check = f"sha256sum {in_shell(_file(kernel, '.cu'))}"
+    if kernel.named.twin_of is not None:
+        over, check = f"{over} with words replaced", f"{_twin(kernel)} | sha256sum"
+    return Link("source", kernel.source_sha256, over, check, told, fits)
+
+
+def _twin(kernel: Kernel) -> str:
+    """Return the command that prints the source of a twin, which lies nowhere."""
+    return f"codegen render {kernel.named.argument} --out -"
 
 
 def _file(kernel: Kernel, suffix: str) -> str:
     """Return where a file of a kernel is: of a shipped one in the tree, of another where ``codegen render`` puts it."""
-    name = f"{kernel.stem}{suffix}"
+    name = f"{kernel.named.main.stem}{suffix}"
     return f"generated/{(kernel.named.subfolder / name).as_posix()}" if kernel.named.is_shipped else name
 
 
@@ -77,10 +85,18 @@ def _seal(kernel: Kernel) -> Link:
         "seal",
         line.removeprefix(SEAL),
         "all lines of the source but the seal's own: a file that was edited by hand has another one",
-        f"grep -v '^{SEAL}' {in_shell(_file(kernel, '.cu'))} | sha256sum",
+        f"{_without_seal(kernel)} | sha256sum",
         "stands in the source",
         None,
     )
+
+
+def _without_seal(kernel: Kernel) -> str:
+    """Return the command that prints the source without the line of its seal."""
+    filtered = f"grep -v '^{SEAL}'"
+    if kernel.named.twin_of is not None:
+        return f"{_twin(kernel)} | {filtered}"
+    return f"{filtered} {in_shell(_file(kernel, '.cu'))}"
 
 
 def _launch(kernel: Kernel) -> Link:

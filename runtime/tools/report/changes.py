@@ -10,10 +10,12 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict
 
 from codegen.errors import CodegenError
+from codegen.library import OF_TWIN
 from codegen.plain import json_model, json_value
-from codegen.receipts import Sha256
+from codegen.receipts import Sha256, twin_receipt
 from codegen.render import spec_json_of
 from codegen.spec import canonical
+from codegen.twins import twin_source
 from codegen.wording import one_line
 from runtime import git
 from runtime.tools.report.measurements import RESULTS, Found, by_spec, hash_of, row_of
@@ -152,18 +154,21 @@ def _share(name: str, before: _Facts, after: _Facts) -> str:
 
 
 def _kernels(commit: str, folder: Path) -> dict[str, _Facts]:
-    """Read the kernels of a commit: those whose source it has below generated/.
+    """Read the kernels of a commit: those whose source it has below generated/, and their twins.
 
     Raises:
         CodegenError: for a banner that cannot be read, and for rows of results, as ``by_spec`` does.
     """
     texts = git.texts_of(commit, "generated", (".cu", ".json"), folder)
     measured = by_spec(git.texts_of(commit, RESULTS.as_posix(), (".json", ".jsonl"), folder))
-    return {
-        PurePosixPath(path).stem: _facts(path, text, texts.get(f"{path.removesuffix('.cu')}.json", ""), measured)
-        for path, text in texts.items()
-        if path.endswith(".cu")
-    }
+    found: dict[str, _Facts] = {}
+    for path, text in texts.items():
+        if path.endswith(".cu"):
+            stem, receipt = PurePosixPath(path).stem, texts.get(f"{path.removesuffix('.cu')}.json", "")
+            found[stem] = _facts(path, text, receipt, measured)
+            if (twin := twin_receipt(receipt)) is not None:
+                found[f"{stem}{OF_TWIN}"] = _facts(path, twin_source(text, stem), twin, measured)
+    return found
 
 
 def _facts(path: str, source: str, receipt: str, measured: Found) -> _Facts:

@@ -17,7 +17,7 @@ from codegen.library import ROOT, NamedSpec
 from codegen.plain import first_reason, json_value
 from codegen.plan import Plan
 from codegen.prune import without_comments
-from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256, source_sha256, state
+from codegen.receipts import Count, Receipt, ReceiptError, ReceiptState, Sha256, read_receipt, source_sha256, state
 from codegen.render import generate
 from codegen.wording import one_line
 
@@ -123,7 +123,7 @@ def kernel_of(named: NamedSpec, known: Mapping[str, Any]) -> Kernel:
     path = place_of(named, ".json")
     folder = path.parents[len(named.subfolder.parts)]
     try:
-        receipt = Receipt.read(path)
+        receipt = read_receipt(named, path)
     except ReceiptError:
         receipt = None
     record = _record(named.stem, known)

@@ -17,12 +17,22 @@ pytest.importorskip("torch")
 from codegen import library, migrations
 from codegen.cases import case_names, most_allowed
 from codegen.json_rows import json_rows
-from codegen.library import NamedSpec, find_spec, read_spec
+from codegen.library import NamedSpec, find_spec, read_spec, read_specs
 from codegen.migrations import Renamed
 from codegen.planning import plan_for
-from codegen.receipts import CaseRecord, MeasurementRecord, Receipt, ReceiptStatus, VerificationRecord, state
-from codegen.render import render, seal
+from codegen.receipts import (
+    CaseRecord,
+    MeasurementRecord,
+    Receipt,
+    ReceiptStatus,
+    VerificationRecord,
+    read_receipt,
+    state,
+    write_receipt,
+)
+from codegen.render import render, seal, without_seal
 from codegen.spec import canonical
+from codegen.twins import twin_source
 from runtime.cli import app
 from runtime.compile import inspection
 from runtime.verify import version1
@@ -442,3 +452,73 @@ def test_rows_follow_by_the_same_command(tmp_path: Path) -> None:
     report["rows"][0] = right
     assert path.read_text() == json_rows(report)
     assert migrate(path).output.startswith(f"unchanged  {path}: rows: 0 carried over, 1 up to date\n")
+
+
+def test_the_receipt_of_a_twin_that_was_a_spec_of_its_own(project: Path) -> None:
+    """Two specs become one with both types; the receipt of the other type, and its source, go into its files."""
+    specs, generated = project / "specs", project / "generated"
+    path = specs / "l4_copy.yaml"
+    one, other = "dtype: fp16\n", "dtype: bf16\n"
+    assert one in path.read_text()
+    (specs / "l4_copy_bf16.yaml").write_text(path.read_text().replace(one, other))
+    earlier = written(read_spec(specs / "l4_copy_bf16.yaml"), generated)
+    (specs / "l4_copy_bf16.yaml").unlink()
+    path.write_text(path.read_text().replace(one, "dtype: [fp16, bf16]\n"))
+    told = migrate("l4_copy", "--out", generated)
+    assert told.output == "carried over  l4_copy_bf16\nup to date  l4_copy\n" and told.exit_code == 0
+    assert sorted(contents(generated)) == ["l4_copy.cu", "l4_copy.json"]
+    first, twin = read_specs(path)
+    for named in (first, twin):
+        assert state(named, render(named), generated).standing is ReceiptStatus.OK
+    found = read_receipt(twin, generated / "l4_copy.json")
+    assert (found.spec.file, found.source.file) == ("specs/l4_copy.yaml", "generated/l4_copy.cu")
+    assert (found.cubin, found.verification, found.measurement) == (
+        earlier.cubin,
+        earlier.verification,
+        earlier.measurement,
+    )
+    assert migrate("l4_copy_bf16", "--out", generated).output == "up to date  l4_copy_bf16\nup to date  l4_copy\n"
+
+
+def test_a_twin_whose_first_type_was_never_verified(project: Path) -> None:
+    """Its receipt is kept; the other one says that the kernel was compiled."""
+    specs, generated = project / "specs", project / "generated"
+    path = specs / "l4_new.yaml"
+    path.write_text((specs / "l4_copy.yaml").read_text().replace("dtype: fp16\n", "dtype: bf16\n"))
+    path.rename(specs / "l4_new_bf16.yaml")
+    written(read_spec(specs / "l4_new_bf16.yaml"), generated)
+    (specs / "l4_new_bf16.yaml").rename(path)
+    path.write_text(path.read_text().replace("dtype: bf16\n", "dtype: [fp16, bf16]\n"))
+    assert migrate("l4_new", "--out", generated).exit_code == 0
+    first, twin = read_specs(path)
+    assert state(twin, render(twin), generated).standing is ReceiptStatus.OK
+    assert state(first, render(first), generated).standing is ReceiptStatus.UNVERIFIED
+    assert not (generated / "l4_new_bf16.cu").exists() and not (generated / "l4_new_bf16.json").exists()
+
+
+def test_a_comment_of_a_source_with_a_twin(project: Path) -> None:
+    """Both receipts follow the source, and no compiler is needed."""
+    specs, generated = project / "specs", project / "generated"
+    path = specs / "l4_copy.yaml"
+    path.write_text(path.read_text().replace("dtype: fp16\n", "dtype: [fp16, bf16]\n"))
+    first, twin = read_specs(path)
+    right = {named.stem: written_into(named, generated) for named in (first, twin)}
+    old = seal(without_seal(render(first)) + "// A remark.\n")
+    (generated / "l4_copy.cu").write_text(old)
+    for named, text in ((first, old), (twin, twin_source(old, "l4_copy"))):
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        older = with_changes(right[named.stem], "source", {"sha256": sha256})
+        write_receipt(named, older, generated / "l4_copy.json")
+        assert state(named, render(named), generated).standing is ReceiptStatus.STALE
+    told = migrate("l4_copy", "--out", generated)
+    assert told.output == "carried over  l4_copy_bf16\ncarried over  l4_copy\n"
+    for named in (first, twin):
+        assert read_receipt(named, generated / "l4_copy.json") == right[named.stem]
+        assert state(named, render(named), generated).standing is ReceiptStatus.OK
+
+
+def written_into(named: NamedSpec, folder: Path) -> Receipt:
+    """Write the receipt of one type into the file of both, and return it."""
+    found = receipt(named, verified(named), (TIMING,))
+    write_receipt(named, found, folder / f"{named.main.stem}.json")
+    return found

@@ -26,7 +26,7 @@ from codegen.library import ROOT, find_spec, shipped_specs
 from codegen.planning import plan_for
 from codegen.prune import without_comments
 from codegen.receipts import Receipt, source_sha256, state
-from codegen.render import generate
+from codegen.render import generate, render
 from runtime.cli import app
 from runtime.git import ELSEWHERE
 from runtime.tools.report import cli, patterns, pipeline, site, tree
@@ -189,14 +189,16 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with two kernels, one of which has a row; the second commit has another receipt, row and kernel."""
+    """A repository with three kernels, two of them twins, and a row of one; the second commit has others."""
     root = tmp_path / "repository"
     (root / "generated").mkdir(parents=True)
     (root / "benchmarks" / "results").mkdir(parents=True)
     git(tmp_path, "init", "-q", str(root))
     for name in ("h100_topk32", "l4_topk32"):
-        for suffix in (".cu", ".json"):
-            (root / "generated" / f"{name}{suffix}").write_bytes((ROOT / "generated" / f"{name}{suffix}").read_bytes())
+        source, receipt = (ROOT / "generated" / f"{name}{suffix}" for suffix in (".cu", ".json"))
+        (root / "generated" / source.name).write_bytes(source.read_bytes())
+        found = Receipt.read(receipt).model_copy(update={} if name == "h100_topk32" else {"twins": {}})
+        found.write(root / "generated" / receipt.name)
     write_row(root, 600.0)
     git(root, "add", "-A")
     git(root, "commit", "-qm", "one")
@@ -221,7 +223,7 @@ def write_row(root: Path, tflops: float) -> None:
 def test_what_two_commits_differ_in(repository: Path) -> None:
     found = changes(("HEAD~1", "HEAD"), repository)
     assert found.commits == tuple(git(repository, "rev-parse", "HEAD~1", "HEAD").split())
-    assert found.count == 2
+    assert found.count == 3
     topk, gone = found.changed
     assert (topk.stem, topk.told, gone.stem, gone.told) == ("h100_topk32", "", "l4_topk32", "removed")
     same = {part for part, (one, other) in topk.parts.items() if one == other}
@@ -234,6 +236,20 @@ def test_what_two_commits_differ_in(repository: Path) -> None:
     assert changes(("HEAD", "HEAD"), repository).changed == ()
     page = Page(site.changes_page(found, CLEAN, ()))
     assert "+10.0%" in page.words and "removed" in page.words and not page.open
+
+
+def test_a_twin_is_a_kernel_of_a_commit(repository: Path) -> None:
+    path, twin = repository / "generated" / "h100_topk32.json", find_spec("h100_topk32_bf16")
+    receipt = Receipt.read(path)
+    own = receipt.twins["bf16"].model_copy(update={"verification": None})
+    receipt.including(twin, own).write(path)
+    git(repository, "commit", "-qam", "three")
+    first, second = changes(("HEAD~1", "HEAD"), repository).changed
+    assert (first.stem, second.stem) == ("h100_topk32", "h100_topk32_bf16")
+    assert {part for part, (one, other) in first.parts.items() if one != other} == {"receipt"}  # the file is the same
+    assert second.verified[1] == "compiled, never run on a GPU"
+    assert second.parts["spec"] == (twin.spec.hash, twin.spec.hash)
+    assert second.parts["source"][1] == source_sha256(render(twin)) == own.source.sha256
 
 
 def test_receipts_of_commits_that_cannot_be_read_are_named(repository: Path) -> None:

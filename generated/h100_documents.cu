@@ -1,9 +1,9 @@
 // Generated from specs/h100_documents.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_documents.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc[batch, q_idx] == doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 43217673618f4928b79cd2ab3dce23a4bdb4312b1a36d8abd1a2e6b722f525c0
-// seal: sha256 e4231c7a62f79a553947bebb47d1a3653b9490971aff2fb83f6999607a934ccc
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 3dcc02613f8a2d3ba1b0ebbf3d7ddd22d79e7559eb9833987f416d275d31f240
+// seal: sha256 d9fbe379fd33c0a84ff206f44cac31cf58a6aee538a90875bdee4ebe6188e376
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -53,10 +53,10 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step; registers: 180 of s, p_frag, o, q + 41 = 221 of 224
+constexpr int kTileN = 128;  // keys of one step; registers: 176 of s, p_frag, o, q + 47 = 223 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kQSlices = 5;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
+constexpr int kQSlices = 4;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
@@ -127,10 +127,12 @@ struct Params {
   int64 full_kv_indices_row_stride;  // elements from one query block to the next
   int full_kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  const int* aux_doc;  // doc, int32[batch, q_len]
-  int64 aux_doc_stride0;  // elements from one i to the next (0: shared)
-  int64 aux_doc_stride1;  // elements from one j to the next (0: shared)
-  int aux_doc_size1;  // j is less: an index is held to it
+  const int* aux_doc_kv;  // doc_kv, int32[batch, kv_len]
+  int64 aux_doc_kv_stride0;  // elements from one i to the next (0: shared)
+  int64 aux_doc_kv_stride1;  // elements from one j to the next (0: shared)
+  const int* aux_doc_q;  // doc_q, int32[batch, q_len]
+  int64 aux_doc_q_stride0;  // elements from one i to the next (0: shared)
+  int64 aux_doc_q_stride1;  // elements from one j to the next (0: shared)
   int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of a head
@@ -268,7 +270,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %69, 0;\n"
       "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -301,7 +303,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
       "setp.ne.b32 p, %66, 0;\n"
       "mov.b64 a, { %64, %67 };\n"
       "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -333,7 +335,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %69, 0;\n"
       "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -401,10 +403,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -463,50 +465,49 @@ struct KvBlockIterator {
   __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
 };
 
-// The nearest index of a dimension of `size` elements, of which there is one at least.
-template <typename Int>
-__device__ __forceinline__ int clamp_index(Int index, int size) {
-  return static_cast<int>(max(Int{0}, min(index, Int{size} - 1)));
+// doc_kv: int32[batch, kv_len]
+__device__ __forceinline__ int load_doc_kv(const Params& p, int i, int j) {
+  return __ldg(p.aux_doc_kv + i * p.aux_doc_kv_stride0 + j * p.aux_doc_kv_stride1);
 }
 
-// doc: int32[batch, q_len]
-__device__ __forceinline__ int load_doc(const Params& p, int i, int j) {
-  return __ldg(p.aux_doc + i * p.aux_doc_stride0 + j * p.aux_doc_stride1);
+// doc_q: int32[batch, q_len]
+__device__ __forceinline__ int load_doc_q(const Params& p, int i, int j) {
+  return __ldg(p.aux_doc_q + i * p.aux_doc_q_stride0 + j * p.aux_doc_q_stride1);
 }
 
 // What the mask asks of a query.
 struct MaskRow {
-  int doc_of_row;
+  int doc_q_of_row;
 
   __device__ __forceinline__ MaskRow(const Params& p, int batch, int head, int query) {
-    doc_of_row = load_doc(p, batch, query);
+    doc_q_of_row = load_doc_q(p, batch, query);
   }
 };
 
 // What it asks of a key.
 struct MaskColumn {
-  int doc_of_column;
+  int doc_kv_of_column;
 
   __device__ __forceinline__ MaskColumn(const Params& p, int batch, int head, int key) {
-    doc_of_column = load_doc(p, batch, clamp_index(key, p.aux_doc_size1));
+    doc_kv_of_column = load_doc_kv(p, batch, key);
   }
   __device__ __forceinline__ MaskColumn() {}
 
   // What another lane has.
   __device__ __forceinline__ MaskColumn of_lane(int lane) const {
     MaskColumn other;
-    other.doc_of_column = __shfl_sync(0xFFFFFFFF, doc_of_column, lane);
+    other.doc_kv_of_column = __shfl_sync(0xFFFFFFFF, doc_kv_of_column, lane);
     return other;
   }
 };
 
 // Whether a query sees a key of a partial block, where both exist:
-//   doc[batch, q_idx] == doc[batch, kv_idx] and q_idx >= kv_idx
+//   doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx
 __device__ __forceinline__ bool visible(const Params& p, int batch, int head, int query, int key, const MaskRow& row,
     const MaskColumn& column) {
-  const int doc_of_row = row.doc_of_row;
-  const int doc_of_column = column.doc_of_column;
-  return (doc_of_row == doc_of_column) & (query >= key);
+  const int doc_q_of_row = row.doc_q_of_row;
+  const int doc_kv_of_column = column.doc_kv_of_column;
+  return (doc_q_of_row == doc_kv_of_column) & (query >= key);
 }
 
 // One tile of work: kTileM queries of one head.

@@ -1,0 +1,522 @@
+// Generated from specs/h100_bsr_spmm_b128_transposed_n128.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/h100_bsr_spmm_b128_transposed_n128.yaml
+// spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":128,"n":128},"transpose_a":true}
+// spec hash: b9c00f5e86251863ba7fd517a4b79e8d4279f2c7beb06e45244a470fa726f192
+// seal: sha256 7a5f52a1f872041adca5ce624f03ab2712ad9674eafca1b0faa1a8fadc52d2c4
+
+// BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
+// What is stored is A^T B, computed in fp32.
+//
+// A block row of C is a block column of A, whose blocks are found through an index in the order of block columns. They
+// are read as they are stored, rows of A being the depth: so A^T is the M-major operand of a wgmma.
+//
+// Who does what
+//   warpgroup 0      producer. Its first warp reads the index and fills the ring by TMA; the others rest.
+//   warpgroups 1, 2  consumers. Each accumulates its part of the C tile in registers, then stores it by TMA.
+//
+// Which barrier guards what
+//   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step
+//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
+// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is released.
+// Across tiles the producer runs ahead.
+//
+// Symbols
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
+//   step         kTileK rows of one block of A, kTileK rows of B
+//   group        64 columns of A, B or C: in shared memory rows of 128 bytes, swizzled
+//   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
+//                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
+
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+constexpr int kTileM = 128;  // rows of a C tile: one block column of A
+constexpr int kTileN = 128;  // columns of a C tile
+constexpr int kTileK = 64;  // depth of one step
+constexpr int kBlockRows = 128;  // rows of a stored block of A
+constexpr int kStages = 6;  // depth of the ring of A and B tiles
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kAGroups = 2;  // column groups of an A tile
+constexpr int kTileGroups = 2;  // column groups of a B tile
+constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
+constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
+constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
+constexpr int kAccumulators = 64;  // accumulators of a thread
+constexpr int kABytes = 16384;  // bytes of an A tile
+constexpr int kBBytes = 16384;  // bytes of a B tile
+constexpr int kAGroupBytes = 8192;  // bytes of one column group of A
+constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
+constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
+
+// Dynamic shared memory: 229472 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 98304 bytes: ring of A tiles, 2 column groups of 64 rows of 128 bytes
+constexpr int kBOffset = 98304;  // 98304 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
+constexpr int kCOffset = 196608;  // 32768 bytes: 2 column groups of C of each warpgroup
+constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers: full, then empty
+
+constexpr int kFullBarrier = kBarriersOffset;
+constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128;
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
+using Accumulators = float[kAccumulators];
+
+// Launch: 384 threads a block, 229472 bytes of dynamic shared memory.
+// Grid: one thread block per SM, looping over tiles (persistent), 16 MB of B at a time.
+struct Params {
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap b_map;  // B (N, M): box 64 x 64, swizzle 128
+  TensorMap b_groups_map;  // whole column groups of B (columns of a group, M, groups): box 64 x 64 x 2, swizzle 128
+  TensorMap c_map;  // C (N, K): box 64 x 64, swizzle 128
+  const int* column_starts;  // first entry of each block column, and one more
+  const int2* entries;  // stored block and its block row, in the order of block columns
+  int block_columns;  // block columns of A
+  int column_tiles;  // tiles of a block row
+  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
+  int tiles;  // block_columns times the tiles of one
+  int n;  // columns of B and C
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_2d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_3d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+
+// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B MN-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_shared_m_major_mn_major(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, a, b, p, 1, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// Order of tiles: bands of p.group_tiles column tiles. In a band the tiles of a block row come one after the other, and
+// then those of the next. Thread blocks at work share columns of B, in wider
+// bands blocks of A too, which come from the L2. Each band begins 5/8 of the rows, made odd, further on: otherwise a
+// thread block, which has every gridDim.x-th tile, could have the same rows in each band, and no short row would make
+// up for a long one.
+struct TilePlace {
+  int row, column;
+
+  __device__ __forceinline__ TilePlace(const Params& p, int tile) {
+    const uint32 rows = p.block_columns, columns = p.column_tiles, band_columns = p.group_tiles;
+    const uint32 band = tile / (rows * band_columns), first = band * band_columns, in_band = tile - first * rows;
+    const uint32 width = min(band_columns, columns - first);
+    row = (in_band / width + band * (rows * 5 / 8 | 1)) % rows;
+    column = first + in_band % width;
+  }
+};
+
+// A tile, and the entries [first, end) of the index that belong to its block column of A.
+struct Tile {
+  int column = -1;  // number of the column tile; -1 past the last tile
+  int row = 0;      // block row of C, which is a block column of A
+  int first = 0, end = 0;
+
+  __device__ __forceinline__ Tile(const Params& p, int number) {
+    if (number >= p.tiles) return;
+    const TilePlace place(p, number);
+    column = place.column;
+    row = place.row;
+    first = __ldg(p.column_starts + row);
+    end = __ldg(p.column_starts + row + 1);
+  }
+  // 32 entries from `entry` on, one a lane.
+  __device__ __forceinline__ int2 load_entries(const Params& p, int entry) const {
+    const int mine = entry + threadIdx.x % 32;
+    return mine < end ? __ldg(p.entries + mine) : make_int2(0, 0);
+  }
+};
+
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
+// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
+// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+struct PipelineState {
+  int index = 0, phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == kStages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Copies the rows of B of a step, from `row` on, to a stage of the ring. Columns beyond B come as zeros, and count as
+// bytes.
+__device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
+  if (column + kTileN <= p.n) {
+    tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
+  } else {
+#pragma unroll
+    for (int group = 0; group < kTileGroups; ++group) {
+      tma_load_2d(to + group * kBGroupBytes, &p.b_map, full, column + group * kGroupColumns, row);
+    }
+  }
+}
+
+// Brings the descriptors of B into their cache.
+__device__ __forceinline__ void prefetch_b(const Params& p) {
+  prefetch_tensormap(&p.b_map);
+  prefetch_tensormap(&p.b_groups_map);
+}
+
+constexpr int kBSliceBytes = 16 * kRowBytes;  // from 16 rows of B to the next, in a column group
+
+// Descriptor of a B tile that begins at this address.
+__device__ __forceinline__ uint32 b_tile_descriptor(uint32 address) { return wgmma_descriptor(address, kBGroupBytes); }
+
+// Copies the A tile and the B tile of one step to a stage of the ring, as soon as it is empty.
+__device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int block_k,
+    int b_row, int b_column) {
+  const uint32 full = base + kFullBarrier + 8 * state.index;
+  mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  const uint32 a = base + kAOffset + state.index * kABytes;
+#pragma unroll
+  for (int group = 0; group < kAGroups; ++group) {
+    tma_load_3d(a + group * kAGroupBytes, &p.a_map, full, group * kGroupColumns, block_k, block);
+  }
+  load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
+}
+
+// Producer: one warp fills the ring, tile after tile. Its lanes hold entries, the first lane issues the copies.
+__device__ __forceinline__ void produce(const Params& p, uint32 base) {
+  const bool leader = threadIdx.x == 0;
+  PipelineState state;
+  Tile tile(p, blockIdx.x);
+  int2 next_entries = tile.load_entries(p, tile.first);
+
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile and, below, for the next entries well before they are needed.
+    const Tile next_tile(p, number + gridDim.x);
+    const int b_column = tile.column * kTileN;
+    int2 entries = make_int2(0, 0);
+
+#pragma unroll 1
+    for (int entry = tile.first; entry < tile.end; ++entry) {
+      const int i = (entry - tile.first) % 32;
+      if (i == 0) {
+        entries = next_entries;
+        next_entries = tile.load_entries(p, entry + 32);
+      }
+      const int block = __shfl_sync(0xFFFFFFFF, entries.x, i);
+      const int b_row = __shfl_sync(0xFFFFFFFF, entries.y, i) * kBlockRows;
+#pragma unroll
+      for (int k = 0; k < kBlockRows; k += kTileK) {
+        if (leader) load_step(p, base, state, block, k, b_row + k, b_column);
+        state.advance();
+      }
+      __syncwarp();
+    }
+    tile = next_tile;
+    next_entries = tile.load_entries(p, tile.first);
+  }
+}
+
+// accumulators += A^T B for this warpgroup's part of one step (asynchronous).
+__device__ __forceinline__ void issue_step(Accumulators& accumulators, uint32 a_descriptor, uint32 b_descriptor) {
+  warpgroup_fence_operand(accumulators);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / 16; ++k) {
+    // 16 rows of A are 16 rows of 128 bytes.
+    wgmma_m64n128k16_shared_m_major_mn_major(accumulators, a_descriptor + (k * 16 * kRowBytes >> 4),
+        b_descriptor + (k * kBSliceBytes >> 4), 1);
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(accumulators);
+}
+
+// accumulators += the products of all steps of a tile, as these come into the ring. Each is issued after the one
+// before, then that one's stage is handed back.
+__device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base, PipelineState& state,
+    uint32 a_descriptor, uint32 b_descriptor, int steps) {
+  const bool warp_leader = threadIdx.x % 32 == 0;
+  uint32 running = 0;  // empty barrier of the stage that the last issued step reads
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
+    issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4), b_descriptor + (state.index * kBBytes >> 4));
+    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    if (step > 0 && warp_leader) mbarrier_arrive(running);
+    running = base + kEmptyBarrier + 8 * state.index;
+    state.advance();
+  }
+  wgmma_wait<0>();
+  warpgroup_fence_operand(accumulators);
+  if (steps > 0 && warp_leader) mbarrier_arrive(running);
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Stores a warpgroup's part of C one column group at a time. TMA clips what reaches past the last column.
+__device__ __forceinline__ void store_c(const Params& p, const Accumulators& accumulators, uint32 staging,
+    int warpgroup, int c_row, int c_column) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, staging_row = warp * 16 + lane % 16;
+  const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
+#pragma unroll
+  for (int group = 0; group < kWarpgroupGroups; ++group) {
+    // Wait until the store that last used this staging buffer has read it.
+    const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
+    if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
+    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float* x = accumulators + group * 32 + j * 8;
+      const int chunk = j * 2 + lane / 16;
+      stmatrix_x4(buffer + staging_row * kRowBytes + (chunk ^ staging_row % 8) * 16,
+          pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    }
+    fence_proxy_async();
+    bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+    if (warpgroup_leader) {
+      tma_store_2d(&p.c_map, buffer, c_column + group * kGroupColumns, c_row);
+      tma_store_commit();
+    }
+  }
+}
+
+// The end of a consumer's tiles: their parts of C are finished and stored through its staging.
+struct Epilogue {
+  int warpgroup;
+  uint32 staging;
+
+  __device__ __forceinline__ Epilogue(uint32 base, int warpgroup) : warpgroup(warpgroup) {
+    staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
+  }
+  // Finishes and stores the warpgroup's part of C, whose first element is in this row and column.
+  __device__ __forceinline__ void store(const Params& p, Accumulators& accumulators, int c_row, int c_column) {
+    store_c(p, accumulators, staging, warpgroup, c_row, c_column);
+  }
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
+  }
+};
+
+// Consumer: one warpgroup computes its part of the C tile, tile after tile.
+__device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgroup) {
+  const int first_row = warpgroup * kWarpgroupRows;
+  const uint32 a_descriptor = wgmma_descriptor(base + kAOffset + first_row / kGroupColumns * kAGroupBytes, 0);
+  const uint32 b_descriptor = b_tile_descriptor(base + kBOffset);
+  PipelineState state;
+  Epilogue epilogue(base, warpgroup);
+  Tile tile(p, blockIdx.x);
+
+  for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+    // Ask for the next tile now, so that it starts without waiting for its block column.
+    const Tile next_tile(p, number + gridDim.x);
+    const int steps = (tile.end - tile.first) * (kBlockRows / kTileK);
+    // An empty block column has no step: its zeros are what is stored.
+    Accumulators accumulators;
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
+    multiply(accumulators, base, state, a_descriptor, b_descriptor, steps);
+    const int c_row = tile.row * kTileM + first_row;
+    const int c_column = tile.column * kTileN;
+    epilogue.store(p, accumulators, c_row, c_column);
+    tile = next_tile;
+  }
+  epilogue.wait();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_bsr_spmm_b128_transposed_n128(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
+
+  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a_map);
+    prefetch_b(p);
+    prefetch_tensormap(&p.c_map);
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x < 32) produce(p, base);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, base, warpgroup - 1);
+  }
+}

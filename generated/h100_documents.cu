@@ -1,9 +1,9 @@
 // Generated from specs/h100_documents.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_documents.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc[batch, q_idx] == doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 43217673618f4928b79cd2ab3dce23a4bdb4312b1a36d8abd1a2e6b722f525c0
-// seal: sha256 b9c1c3662aab2e77f0f2fefcb7b333994c71dcf07338f9e79c2b50d68c840a71
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc[batch, q_idx] == doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 3770e69aa75810fd5cf3be898cc30dd80147d8f79c428b3bfab5704097945df3
+// seal: sha256 82f827c3ff606f6ab6d62de7898a214802ec6343574aaf34cec2d4329cccd5f6
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -268,7 +268,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %69, 0;\n"
       "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -301,7 +301,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
       "setp.ne.b32 p, %66, 0;\n"
       "mov.b64 a, { %64, %67 };\n"
       "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -333,7 +333,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %69, 0;\n"
       "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -401,10 +401,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 

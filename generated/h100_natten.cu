@@ -1,9 +1,9 @@
 // Generated from specs/h100_natten.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_natten.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"abs(min(max(q_idx // 64, 6), 57) - kv_idx // 64) <= 6 and abs(min(max(q_idx % 64, 6), 57) - kv_idx % 64) <= 6"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 29e59dcb0e8657089b7fa5cc68fa87e86a9fc6d9a0ffd20a9a8cc1ec3811fb82
-// seal: sha256 4727f8901173cda3397747521205d189e99481e3c39b64cfd37040949a656810
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"abs(min(max(q_idx // 64, 6), 57) - kv_idx // 64) <= 6 and abs(min(max(q_idx % 64, 6), 57) - kv_idx % 64) <= 6"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: f2b62336f10d6aa3f452f43252dd96e8921d1ba25a1faa0e87791cfc682b42dd
+// seal: sha256 d2b69492cf994c02e31f3ecf791eef35ef1f5b63eb3f03bb4af3607f7a1628bd
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -262,7 +262,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %69, 0;\n"
       "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -294,7 +294,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %69, 0;\n"
       "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -362,10 +362,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 

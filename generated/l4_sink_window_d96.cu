@@ -1,9 +1,9 @@
 // Generated from specs/l4_sink_window_d96.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_sink_window_d96.yaml
-// spec: {"arch":"sm_89","copy":"cp_async","dtype":"bf16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
-// spec hash: ec620404ab5cac3ec11f688c4580f7bc92d1a016ef1517fd2bcd3b306b9f6a1f
-// seal: sha256 c8df5801d4721fb2e646c0c60b54398ca47c1f2de38cf380261515bfc560f3d0
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
+// spec hash: ed0f7da985524700f55acfc07af8049d6f9c761e75c7dfa8fa924e75d3f602ad
+// seal: sha256 e77a79084c9223c53cb99b4e26b0f4d1ee3698f7b13412e9ead7f451bf0e552d
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -117,9 +117,9 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major bf16 (PTX ISA, "mma")
+// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -175,10 +175,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 

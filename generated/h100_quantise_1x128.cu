@@ -1,0 +1,197 @@
+// Generated from specs/h100_quantise_1x128.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/h100_quantise_1x128.yaml
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
+// spec hash: d7781f6c9869d29c065281760359048cbbe905e1b45492ccbadc5854e6034408
+// seal: sha256 c433483c5fb456d59c401dbcfd7113cc1e5ca38d5e72bd01f112b1ce7dca2f22
+
+// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// head, whose elements it reads once and keeps in registers until their scale is known.
+//
+// Symbols
+//   amax   the largest finite magnitude of a group with one scale
+//   chunk  8 elements of a row. Of the chunks of a row a thread has every kRowLanes-th
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kRows = 64;  // rows of a thread block
+constexpr int kThreadRows = 1;  // rows of a thread
+constexpr int kThreads = 256;  // threads of a block
+constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kRowLanes = 4;  // threads that share a row
+constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
+constexpr float kLargest = 448.0f;  // largest number of e4m3
+constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
+
+// Dynamic shared memory: 512 bytes. Byte offsets:
+constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
+
+using Element = unsigned short;  // the bits of one fp16
+using Code = unsigned char;      // those of one e4m3
+constexpr uint32 kAllLanes = 0xFFFFFFFF;
+constexpr float kLargestFloat = 3.402823466e38f;
+
+// Launch: 256 threads a block, 512 bytes of dynamic shared memory.
+// Grid: one thread block for 64 rows.
+struct Params {
+  const unsigned short* x;  // x (batch, heads, length, head_dim)
+  int64 x_batch_stride;  // elements from one batch to the next
+  int64 x_head_stride;  // elements from one head to the next
+  int64 x_row_stride;  // elements from one row to the next
+  Code* codes;  // codes, as x
+  int64 codes_batch_stride;  // codes from one batch to the next
+  int64 codes_head_stride;  // codes from one head to the next
+  int64 codes_row_stride;  // codes from one row to the next
+  float* scales;  // scales (batch, heads, rows or blocks of them)
+  int64 scales_batch_stride;  // scales from one batch to the next
+  int64 scales_head_stride;  // scales from one head to the next
+  int64 scales_row_stride;  // scales from one row to the next
+  int heads;  // heads
+  int length;  // rows of a head
+  int chunks;  // thread blocks of a head
+};
+
+// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+__device__ __forceinline__ float widen(unsigned short bits) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+
+// A chunk of a row, of 16 bytes.
+__device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
+  return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
+}
+
+// The 8 elements of 16 bytes.
+__device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chunk) {
+  const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = widen(words[i] & 0xFFFF);
+    x[2 * i + 1] = widen(words[i] >> 16);
+  }
+}
+
+// Whether a number is none of infinities and NaN: these have no part in scales and means.
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
+
+// The scale of a group with this largest magnitude.
+__device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
+
+// cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
+// and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 code_pair(float low, float high) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Four floats to the codes of a word.
+__device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) {
+  return code_pair(a, b) | code_pair(c, d) << 16;
+}
+
+// The elements of a chunk, the i-th of its thread.
+__device__ __forceinline__ void centred_chunk(float (&x)[kChunk], const uint4& chunk, int i, const float* mean) {
+  widen_chunk(x, chunk);
+}
+
+// What a thread keeps of a row while its scale is found: the elements as they are.
+struct KeptRow {
+  uint4 chunks[kThreadChunks];
+};
+
+__device__ __forceinline__ void keep(KeptRow& kept, const uint4 (&chunks)[kThreadChunks], const float*) {
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) kept.chunks[i] = chunks[i];
+}
+
+// A chunk of a row that was kept.
+__device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& kept, int i, const float* mean) {
+  centred_chunk(x, kept.chunks[i], i, mean);
+}
+
+constexpr bool kIsRotated = false;
+constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
+
+// The largest magnitude of what a thread has of a row, but for NaN; if `checked` is set, but for infinities too.
+template <bool checked>
+__device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* mean) {
+  float amax = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) {
+    float x[kChunk];
+    kept_chunk(x, kept, i, mean);
+#pragma unroll
+    for (int e = 0; e < kChunk; ++e) amax = fmaxf(amax, !checked || is_finite(x[e]) ? fabsf(x[e]) : 0.0f);
+  }
+  return amax;
+}
+
+// The largest finite one. Where instructions are scarce infinities are looked for only if there are some.
+__device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
+  const float amax = magnitude_of<!kIsRotated>(kept, mean);
+  return is_finite(amax) ? amax : magnitude_of<true>(kept, mean);
+}
+
+// Writes the codes of what a thread has of a row.
+__device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
+  uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
+#pragma unroll
+  for (int i = 0; i < kThreadChunks; ++i) {
+    float x[kChunk];
+    kept_chunk(x, kept, i, mean);
+#pragma unroll
+    for (int e = 0; e < kChunk; ++e) x[e] *= inverse;
+    to[i * kRowLanes] = make_uint2(code_word(x[0], x[1], x[2], x[3]), code_word(x[4], x[5], x[6], x[7]));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 5)
+    h100_quantise_1x128(const __grid_constant__ Params p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* mean = reinterpret_cast<float*>(shared + kRowOffset);
+  const int batch_head = blockIdx.x / p.chunks, chunk = blockIdx.x % p.chunks;
+  const int batch = batch_head / p.heads, head = batch_head % p.heads;
+  const Element* x = p.x + batch * p.x_batch_stride + head * p.x_head_stride;
+  const int lane = threadIdx.x % kRowLanes, first = chunk * kRows + threadIdx.x / kRowLanes;
+  uint4 chunks[kThreadRows][kThreadChunks];
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const int row = first + r * (kThreads / kRowLanes);
+    const Element* of_row = x + row * p.x_row_stride;
+#pragma unroll
+    for (int i = 0; i < kThreadChunks; ++i) {
+      chunks[r][i] = row < p.length ? load_chunk(of_row, i * kRowLanes + lane) : make_uint4(0, 0, 0, 0);
+    }
+  }
+  KeptRow kept[kThreadRows];
+  float amax[kThreadRows];
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    keep(kept[r], chunks[r], mean);
+    const int row = first + r * (kThreads / kRowLanes);
+    amax[r] = row < p.length ? amax_of(kept[r], mean) : 0.0f;
+  }
+
+  float* scales = p.scales + batch * p.scales_batch_stride + head * p.scales_head_stride;
+  float scale[kThreadRows];  // before the factor
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const int row = first + r * (kThreads / kRowLanes);
+#pragma unroll
+    for (int lanes = 1; lanes < kRowLanes; lanes *= 2) {
+      amax[r] = fmaxf(amax[r], __shfl_xor_sync(kAllLanes, amax[r], lanes));
+    }
+    scale[r] = scale_of(amax[r]);
+    if (lane == 0 && row < p.length) scales[row * p.scales_row_stride] = scale[r] * kScaleFactor;
+  }
+  Code* codes = p.codes + batch * p.codes_batch_stride + head * p.codes_head_stride;
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) {
+    const int row = first + r * (kThreads / kRowLanes);
+    if (row < p.length) write_codes(codes + row * p.codes_row_stride, kept[r], 1.0f / scale[r], mean);
+  }
+}

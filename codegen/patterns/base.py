@@ -90,6 +90,7 @@ class PatternNumber:
         constant: the source's constant where the spec has the number.
         param: the kernel's parameter where it has not.
         doc: the comment of either.
+        example: the number of a kernel's reference workload and of its picture.
     """
 
     field: str
@@ -97,6 +98,7 @@ class PatternNumber:
     constant: str
     param: str
     doc: str
+    example: int
 
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
@@ -177,6 +179,10 @@ class PatternBase(SpecModel):
         if not self.is_general:
             return self
         return self.model_copy(update={number.field: values[number.param] for number in self.call_numbers})
+
+    def example(self) -> Self:
+        """The pattern with the numbers of an example, where a call decides; else itself."""
+        return self.with_params({number.param: number.example for number in self.call_numbers})
 
     @property
     def number_params(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumber
 from codegen.patterns.sliding_window import LEFT, OFFSET, RIGHT
 
-SINK = PatternNumber("sink", "sink_keys", "kSink", "sink_keys", "keys at the beginning that every later query sees")
+SINK = PatternNumber("sink", "sink_keys", "kSink", "sink_keys", "keys at the beginning that every later query sees", 64)
 
 
 class SinkWindow(PatternBase):

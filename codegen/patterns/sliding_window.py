@@ -10,8 +10,8 @@ from pydantic import Field
 from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumber
 
 OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
-LEFT = PatternNumber("left", "window", "kWindowLeft", "window_left", "keys seen before the query's own position")
-RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after it")
+LEFT = PatternNumber("left", "window", "kWindowLeft", "window_left", "keys seen before the query's own position", 2047)
+RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after it", 0)
 
 
 class SlidingWindow(PatternBase):

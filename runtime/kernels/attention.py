@@ -302,8 +302,8 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         """Bind a call whose operands ``runtime.ops`` has checked, so that the call itself does not repeat that.
 
         Args:
-            q, k, v, scale, out, sink: checked by the functions of ``runtime.kernels.arguments``.
-            indices, return_lse, window, sink_keys, aux: as of a call; all but ``return_lse`` are checked here.
+            q, k, v, scale, out, sink, return_lse: as of a call, checked by the functions of ``runtime.kernels.arguments``.
+            indices, window, sink_keys, aux: as of a call; they are checked here.
 
         Raises:
             ArgumentError: as a call.

@@ -68,6 +68,12 @@ def test_other_fields_make_another_pattern_with_the_same_score() -> None:
         ('{"kind": "causal", "algin": "top_left"}', r"^pattern\.algin: is not a field of a pattern; .*align"),
         ('{"kind": "sliding_window", "left": true, "right": 0}', r"^pattern\.left: is True; "),
         ('{"kind": "sliding_window", "left": 1.0, "right": 0}', r"^pattern\.left: is 1\.0; "),
+        ('{"kind": "sliding_window"}', r"^pattern\.left: is missing: the pattern of a call has its numbers$"),
+        ('{"kind": "sink_window"}', r"^pattern\.sink: is missing: the pattern of a call has its numbers$"),
+        (
+            '{"kind": "sliding_window", "left": 1}',
+            r"^pattern: is .*right is missing; give left, right, or none of them",
+        ),
         ('{"kind": "topk"}', r"^pattern\.block: is None; queries q and keys kv of a block are expected, 1 or more"),
         ('{"kind": "topk", "block": {"q": 64}}', r"^pattern\.block: is \{'q': 64\}; queries q and keys kv"),
         ('{"kind": "topk", "block": {"q": 0, "kv": 64}}', r"^pattern\.block: is \{'q': 0, 'kv': 64\}; queries"),

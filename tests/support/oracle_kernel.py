@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from codegen.library import NamedSpec
+from codegen.patterns import PatternBase
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from runtime import checks
 from runtime.errors import ArgumentError
@@ -24,6 +25,12 @@ from runtime.verify.aux_tensors import scored
 def score_of(spec: AttentionSpec | AttentionBackwardSpec, aux: Any) -> Any:
     """Return what the score of a spec makes of logits; None without one."""
     return None if spec.score is None else partial(scored, spec.score.expression, aux=aux or {})
+
+
+def pattern_text(pattern: PatternBase, numbers: dict[str, Any]) -> str:
+    """The pattern of a call as JSON: with the ``numbers`` that the kernel leaves to the call."""
+    assert bool(numbers) == pattern.is_general
+    return (pattern.with_numbers(numbers) if numbers else pattern).model_dump_json()
 
 
 class OracleKernel:
@@ -54,6 +61,7 @@ class OracleKernel:
         return_lse: bool,
         validate: bool,
         aux: Any = None,
+        **numbers: Any,
     ) -> AttentionResult:
         self.calls += 1
         self.asked_lse.append(return_lse)
@@ -64,7 +72,7 @@ class OracleKernel:
         if any(t is not None and t.device != q.device for t in tensors):
             raise ArgumentError("kv_indices", "is elsewhere")
         spec, shape = self.spec, (*q.shape[:3], k.shape[2])
-        pattern, packed = spec.pattern.model_dump_json(), spec.pack_gqa
+        pattern, packed = pattern_text(spec.pattern, numbers), spec.pack_gqa
         names = [tensor.name for tensor in spec.index_tensors]
         lengths = tensors[names.index("kv_lengths")] if "kv_lengths" in names[: len(tensors)] else None
         lists = tensors[: len(spec.pattern.index_tensors)]
@@ -117,6 +125,7 @@ class OracleBackwardKernel:
         dlse: Any,
         stats: Any = None,
         aux: Any = None,
+        **numbers: Any,
     ) -> AttentionGradients:
         shape = (*q.shape[:3], k.shape[2])
         tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout}
@@ -130,7 +139,7 @@ class OracleBackwardKernel:
         lengths = lists[names.index("kv_lengths")] if spec.kv_lengths else None
         own = lists[: len(spec.pattern.index_tensors)]
         assert set(aux or {}) == {tensor.name for tensor in spec.forward.aux_tensors}
-        seen = attention_oracle.times_seen(spec.pattern.model_dump_json(), own, shape, lengths, aux)
+        seen = attention_oracle.times_seen(pattern_text(spec.pattern, numbers), own, shape, lengths, aux)
         options = {"dlse": dlse, "scale": scale, "softcap": spec.softcap, "score": score_of(spec, aux)}
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: torch.empty_like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}
@@ -161,15 +170,19 @@ class Loaded(dict[str, OracleKernel]):
 
     Attributes:
         gradients: those of gradients.
+        general: whether the spec leaves the pattern's numbers to the call, where it can.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.general = False
         self.gradients = LoadedGradients()
 
     def __call__(self, shape_class: attention_choice.ShapeClass, device: torch.device) -> OracleKernel:
         spec = attention_choice.chosen(shape_class).spec
         assert isinstance(spec, AttentionSpec)
+        if self.general:
+            spec = spec.model_copy(update={"pattern": spec.pattern.general()})
         return self.setdefault(spec.canonical_json(), OracleKernel(spec))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from codegen.expressions.nodes import PATTERN_VARIABLES
+from codegen.patterns.base import MOST_KEYS
 from codegen.plan import Plan, require
 from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
@@ -59,12 +61,17 @@ def pattern_numbers(spec: AttentionSpec | AttentionBackwardSpec, shape: Attentio
     """Return the numbers of the pattern that a call decides, by kernel parameter.
 
     Raises:
-        SpecError: for a number that the shape does not have.
+        SpecError: for a number that the shape lacks, that is too large, or that the kernel does not take.
     """
-    found = {name: getattr(shape, name) for name in spec.pattern.number_params}
-    for name, value in found.items():
-        require(value is not None, f"shape.{name}", "is missing: the spec's pattern leaves it to the call")
-    return found
+    numbers = {name: getattr(shape, name) for name in PATTERN_VARIABLES}
+    taken = spec.pattern.number_params
+    for name, value in numbers.items():
+        if name in taken:
+            require(value is not None, f"shape.{name}", "is missing: the spec's pattern leaves it to the call")
+            require(value <= MOST_KEYS, f"shape.{name}", f"is {value}, expected 0 to {MOST_KEYS}")
+        else:
+            require(value is None, f"shape.{name}", f"is {value}, but the spec's pattern does not leave it to the call")
+    return {name: numbers[name] for name in taken}
 
 
 def workspace_bytes(spec: AttentionSpec, stream_k: StreamK | None, *, dynamic: bool) -> dict[str, str]:

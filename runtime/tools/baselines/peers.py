@@ -40,7 +40,7 @@ def fa4_call(
     """
     from flash_attn.cute import flash_attn_func  # noqa: PLC0415
 
-    pattern = spec.pattern
+    pattern = spec.pattern.example()
     options: dict[str, Any] = {"causal": pattern.kind == "causal"}
     if pattern.kind == "sliding_window":
         options = {"window_size": (pattern.left, pattern.right)}  # type: ignore[attr-defined]

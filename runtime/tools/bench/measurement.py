@@ -33,6 +33,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.pattern_numbers import numbers_for
 from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
@@ -98,7 +99,7 @@ def random_lists(heads: int, rows: int, columns: int, length: int) -> torch.Tens
 
 def attention_workload(kernel: AttentionKernel, heads: int | None = None, length: int | None = None) -> Workload:
     """Return the reference workload of an attention kernel: batch 1, random normal inputs, S 32768 (dense: 16384)."""
-    spec = kernel.spec
+    spec = with_numbers(kernel.spec)
     heads = heads or (16 if spec.head_dim == 128 else 8)
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
@@ -115,7 +116,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     lengths: dict[str, Any] = every_key(spec, length)
     aux = aux_of(spec, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
     inputs, scales = operands(spec, q, k, v)
-    options = {**lengths, **aux, **scales}
+    options = {**lengths, **aux, **scales, **numbers_for(kernel.spec.pattern, spec.pattern)}
     peers = sdpa_calls(spec, q, k, v)
     block, peer_flops = spec.pattern.fixed_block, {}
     if spec.score is not None:  # of FlexAttention with scores: benchmarks/expressions.py
@@ -137,6 +138,11 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
         peer_flops=peer_flops,
         inputs={"q": q, "k": k, "v": v, "lists": indices},
     )
+
+
+def with_numbers(spec: AttentionSpec) -> AttentionSpec:
+    """The spec of a workload: with the numbers of an example where the kernel's leaves them to the call."""
+    return spec.model_copy(update={"pattern": spec.pattern.example()})
 
 
 def operands(
@@ -468,7 +474,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
     spec = kernel.spec
     shape, dtype = (1, heads, length, spec.head_dim), TORCH_DTYPES[spec.dtype]
     q, k, v, dout = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
-    block, forward = spec.pattern.fixed_block, spec.forward
+    block, forward = spec.pattern.fixed_block, with_numbers(spec.forward)
     lists: tuple[Any, ...] = pattern_values(forward, 1, length)
     if block is None:
         pairs = float(pairs_of_head(forward, length, lists))
@@ -484,13 +490,14 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
             lists = (*lists, None, None, words.expand(1, 1, rows, entries, -1))
     for lengths in every_key(forward, length).values():
         lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
-    aux = aux_of(forward, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
+    options = aux_of(forward, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
+    options |= numbers_for(spec.pattern, forward.pattern)
     out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
     products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5, "daux": 2}[spec.gradients]
     return Workload(
-        shape=f"H{heads} S{length} d{spec.head_dim}, {spec.pattern.describe()}",
+        shape=f"H{heads} S{length} d{spec.head_dim}, {forward.pattern.describe()}",
         flops=2.0 * products * heads * pairs * spec.head_dim,
-        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse, **aux),
+        call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse, **options),
         peers={},
         peer_flops={},
     )

@@ -52,7 +52,7 @@ def example(plan: Plan) -> Example | None:
 
 def pattern_example(spec: AttentionSpec | AttentionBackwardSpec) -> Example:
     """An example of the pairs of queries and keys that a pattern selects."""
-    return _listed(spec.pattern) if spec.pattern.fixed_block else _positional(spec.pattern)
+    return _listed(spec.pattern) if spec.pattern.fixed_block else _positional(spec.pattern.example())
 
 
 def stored_example(spec: BsrSpmmSpec) -> Example:

@@ -15,6 +15,7 @@ from codegen.patterns.topk import TopK
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
 from codegen.spec import AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.pattern_numbers import numbers_for
 from runtime.operators import OPERATORS, part
 from runtime.tools.bench.measurement import every_key, operands, pattern_lists, pattern_values
 from runtime.tools.bench.timing import Call
@@ -149,7 +150,8 @@ class AttentionInputs:
             lists = (kernel.prepare(self.lists[0], self.k.shape[2]),)
 
         given, scales = self._operands(kernel.spec)
-        options = {"sink": self.sink, **every_key(kernel.spec, self.k.shape[2]), **scales}
+        numbers = numbers_for(kernel.spec.pattern, self.problem.pattern.example())
+        options = {"sink": self.sink, **every_key(kernel.spec, self.k.shape[2]), **scales, **numbers}
         out = self._out(kernel.spec)
 
         def call() -> torch.Tensor:

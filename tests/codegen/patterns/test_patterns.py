@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from codegen import patterns
-from codegen.library import TEMPLATES, shipped_specs
+from codegen.errors import SpecError
+from codegen.library import TEMPLATES, find_spec, shipped_specs
 from codegen.patterns import PATTERNS, PatternBase
 from codegen.spec import AttentionSpec
 
 SHIPPED = [named.spec.pattern for named in shipped_specs() if isinstance(named.spec, AttentionSpec)]
-EXAMPLES = {pattern.kind: pattern.model_dump() for pattern in reversed(SHIPPED)}  # the first of each kind
+EXAMPLES = {pattern.kind: pattern.example().model_dump() for pattern in reversed(SHIPPED)}  # the first of each kind
 
 
 def example(kind: str, **changes: Any) -> PatternBase:
@@ -41,6 +42,8 @@ def test_template_exists_and_keeps_the_contract(kind: str) -> None:
     text = (TEMPLATES / "attention" / "patterns" / f"{kind}.cuh.j2").read_text()
     if "attention/lists.cuh.j2" in text:
         text += (TEMPLATES / "attention" / "lists.cuh.j2").read_text()
+    if "attention/window.cuh.j2" in text:
+        text += (TEMPLATES / "attention" / "window.cuh.j2").read_text()
     assert "struct KvBlockIterator" in text
     assert "KvBlockIterator(const Params& p, int batch, int head, int first_query)" in text
     assert "int at(int i)" in text
@@ -109,6 +112,44 @@ def test_window() -> None:
     assert rows(example("sliding_window", left=1, right=0), 4, 4) == ["x...", "xx..", ".xx.", "..xx"]
     assert rows(example("sliding_window", left=1, right=1), 2, 4) == [".xxx", "..xx"]
     assert rows(example("sliding_window", left=0, right=0), 3, 1) == [".", ".", "x"]
+
+
+@pytest.mark.parametrize("kind", ["sliding_window", "sink_window"])
+def test_numbers_that_a_call_decides(kind: str) -> None:
+    pattern = example(kind, left=5, right=2)
+    general = pattern.general()
+    assert general.is_general and not pattern.is_general and general == PATTERNS[kind].model_validate({"kind": kind})
+    assert pattern.numbers() == {"window": (5, 2), **({"sink_keys": 64} if kind == "sink_window" else {})}
+    assert general.with_numbers(pattern.numbers()) == pattern and general.general() == general
+    values = {number.param: getattr(pattern, number.field) for number in pattern.call_numbers}
+    assert general.with_params(values) == pattern and pattern.with_params({}) is pattern
+    assert list(general.number_params) == list(values) and not pattern.number_params
+    assert general.example() == example(kind) and pattern.example() is pattern
+    assert not general.constants() and general.window is None and general.seen_keys(700, 64) == (700.0, 700.0)
+    assert {number.constant for number in pattern.call_numbers} == set(pattern.constants())
+    assert general.stem() == kind.removeprefix("sliding_") and "i - left" in general.describe()
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_other_patterns_leave_nothing_to_the_call(kind: str) -> None:
+    pattern = example(kind)
+    if not pattern.call_numbers:
+        assert not pattern.is_general and pattern.general() == pattern and pattern.numbers() == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"kind": "sliding_window", "left": 5}, "right is missing; give left, right, or none of them"),
+        ({"kind": "sliding_window", "right": 5}, "left is missing; give left, right, or none of them"),
+        ({"kind": "sink_window", "sink": 4}, "left is missing; give sink, left, right, or none of them"),
+        ({"kind": "sink_window", "left": 4, "right": 4}, "sink is missing; give sink, left, right, or none of them"),
+    ],
+)
+def test_some_numbers_without_the_others_are_refused(fields: dict[str, Any], says: str) -> None:
+    spec = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": fields}
+    with pytest.raises(SpecError, match=rf"^pattern: is .*; {says}: calls decide then$"):
+        find_spec(spec)
 
 
 def test_sinks_and_window() -> None:

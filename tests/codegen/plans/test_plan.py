@@ -18,6 +18,7 @@ from codegen.errors import SpecError
 from codegen.flags import Flags
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.parse import parse_spec
+from codegen.patterns import PatternBase
 from codegen.plan import Plan, Registers, SharedLayout, TensorMap, check_budget
 from codegen.planning import plan_for
 from codegen.preparation import round_columns
@@ -67,9 +68,11 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
     plan = plan_for(named)
     pointers = {param.name for param in plan.params if param.type == "pointer"}
     assert plan.dynamic_scheduler == ("scheduler" in pointers)
+    pattern = getattr(named.spec, "pattern", None)
+    numbers = dict.fromkeys(pattern.number_params, 40) if isinstance(pattern, PatternBase) else {}
     shape = {
-        "attention": AttentionShape(2, 64, 1, 1000, 1000, 1, 1),
-        "attention_backward": AttentionShape(2, 64, 1, 1000, 1000, 1, 1, 8),
+        "attention": AttentionShape(2, 64, 1, 1000, 1000, 1, 1, **numbers),
+        "attention_backward": AttentionShape(2, 64, 1, 1000, 1000, 1, 1, 8, **numbers),
         "block_mask": BlockMaskShape(2, 64, 1000, 1000),
         "bsr_spmm": SpmmShape(4096, 4096, 1000, 900, 1000, chunk_blocks=plan.row_cutting and 120),
         "bsr_sddmm": SddmmShape(1024, 1024, 1000, 10),

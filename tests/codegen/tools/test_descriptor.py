@@ -20,6 +20,7 @@ from codegen.operators import OPERATORS
 from codegen.plan import Plan
 from codegen.planning import plan_for
 from codegen.spec import OPS
+from codegen.tools.c_header import c_header
 from codegen.tools.descriptor import KernelFacts, facts_of, launch_record
 from codegen.tools.sized_launch import sized_launch, smallest_shape
 
@@ -205,6 +206,7 @@ def drawn_sizes(plan: Plan, draw: random.Random) -> dict[str, int]:
     if plan.spec.op in ("attention", "attention_backward"):
         sizes["heads"] = sizes["kv_heads"] * getattr(plan.spec, "pack_gqa", 1) * draw.randint(1, 4)
         sizes |= {"q_len": draw.randint(1, 9000), "kv_len": draw.randint(1, 9000)}
+        sizes |= {name: draw.randint(0, 9000) for name in plan.spec.pattern.number_params}  # type: ignore[union-attr]
     if plan.spec.op == "attention_backward":
         sizes |= {"heads": sizes["kv_heads"] * draw.randint(1, 4), "q_len": draw.randint(1, 9000)}
     if plan.spec.op == "quantise":
@@ -240,12 +242,36 @@ def test_a_launch_of_a_known_shape_is_that_of_a_call(monkeypatch: pytest.MonkeyP
         ("h100_causal", {"batch": None}, "shape.batch: is missing; a shape of attention has batch, heads"),
         ("h100_causal", {"heads": 6}, "shape.heads: is 6, expected a multiple of 4, the heads of K"),
         ("h100_topk32", {}, "shape.list_batches: is 0, h100_topk32 needs 1 or more"),
+        ("h100_window", {"window_left": 5}, "shape.window_right: is missing: the spec's pattern leaves it to the call"),
+        (
+            "h100_window",
+            {"window_left": 2**25, "window_right": 0},
+            r"shape.window_left: is 33554432, expected 0 to 1677",
+        ),
+        ("h100_window2k", {"window_left": 5}, "shape.window_left: is 5, but the spec's pattern does not leave it to"),
+        ("h100_window", {"window_left": 5, "window_right": 0, "sink_keys": 1}, "shape.sink_keys: is 1, but the spec's"),
     ],
 )
 def test_what_is_no_shape_is_refused(name: str, changes: dict[str, int | None], message: str) -> None:
     sizes = {"batch": 2, "heads": 8, "kv_heads": 4, "q_len": 100, "kv_len": 100} | changes
     with pytest.raises(SpecError, match=f"^{message}"):
         sized_launch(plan_for(find_spec(name)), {k: v for k, v in sizes.items() if v is not None}, SMS)
+
+
+def test_numbers_of_a_window_are_parameters_and_sizes() -> None:
+    plan = plan_for(find_spec("h100_sink_window"))
+    window = {"window_left": 300, "window_right": 7, "sink_keys": 4}
+    facts = facts_of(plan)
+    assert {param.name: (param.type, param.size) for param in facts.params if param.name in window} == dict.fromkeys(
+        window, ("i32", 4)
+    )
+    sizes = {"batch": 2, "heads": 8, "kv_heads": 4, "q_len": 100, "kv_len": 100, **window}
+    told = launch_record(sized_launch(plan, sizes, SMS))
+    assert told.shape.items() >= sizes.items() and {name: told.numbers[name] for name in window} == window
+    header = c_header(facts, told)
+    assert "  int32_t window_left; /* keys seen before the query's own position */" in header
+    assert "(params)->sink_keys = 4;" in header
+    assert "WINDOW" not in c_header(facts_of(plan_for(find_spec("h100_causal"))), None)
 
 
 def test_blocks_of_a_listed_result_are_asked_for() -> None:

@@ -1120,3 +1120,84 @@ def test_a_repeated_call_runs_through_few_files(score: Any) -> None:
     call()
     files = {file for file, *_ in entered_by(call)}
     assert len(files - {"runtime/driver/tensor_map.py"}) <= 12, sorted(files)  # which makes the maps of new addresses
+
+
+@pytest.mark.parametrize("name", ["h100_window", "l4_window", "h100_sink_window", "l4_sink_window_d96"])
+def test_a_call_decides_about_the_window(kernel: Any, name: str) -> None:
+    call, driver = kernel(name)
+    d, sinks = call.spec.head_dim, call.spec.pattern.kind == "sink_window"
+    q, k, v = (torch.randn(1, 2, 256, d).to(arguments.TORCH_DTYPES[call.spec.dtype]) for _ in range(3))
+    windows = [(0, 0), (100, 0), (100, 7), (1 << 24, 1 << 24), (100, 7)]
+    for window in windows:
+        call(q, k, v, window=window, **({"sink_keys": 64} if sinks else {}))
+    found = [
+        tuple(field(call, block, f"window_{side}")[0] for side in ("left", "right")) for *_, block in driver.launches
+    ]
+    assert found == windows and len(call._signatures) == 4
+    if sinks:
+        call(q, k, v, window=(100, 7), sink_keys=0)
+        assert [field(call, driver.launches[i][2], "sink_keys") for i in (4, 5)] == [(64,), (0,)]
+        assert len(call._signatures) == 5
+
+
+def test_units_of_a_divided_tile_follow_the_window(kernel: Any) -> None:
+    call, driver = kernel("h100_window")
+    fixed = {**call.spec.model_dump(mode="json", by_alias=True), "pattern": {"kind": "sliding_window"}}
+    q, k, v = qkv(heads=33, length=4096)
+    for left, right in ((0, 0), (700, 9), (9000, 9000)):
+        call(q, k, v, window=(left, right))
+        numbers = {"left": left, "right": right}
+        same, its_driver = kernel({**fixed, "pattern": {"kind": "sliding_window", **numbers}})
+        same(q, k, v)
+        for name in ("units", "stream_k_tiles", "stream_k_ctas"):
+            assert field(call, driver.launches[-1][2], name) == field(same, its_driver.launches[-1][2], name), name
+        assert driver.launches[-1][0] == its_driver.launches[-1][0]
+
+
+@pytest.mark.parametrize("which", ["dq", "dkdv"])
+def test_gradients_take_the_window_of_the_forward(kernel: Any, which: str) -> None:
+    call, driver = kernel(f"h100_window_{which}_bf16")
+    q, k, v = (t.bfloat16() for t in qkv())
+    rows = {"out": torch.randn_like(q), "dout": torch.randn_like(q), "lse": torch.randn(1, 2, 256)}
+    for window in ((5, 6), (7, 0)):
+        call(q, k, v, **rows, window=window)
+        block = driver.launches[-1][2]
+        assert (field(call, block, "window_left") + field(call, block, "window_right")) == window
+    with pytest.raises(ArgumentError, match=r"^window: is missing, expected \(left, right\)"):
+        call(q, k, v, **rows)
+
+
+WINDOW = r"expected \(left, right\): keys before and after a query's own, each 0 to 16777216$"
+SINKS = r"expected the keys at the beginning that every later query sees, 0 to 16777216$"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("h100_window", {}, f"window: is missing, {WINDOW}"),
+        ("h100_window", {"window": 5}, f"window: is 5, {WINDOW}"),
+        ("h100_window", {"window": (5,)}, rf"window: is \(5,\), {WINDOW}"),
+        ("h100_window", {"window": (5, 6, 7)}, rf"window: is \(5, 6, 7\), {WINDOW}"),
+        ("h100_window", {"window": (-1, 0)}, rf"window: is \(-1, 0\), {WINDOW}"),
+        ("h100_window", {"window": (0, (1 << 24) + 1)}, rf"window: is \(0, 16777217\), {WINDOW}"),
+        ("h100_window", {"window": (True, 0)}, rf"window: is \(True, 0\), {WINDOW}"),
+        ("h100_window", {"window": (1.0, 0)}, rf"window: is \(1.0, 0\), {WINDOW}"),
+        ("h100_window", {"window": "ab"}, f"window: is 'ab', {WINDOW}"),
+        ("h100_window", {"window": (1, 0), "sink_keys": 4}, "sink_keys: is 4, but h100_window takes none: its pattern"),
+        ("h100_sink_window", {"window": (1, 0)}, f"sink_keys: is missing, {SINKS}"),
+        ("h100_sink_window", {"window": (1, 0), "sink_keys": -4}, f"sink_keys: is -4, {SINKS}"),
+        ("h100_sink_window", {"window": (1, 0), "sink_keys": True}, f"sink_keys: is True, {SINKS}"),
+        ("h100_sink_window", {"sink_keys": 4}, f"window: is missing, {WINDOW}"),
+        ("h100_window2k", {"window": (2047, 0)}, r"window: is \(2047, 0\), but h100_window2k takes none: its spec has"),
+        (
+            "h100_causal",
+            {"window": (5, 0)},
+            r"window: is \(5, 0\), but h100_causal takes none: its pattern has no such",
+        ),
+    ],
+)
+def test_numbers_of_a_pattern_that_are_refused(kernel: Any, name: str, given: Any, says: str) -> None:
+    call, driver = kernel(name)
+    with pytest.raises(ArgumentError, match=f"^{says}"):
+        call(*qkv(), **given)
+    assert not driver.launches

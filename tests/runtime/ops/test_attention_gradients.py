@@ -24,6 +24,7 @@ from runtime import ArgumentError, block_sparse_attention, explain_attention, pa
 from runtime.kernels import attention_backward  # noqa: E402
 from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient  # noqa: E402
+from runtime.ops import attention_gradients  # noqa: E402
 from runtime.verify import attention_backward as verified  # noqa: E402
 from runtime.verify.attention import Case, make_inputs  # noqa: E402
 
@@ -652,3 +653,27 @@ def test_operands_that_want_gradients_are_explained(monkeypatch: pytest.MonkeyPa
     q, k, v = (torch.randn(1, 2, 256, 64).half().requires_grad_() for _ in range(3))
     told = str(explain_attention(q, k, v, Causal(), arch="sm_90a", gradients=True))
     assert on == [False] and "dQ alone: " in told
+
+
+@pytest.mark.parametrize("make", [lambda: SlidingWindow(90, 20), lambda: patterns.SinkWindow(7, 60, 3)])
+def test_windows_are_passed_to_kernels_that_leave_them_to_the_call(
+    make: Any, loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_window = attention_gradients.backward_kernels
+    monkeypatch.setattr(attention_gradients, "backward_kernels", lambda of, **how: of_window(of.general(), **how))
+    attention_gradients.gradient_choice.cache_clear()
+    loaded.general = True
+    try:
+        check(qkv(), make())
+    finally:
+        attention_gradients.gradient_choice.cache_clear()
+    (kernel,), backward = loaded.values(), loaded.gradients.values()
+    assert kernel.spec.pattern.is_general and backward
+    assert all(each.spec.pattern.is_general and each.calls for each in backward)
+
+
+def test_a_pattern_without_its_numbers_is_no_call() -> None:
+    q, k, v = (t.detach() for t in qkv())
+    for kind, name in (("sliding_window", "left"), ("sink_window", "sink")):
+        with pytest.raises(SpecError, match=rf"^pattern\.{name}: is missing: the pattern of a call has its numbers"):
+            FORWARD(q, k, v, [], None, None, None, f'{{"kind": "{kind}"}}')

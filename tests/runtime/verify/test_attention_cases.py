@@ -358,12 +358,55 @@ def test_one_failure_among_many_is_named(failure: Outcome, says: str) -> None:
         ("h100_dense", ["MONOTONE_CASES"]),
         ("h100_window1k_sink", ["SINK_CASES", "MONOTONE_CASES"]),
         ("h100_topk32_b64_shared", ["MONOTONE_CASES", "SHARE_KV_CASES"]),
+        ("h100_window", ["MONOTONE_CASES", "WINDOW_CASES"]),
+        ("h100_window2k", ["MONOTONE_CASES"]),
         ("l4_dense_wmma", []),
     ],
 )
 def test_options_have_cases_of_their_own(name: str, more: list[str]) -> None:
     groups = [attention.CASES, *(getattr(attention, group) for group in more)]
     assert [case.name for case in attention.cases_of(spec_of(name))] == [case.name for all_ in groups for case in all_]
+
+
+@pytest.mark.parametrize("name", ["h100_window", "h100_sink_window"])
+def test_cases_have_windows_of_all_kinds(name: str) -> None:
+    spec = spec_of(name)
+    cases = [*attention.cases_of(spec), *(attention.fitted(case, spec) for case in attention.random_cases())]
+    windows = [(*case.window, case.q_len, case.kv_len) for case in cases if case.window is not None]
+    assert len(windows) == len(cases)
+    kinds = {
+        "one key": sum(left == right == 0 for left, right, *_ in windows),
+        "less than a block": sum(0 < left < 64 for left, *_ in windows),
+        "the keys": sum(left == kv_len - 1 for left, _, _, kv_len in windows),
+        "longer than the sequence": sum(left > q_len + kv_len for left, _, q_len, kv_len in windows),
+        "to the right": sum(0 < right < kv_len for _, right, _, kv_len in windows),
+        "all to the right": sum(right > kv_len for _, right, _, kv_len in windows),
+        "causal": sum(right == 0 for _, right, *_ in windows),
+    }
+    assert min(kinds.values()) >= 3, kinds
+    sinks = [case.sink_keys for case in cases]
+    if name == "h100_window":
+        assert set(sinks) == {None}
+    else:
+        assert {0, 64} <= set(sinks) and any(case.sink_keys > case.kv_len for case in cases if case.sink_keys)
+    plain = spec_of("h100_causal")
+    assert all(case.window is None for case in attention.cases_of(plain))
+
+
+@pytest.mark.parametrize("name", ["h100_window", "h100_sink_window"])
+def test_the_window_of_a_case_decides_what_is_seen(name: str) -> None:
+    spec = spec_of(name)
+    case = attention.Case("seen", q_len=40, kv_len=60, window=(7, 2), sink_keys=3)
+    case = attention.fitted(case, spec)
+    inputs = attention.make_inputs(spec, case, CPU)
+    given = {"window": (7, 2), "sink_keys": 3} if name == "h100_sink_window" else {"window": (7, 2)}
+    assert inputs.options() == inputs.numbers == given
+    seen = attention.multiplicity(spec, case, inputs)[0, 0]
+    for query in range(40):
+        own = query + 20
+        keys = {key for key in range(60) if own - 7 <= key <= own + 2}
+        keys |= {0, 1, 2} if "sink_keys" in given else set()
+        assert {int(key) for key in seen[query].nonzero()} == keys
 
 
 def test_a_softcap_has_a_case_of_its_own() -> None:

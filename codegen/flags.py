@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from codegen.expressions.cuda import Statement
+from codegen.problem import Lengths
 
 Value = int | str | bool | tuple[Any, ...] | None
 
@@ -143,6 +144,7 @@ class PatternFlags(Flags):
 
     Attributes:
         pattern_template: the pattern's template.
+        lengths: lengths of the sequences.
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
         skip_masked: whether warpgroups skip steps of their tile of which they see no key.
         block_steps: steps in a listed block.
@@ -152,6 +154,7 @@ class PatternFlags(Flags):
     """
 
     pattern_template: str
+    lengths: Lengths
     partial_range: bool
     skip_masked: bool
     block_steps: int

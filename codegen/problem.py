@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 SCHEDULER_COUNTERS = 2  # tiles taken, thread blocks that ended
 COUNTER_BYTES = 4  # of each counter in device memory
 SCHEDULER_BYTES = {"scheduler": str(SCHEDULER_COUNTERS * COUNTER_BYTES)}
 """Workspace of a dynamic tile scheduler."""
+
+
+Layout = Literal["padded"]
+"""Arrangement of the sequences of attention in memory.
+
+``padded``: (batch, heads, length, head_dim) tensors, in which all batches have one length.
+"""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of the sequences of attention, as a kernel finds them.
+
+    Attributes:
+        layout: arrangement of the sequences; ``templates/attention/seqlen_info/`` has a file for each.
+        by_batch: whether the keys of each batch end at a length of its own.
+        asks_keys: whether the kernel asks for the number of keys.
+    """
+
+    layout: Layout = "padded"
+    by_batch: bool = False
+    asks_keys: bool = True
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 3aa17542c3912d336ec25c875650a40b411523eeb1387415f741f7a85d4b8a06
-// seal: sha256 edb8127d9ac125c84fce1e50789943a0d70f129d6f222ece27d36f9dfb251334
+// seal: sha256 833cbd89e27be99ac399887465934380b6e8fcd16a94590124f4d2c440d0fd23
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -110,6 +110,23 @@ struct Params {
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -367,21 +384,22 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: query i sees key j if j <= i + diagonal(p).
-__device__ __forceinline__ int diagonal(const Params& p) {
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
   // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
   // matter only to rows past the last query.
-  return p.kv_len - p.q_len;
+  return seqlen.position(0);
 }
 
 struct KvBlockIterator {
   int count;           // key blocks that these queries see
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
-    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    const SeqlenInfo seqlen(p, batch);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
+    const int last_key = min(last_query + diagonal_of(seqlen), seqlen.kv_end() - 1);
+    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of them come before key 0.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -390,7 +408,8 @@ struct KvBlockIterator {
 // The first and the last key that a query sees. There is none if the last one comes before the first.
 __device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) { return 0; }
 __device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
-  return min(query + diagonal(p), p.kv_len - 1);
+  const SeqlenInfo seqlen(p, batch);
+  return min(query + diagonal_of(seqlen), seqlen.kv_end() - 1);
 }
 
 // One tile of work: kTileM queries of one head.
@@ -606,7 +625,7 @@ struct VisibleRange {
   int unmasked_before;       // before this one, none has keys that one of them does not see yet, or that do not exist
 
   __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
-    const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
+    const int last_query = min(first_query + kWarpgroupRows, SeqlenInfo(p, batch).q_len()) - 1;
     const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
     // Otherwise these rows are no queries, or see no key.
     if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
@@ -703,9 +722,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
   const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
-  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.

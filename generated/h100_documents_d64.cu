@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":6,"tile":{"m":128,"n":128}}
 // spec hash: c112ce7b053fe48c21724a7a459135e53d0ff434999a1b5f40733cea685145ea
-// seal: sha256 13888ac90494af77480386b5e3dd17d1c5397746833df4c67e1cdd948b52c5de
+// seal: sha256 af87ca113d6869f1a816379e5f5f84b21015c745d36702b5fa1cb805dc52b36e
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -140,6 +140,31 @@ struct Params {
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -385,12 +410,13 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -535,9 +561,9 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
 
 // Metadata of a load of kTileN keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
 // Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
+__device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block, bool masked) {
   const int slot = block * 2 + masked;
-  return masked || (block + 1) * kTileN > p.kv_len ? ~slot : slot;
+  return masked || (block + 1) * kTileN > kv_end ? ~slot : slot;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -601,6 +627,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -614,7 +641,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = base + kKFullBarrier + 8 * stage;
         mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
-        block_meta[stage] = pack_block_meta(p, block, blocks.masked(i, block));
+        block_meta[stage] = pack_block_meta(kv_end, block, blocks.masked(i, block));
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
@@ -690,22 +717,24 @@ struct BlockMeta {
 // nearest one's part, and keys that do not exist the last one's: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta, int head,
     int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
+  const KvEnd kv_end(p, batch);
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
   const int first = number / 2 * kTileN, first_key = first + threadIdx.x % 4 * 2;  // the load's, this thread's
   if (number % 2 == 1) {  // of a partial block
-    const int queries[2] = {min(max(query + 0 * 8, 0), p.q_len - 1),
-        min(max(query + 1 * 8, 0), p.q_len - 1)};
+    const int queries[2] = {min(max(query + 0 * 8, 0), seqlen.q_len() - 1),
+        min(max(query + 1 * 8, 0), seqlen.q_len() - 1)};
     const MaskRow rows[2] = {MaskRow(p, batch, head, queries[0]), MaskRow(p, batch, head, queries[1])};
     // Each lane works out what the expression asks of one key in 32; the others take it from there.
     MaskColumn of_lanes[kTileN / 32];
 #pragma unroll
     for (int i = 0; i < kTileN / 32; ++i) {
       const int mine = first + i * 32 + threadIdx.x % 32;
-      of_lanes[i] = MaskColumn(p, batch, head, min(mine, p.kv_len - 1));
+      of_lanes[i] = MaskColumn(p, batch, head, min(mine, seqlen.kv_len() - 1));
     }
 #pragma unroll
     for (int c = 0; c < kTileN / 4; ++c) {  // columns of this thread, each of two rows
-      const int column = c / 2 * 8 + c % 2, key = min(first_key + column, p.kv_len - 1);
+      const int column = c / 2 * 8 + c % 2, key = min(first_key + column, seqlen.kv_len() - 1);
       const MaskColumn of_key = of_lanes[column / 32].of_lane(column % 32 + threadIdx.x % 4 * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -714,8 +743,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
       }
     }
   }
-  const int keys = p.kv_len - first_key;
-  if (p.kv_len - first < kTileN) {  // the last key is one of them
+  const int keys = kv_end - first_key;
+  if (kv_end - first < kTileN) {  // the last key is one of them
 #pragma unroll
     for (int j = 0; j < kTileN / 2; ++j) {
       const int i = j, column = j / 4 * 8 + j % 2;
@@ -799,9 +828,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
   const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
-  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.

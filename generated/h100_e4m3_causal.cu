@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: a6c8ee6b406627913767ad8c61c9d6290c16daecc5c36deb4913de9919c42ec2
-// seal: sha256 0380068242264776360567e7b9e1dbb068551267f4b98b5947255ce93ddfe046
+// seal: sha256 129eba2daaeb6dc2954123eccfb21271ffcc3bd1c541b9a6bd996095e02e4b67
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -150,6 +150,31 @@ struct Params {
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -572,11 +597,11 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: query i sees key j if j <= i + diagonal(p).
-__device__ __forceinline__ int diagonal(const Params& p) {
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
   // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
   // matter only to rows past the last query.
-  return p.kv_len - p.q_len;
+  return seqlen.position(0);
 }
 
 struct KvBlockIterator {
@@ -584,11 +609,12 @@ struct KvBlockIterator {
   int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
-    first_diagonal = first_query + diagonal(p);
-    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    const SeqlenInfo seqlen(p, batch);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
+    const int last_key = min(last_query + diagonal_of(seqlen), seqlen.kv_end() - 1);
+    first_diagonal = first_query + diagonal_of(seqlen);
+    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of them come before key 0.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -673,9 +699,9 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
 
 // Metadata of a load of kTileN keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
 // Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
+__device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block, bool masked) {
   const int slot = block * 2 + masked;
-  return masked || (block + 1) * kTileN > p.kv_len ? ~slot : slot;
+  return masked || (block + 1) * kTileN > kv_end ? ~slot : slot;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -756,6 +782,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -779,7 +806,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = base + kKFullBarrier + 8 * stage;
         mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
-        block_meta[stage] = pack_block_meta(p, block, blocks.masked(i, block));
+        block_meta[stage] = pack_block_meta(kv_end, block, blocks.masked(i, block));
 #pragma unroll
         for (int part = 0; part < kScaleParts; ++part) k_scales[stage * kScaleParts + part] = step_scales[part];
         mbarrier_arrive_expect_tx(full, kKvBytes);
@@ -867,9 +894,10 @@ struct BlockMeta {
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
     int batch, int query) {
+  const KvEnd kv_end(p, batch);
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
   const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
-  const int keys = p.kv_len - first_key;
+  const int keys = kv_end - first_key;
 #pragma unroll
   for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
@@ -894,9 +922,10 @@ constexpr float kRescaleThreshold = 1.8f;  // 2^(7 + 1.8) is below 448
 // Rows that are no queries take the nearest one's. first_query is the warpgroup's.
 __device__ __forceinline__ void load_q_factors(float (&factors)[2], const Params& p, const Tile& tile,
     int first_query) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + threadIdx.x % 32 / 4;  // of the warpgroup; and row + 8
-  const int queries[2] = {min(max(first_query + row + 0 * 8, 0), p.q_len - 1),
-      min(max(first_query + row + 1 * 8, 0), p.q_len - 1)};
+  const int queries[2] = {min(max(first_query + row + 0 * 8, 0), seqlen.q_len() - 1),
+      min(max(first_query + row + 1 * 8, 0), seqlen.q_len() - 1)};
   const int heads[2] = {tile.head, tile.head};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -1004,9 +1033,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 32][4
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
   const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
-  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_prefix_lm.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: aedc71e26220e997f3c406db187470e673730dddf51ba8403ca818ba2a1cf37a
-// seal: sha256 39b74dab82226c01586801e92192b9aedf0e3a810f1cd660e42e403ad53745f8
+// seal: sha256 b7c874ec4ee7857d9bf612f97beaa0fa7a0782629a11a88ab565b0c7e58dc6a7
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -112,6 +112,23 @@ struct Params {
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -373,8 +390,9 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 // The last key that a query sees; -1 or less if there is none. What a prefix has beyond the keys does not count, and a
 // negative one is empty.
 __device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
   const int prefix = max(__ldg(p.prefix_len + batch * p.prefix_len_batch_stride), 0);
-  return min(max(prefix - 1, query + p.kv_len - p.q_len), p.kv_len - 1);
+  return min(max(prefix - 1, seqlen.position(query)), seqlen.kv_end() - 1);
 }
 // The first one.
 __device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) { return 0; }
@@ -383,9 +401,10 @@ struct KvBlockIterator {
   int count;   // key blocks that these queries see
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, p.q_len) - 1);
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    const SeqlenInfo seqlen(p, batch);
+    const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, seqlen.q_len()) - 1);
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -604,7 +623,7 @@ struct VisibleRange {
   int unmasked_before;       // before this one, none has keys that one of them does not see yet, or that do not exist
 
   __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
-    const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
+    const int last_query = min(first_query + kWarpgroupRows, SeqlenInfo(p, batch).q_len()) - 1;
     const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
     // Otherwise these rows are no queries, or see no key.
     if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
@@ -701,9 +720,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
   const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
-  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.

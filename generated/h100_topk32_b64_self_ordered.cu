@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_self_ordered.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
-// seal: sha256 c0fee3fc0c689ff7e6d1409bf11150e60a9a53164b37807805330c357c42bbd9
+// seal: sha256 8086b75b665be0babf964aea22a9fb00e51fdda785bfc69ccccb1df4f40afde1
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -155,6 +155,31 @@ struct Params {
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -399,10 +424,11 @@ struct KvBlockIterator {
   bool backwards = false;  // whether the list is walked through from its end
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     entries = row < p.query_blocks ? kTopK : 0;
   }
   // The i-th entry of the list: a key block, or the one after the last for an entry out of range.
@@ -479,8 +505,8 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
 
 // Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
 // the last key, as an entry out of range does.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block) {
-  return (block + 1) * kTileN > p.kv_len ? ~block : block;
+__device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block) {
+  return (block + 1) * kTileN > kv_end ? ~block : block;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -767,6 +793,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (index >= p.tiles) break;
     const Tile tile(p, index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    const KvEnd kv_end(p, tile.batch);
     const int number = numbers[state.index];
 #pragma unroll 1
     for (int i = 0; i < number; ++i) {
@@ -774,7 +801,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       const int block = load / kBarrierRange;
       const uint32 full = full_barriers + 8 * (load % kBarrierRange);
       mbarrier_wait(empty_barriers + 8 * place.index, place.phase ^ 1);
-      if (is_k) block_meta[place.index] = pack_block_meta(p, block);
+      if (is_k) block_meta[place.index] = pack_block_meta(kv_end, block);
       mbarrier_arrive_expect_tx(full, kKvBytes);
       load_step(map, ring + place.index * kKvBytes, full, block, kv_head, tile.batch);
       place.advance();
@@ -825,10 +852,11 @@ struct BlockMeta {
 };
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, const BlockMeta& meta) {
+  const KvEnd kv_end(p, batch);
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
   const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
-  const int keys = p.kv_len - first_key;
+  const int keys = kv_end - first_key;
 #pragma unroll
   for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
@@ -911,9 +939,10 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
   const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
-  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
@@ -1059,7 +1088,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(s);
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-    if (step.needs_mask()) apply_mask(s, p, step);
+    if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
     take_step_max(step_max, s, p.scale_log2);
     raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
@@ -1082,7 +1111,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       wgmma_wait<1>();
       warpgroup_fence_operand(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
-      if (step.needs_mask()) apply_mask(s, p, step);
+      if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
       // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds_threshold(step_max, row_max);
@@ -1271,7 +1300,7 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
   const int kv_splits = (windows + kBlockWindows - 1) / kBlockWindows;  // thread blocks of a head
   const int list_head = blockIdx.x / kv_splits, part = blockIdx.x % kv_splits;
   const int batch = list_head / p.order_heads, head = list_head % p.order_heads;
-  const uint32 key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+  const uint32 key_blocks = (SeqlenInfo(p, batch).kv_len() + kBlockKeys - 1) / kBlockKeys;
   const int bits = min(static_cast<int>(key_blocks), kListBits);
   const int words = (bits + kProductBits - 1) / kProductBits * kProductWords;
   const int end = min(windows, (part + 1) * kBlockWindows);

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 58e114fdac372ed81a6c9e931cf6c004bb6564c2be88dc347b53ae986283ec73
-// seal: sha256 4c1db3e628327b817c1ccc470c2df4fd86cc56caba73cb0fe8b4ec3c7e3fa191
+// seal: sha256 e37489354c52aae7ee9cb1cf66b2713616388f597c2dc37aa62e7e6afd6790cc
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -139,6 +139,31 @@ struct Params {
   int query_tiles;  // tiles of kTileQueries queries of a pack
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -402,10 +427,11 @@ struct KvBlockIterator {
   bool backwards = false;  // whether the list is walked through from its end
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kBlockQueries;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     entries = kTopK;
     count = (entries + kStepBlocks - 1) / kStepBlocks;
     lane_entries = 0;
@@ -514,8 +540,8 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
 
 // Metadata of a load of kLoadKeys keys, in one word: its number. Complemented, so negative, if the load reaches past
 // the last key, as an entry out of range does.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block) {
-  return (block + 1) * kLoadKeys > p.kv_len ? ~block : block;
+__device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block) {
+  return (block + 1) * kLoadKeys > kv_end ? ~block : block;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -587,6 +613,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, work, tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -607,7 +634,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         for (int load = 0; load < kStepBlocks; ++load) {
           const int block = loads[load];
           block_meta[stage * kStepBlocks + load] =
-              pack_block_meta(p, block);
+              pack_block_meta(kv_end, block);
         }
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
@@ -689,12 +716,13 @@ struct BlockMeta {
 };
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, const BlockMeta& meta) {
+  const KvEnd kv_end(p, batch);
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
     const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
     const int first_key = number * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first
-    const int keys = p.kv_len - first_key;
+    const int keys = kv_end - first_key;
 #pragma unroll
     for (int j = 0; j < kLoadKeys / 2; ++j) {  // scores of a load; i: of the step
       const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
@@ -840,9 +868,10 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row / kPackGqa;
   const int64 head = (static_cast<int64>(tile.batch) * p.heads + tile.head) * kPackGqa + row % kPackGqa;
-  if (row < kWarpgroupQueries * kPackGqa && query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (row < kWarpgroupQueries * kPackGqa && query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
@@ -949,7 +978,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     fresh = false;
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
     k_state.advance();
-    if (step.needs_mask()) apply_mask(s, p, step);
+    if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
     take_step_max(step_max, s, p.scale_log2);
     raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
@@ -967,7 +996,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       warpgroup_fence_operand(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
-      if (step.needs_mask()) apply_mask(s, p, step);
+      if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
       // Under P V: the step's maximum, and row_max if that raises it.
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds_threshold(step_max, row_max);

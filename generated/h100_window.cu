@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 308bddfec9ffff524ac275a5bf7989ef35f0d689df99b613fc5f194387175c89
-// seal: sha256 f7b9d6fe6a02d1082f547553e0db47747e5ef8d6163b605ee098d034d5aa8e84
+// seal: sha256 6e16bff672dc5071c458b73f6ab755ccac6c1e5579ed908bddc6dd30e357be3d
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -121,6 +121,23 @@ struct Params {
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -385,13 +402,14 @@ struct KvBlockIterator {
   int last;       // number of the last of them
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int diagonal = p.kv_len - p.q_len;
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
     const int first_key = max(first_query + diagonal - p.window_left, 0);
-    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    const int last_key = min(last_query + diagonal + p.window_right, seqlen.kv_end() - 1);
     last = last_key / kTileN;
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
   // Restricts these queries to `number` work units from `first` on.
   __device__ __forceinline__ void restrict_to(int first, int number) {
@@ -404,10 +422,12 @@ struct KvBlockIterator {
 
 // The first and the last key that a query sees. There is none if the last one comes before the first.
 __device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) {
-  return max(query + p.kv_len - p.q_len - p.window_left, 0);
+  const SeqlenInfo seqlen(p, batch);
+  return max(seqlen.position(query) - p.window_left, 0);
 }
 __device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
-  return min(query + p.kv_len - p.q_len + p.window_right, p.kv_len - 1);
+  const SeqlenInfo seqlen(p, batch);
+  return min(seqlen.position(query) + p.window_right, seqlen.kv_end() - 1);
 }
 
 // One tile of work: kTileM queries of one head.
@@ -635,7 +655,7 @@ struct VisibleRange {
   int unmasked_before;       // before this one, none has keys that one of them does not see yet, or that do not exist
 
   __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
-    const int last_query = min(first_query + kWarpgroupRows, p.q_len) - 1;
+    const int last_query = min(first_query + kWarpgroupRows, SeqlenInfo(p, batch).q_len()) - 1;
     const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
     // Otherwise these rows are no queries, or see no key.
     if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
@@ -806,9 +826,10 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
   const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
-  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":6,"tile":{"m":64,"n":64}}
 // spec hash: faf2560e6d97c1024560295e36ad2dd2f64ad47e8d18ac557e104cd50f6cfb7f
-// seal: sha256 7876ed99ff63b1dc65945fd3acaaa12ed9b6eb6820f06d8c13419b21bb69d5a6
+// seal: sha256 a960a7ac9babc7e3cdb15689b8dedacd6b69fc9fac9d43732ff6656272f93613
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -118,6 +118,31 @@ struct Params {
   int query_tiles;  // tiles of kTileM queries of a head
   int tiles;  // batch * heads * query_tiles
   float scale_log2;  // scale * log2(e), positive: the host refuses others
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -347,15 +372,16 @@ struct KvBlockIterator {
   int all_to;     // to all_to
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int diagonal = p.kv_len - p.q_len;
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
     const int first_key = max(first_query + diagonal - p.window_left, 0);
-    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    const int last_key = min(last_query + diagonal + p.window_right, seqlen.kv_end() - 1);
     all_from = last_query + diagonal - p.window_left;
     all_to = first_query + diagonal + p.window_right;
     last = last_key / kTileN;
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
   // Restricts these queries to `number` steps from `first` on.
   __device__ __forceinline__ void restrict_to(int first, int number) {
@@ -433,9 +459,9 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
 
 // Metadata of a load of kTileN keys, in one word: twice its number, plus 1 if the pattern hides some of its pairs.
 // Complemented, so negative, if pairs are hidden, by the pattern or by the end of the keys.
-__device__ __forceinline__ int pack_block_meta(const Params& p, int block, bool masked) {
+__device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block, bool masked) {
   const int slot = block * 2 + masked;
-  return masked || (block + 1) * kTileN > p.kv_len ? ~slot : slot;
+  return masked || (block + 1) * kTileN > kv_end ? ~slot : slot;
 }
 
 // Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
@@ -507,6 +533,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, tile, sub_tile);
 
     // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
@@ -520,7 +547,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
-        block_meta[stage] = pack_block_meta(p, block, blocks.masked(i, block));
+        block_meta[stage] = pack_block_meta(kv_end, block, blocks.masked(i, block));
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
@@ -594,9 +621,10 @@ struct BlockMeta {
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
     int batch, int query) {
+  const KvEnd kv_end(p, batch);
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
   const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
-  const int keys = p.kv_len - first_key;
+  const int keys = kv_end - first_key;
 #pragma unroll
   for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
     const int i = j, column = j / 4 * 8 + j % 2;
@@ -720,9 +748,10 @@ __device__ __forceinline__ void merge_partial(const float4* place, float (&o)[kH
 
 // Stores the LSE of a row of a warpgroup, if it is that of a query.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
+  const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
   const int64 head = static_cast<int64>(tile.batch) * p.heads + tile.head;
-  if (query < p.q_len) p.lse[head * p.q_len + query] = lse;
+  if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
 // Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_causal_pad_heads.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 4a946b8e8874d9469a27a5c529839f1700c828206f96162a34eb16812d9bd956
-// seal: sha256 f8f452f7dfeebb5cbb2fc17453b3588a8970169e658e3c9366a336ae18e37e2a
+// seal: sha256 5e82263909758b3092198d372b108c52f0ad4ee5ba4bfe73682aa2c9d8a92c0c
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -98,6 +98,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -179,11 +204,11 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: query i sees key j if j <= i + diagonal(p).
-__device__ __forceinline__ int diagonal(const Params& p) {
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
   // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
   // matter only to rows past the last query.
-  return p.kv_len - p.q_len;
+  return seqlen.position(0);
 }
 
 struct KvBlockIterator {
@@ -191,11 +216,12 @@ struct KvBlockIterator {
   int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
-    first_diagonal = first_query + diagonal(p);
-    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    const SeqlenInfo seqlen(p, batch);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
+    const int last_key = min(last_query + diagonal_of(seqlen), seqlen.kv_end() - 1);
+    first_diagonal = first_query + diagonal_of(seqlen);
+    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of them come before key 0.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -290,11 +316,11 @@ struct Step {
     }
   }
   // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= masked[load] || (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= masked[load] || (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -336,7 +362,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int batch, int first_query) {
+    int batch, int first_query, const KvEnd& kv_end) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -347,7 +373,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
+        const bool seen = key < kv_end && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -466,6 +492,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 
@@ -476,9 +504,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
       Step step;
       step.take(blocks, number / 2);
       if (number % 2 == 0) {
-        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, p.head_chunks, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, p.head_chunks, step.block);
       } else {
-        copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, p.head_chunks, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, kv_end, p.head_chunks, step.block);
       }
     }
     cp_async_commit();
@@ -489,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row(), p.head_chunks);
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
@@ -512,9 +540,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
     fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
     const uint32 v_slot = k_slot + kSlotBytes;
     compute_qk_gemm(s, q_lane, k_slot);
-    if (step.needs_mask(p)) {
+    if (step.needs_mask(kv_end)) {
       const Tile here(p, ctaid_x());  // worked out anew, as at the end
-      apply_mask(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+      apply_mask(s, p, step, here.batch, here.first_query + warp_row + lane / 4, kv_end);
     }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     const uint32 v_lane = v_slot + lane_offset;
@@ -538,8 +566,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -572,7 +600,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
       const int chunk = line * kLineChunks + lane % kLineChunks;
-      if (end.first_query + row < p.q_len && chunk < p.head_chunks) {
+      if (end.first_query + row < seqlen.q_len() && chunk < p.head_chunks) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
       }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_kv_lengths.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: a0f8bb0bd6158d0411ab220f442fe87e9ea9519f9a7ac9cd17794eac8fd28186
-// seal: sha256 6db22e0c87c09eb23cd156741e247a2a6be666dfef34eb26e4067e228842abc3
+// seal: sha256 58d52246d5e487504608af0d80605698a0690fe49b3fd3ea6d627679824fd571
 
 // Attention forward for sm_89 over the keys that the pattern shows, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -100,6 +100,34 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+  int batch;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p), batch(batch) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see. A length out of range counts as the nearest.
+  __device__ __forceinline__ int kv_end() const {
+    return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
+  }
+};
+
+// kv_end() of a tile, in a register.
+struct KvEnd {
+  int end;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : end(SeqlenInfo(p, batch).kv_end()) {}
+  __device__ __forceinline__ operator int() const { return end; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -188,17 +216,14 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Keys of a batch: those from its length on are hidden from all queries. A length out of range counts as the nearest.
-__device__ __forceinline__ int key_end_of(const Params& p, int batch) {
-  return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
-}
 // Pattern: every query sees every key.
 struct KvBlockIterator {
   int count;  // key blocks that these queries see
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len ? (key_end_of(p, batch) + kTileN - 1) / kTileN : 0;
+    const SeqlenInfo seqlen(p, batch);
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() ? (seqlen.kv_end() + kTileN - 1) / kTileN : 0;
   }
   // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -276,11 +301,11 @@ struct Step {
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool needs_mask(int key_end) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= (block[load] + 1) * kLoadKeys > key_end;
+      some |= (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -321,7 +346,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], int key_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -331,7 +356,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
-        const bool seen = key < key_end;
+        const bool seen = key < kv_end;
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -450,7 +475,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
-  const int key_end = key_end_of(p, tile.batch);
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 
@@ -461,9 +487,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
       Step step;
       step.take(blocks, number / 2);
       if (number % 2 == 0) {
-        copy_step(slot, p.k, k_head, p.k_row_stride, key_end, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, step.block);
       } else {
-        copy_step(slot, p.v, v_head, p.v_row_stride, key_end, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, kv_end, step.block);
       }
     }
     cp_async_commit();
@@ -474,7 +500,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;
@@ -496,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     compute_qk_gemm(s, q_lane, k_slot);
-    if (step.needs_mask(key_end)) apply_mask(s, key_end, step);
+    if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
@@ -523,8 +549,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -557,7 +583,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
       const int chunk = line * kLineChunks + lane % kLineChunks;
-      if (end.first_query + row < p.q_len) {
+      if (end.first_query + row < seqlen.q_len()) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
       }

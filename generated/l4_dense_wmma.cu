@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_wmma.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
-// seal: sha256 7b66e1d8f585d561c0dfeae2aab8eb3dd7225d9761c8b66ac6d0855cc3e64bca
+// seal: sha256 2b1c137eb7a8727393b7e7400559e8a9a5d422a000350fa182da041f92ef4f7a
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
 //
@@ -103,6 +103,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 namespace wmma = nvcuda::wmma;
 using Element = __half;
 using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma::row_major>;
@@ -152,8 +177,9 @@ struct KvBlockIterator {
   int count;  // key blocks that these queries see
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
+    const SeqlenInfo seqlen(p, batch);
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() ? (seqlen.kv_end() + kTileN - 1) / kTileN : 0;
   }
   // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -211,11 +237,11 @@ struct Step {
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -260,12 +286,12 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int column = i / 4 * 8 + i % 4, load = column / kLoadKeys;
     const int key = step.block[load] * kLoadKeys + column % kLoadKeys + lane_column();
-    const bool seen = key < p.kv_len;
+    const bool seen = key < kv_end;
     if (!seen) s[i] = kMinusInfinity;
   }
 }
@@ -388,6 +414,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const Element* v_thread = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride +
       copy_row() * p.v_row_stride + copy_chunk() * kChunk;
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // Two walks over the key blocks: one that loads them, and one that follows it and computes with them.
   KvBlockIterator loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
   int loading[kStepBlocks] = {};  // blocks of the step that is being loaded
@@ -399,9 +427,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       if (number % 2 == 0) {
 #pragma unroll
         for (int i = 0; i < kStepBlocks; ++i) loading[i] = loads.at(number / 2 * kStepBlocks + i);
-        copy_step(ring + slot * kSlot, k_thread, p.k_row_stride, p.kv_len, loading);
+        copy_step(ring + slot * kSlot, k_thread, p.k_row_stride, kv_end, loading);
       } else {
-        copy_step(ring + slot * kSlot, v_thread, p.v_row_stride, p.kv_len, loading);
+        copy_step(ring + slot * kSlot, v_thread, p.v_row_stride, kv_end, loading);
       }
     }
     cp_async_commit();
@@ -410,7 +438,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
   // Start the pipeline: Q, then the first K and V.
   Element* const q_tile = reinterpret_cast<Element*>(shared + kQOffset);
-  copy_rows<kTileM>(q_tile, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(q_tile, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, number);
@@ -446,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     // The softmax, by rows.
     float s[kTileN / 2];
     read_scores(s, scores);
-    if (step.needs_mask(p)) apply_mask(s, p, step);
+    if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step);
     const float rescale = update_maximum(s, row_max, p.scale_log2);
     __syncwarp();  // all lanes have their scores
     row_sum = row_sum * rescale + exponentiate(p_frag, s, row_max, p.scale_log2);
@@ -464,10 +492,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
   const float sum = row_sum + __shfl_xor_sync(0xFFFFFFFF, row_sum, 1);
   const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-  if (p.lse != nullptr && threadIdx.x % 2 == 0 && query < p.q_len) {
-    p.lse[(static_cast<int64>(tile.batch) * p.heads + tile.head) * p.q_len + query] =
+  if (p.lse != nullptr && threadIdx.x % 2 == 0 && query < seqlen.q_len()) {
+    p.lse[seqlen.row(static_cast<int64>(tile.batch) * p.heads + tile.head, query)] =
         sum == 0.0f ? kMinusInfinity : (row_max + lg2(sum)) * kLn2;
   }
   Element* o_row = p.o + tile.batch * p.o_batch_stride + tile.head * p.o_head_stride + query * p.o_row_stride;
-  store_output(o_row, query < p.q_len, o, inverse, scores);
+  store_output(o_row, query < seqlen.q_len(), o, inverse, scores);
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_documents_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 893ffb40a4d647e14c4748d2b1b88cde8047d5644efaddeb0eb6af35af363710
-// seal: sha256 d1c97554c93eb12eee37670c1a575eda89afb0088e603bc4612f1db0b40d4a7c
+// seal: sha256 3ca428777b5225875a6f9d69bcd259cc2eb0d536bf91ef123f3ee7a57a5b5324
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -127,6 +127,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -220,12 +245,13 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -369,11 +395,11 @@ struct Step {
     }
   }
   // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= masked[load] || (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= masked[load] || (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -411,21 +437,22 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 // Hides the pairs of a step that the expression or the end of the keys excludes. Rows that are no queries take the
 // nearest one's part, and keys that do not exist the last one's: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int head, int batch, int first_query) {
+    int head, int batch, int first_query, const KvEnd& kv_end) {
+  const SeqlenInfo seqlen(p, batch);
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int i = half * 2;
-      const int query = min(max(first_query + tile * 16 + i / 2 * 8, 0), p.q_len - 1);
+      const int query = min(max(first_query + tile * 16 + i / 2 * 8, 0), seqlen.q_len() - 1);
       const MaskRow of_query(p, batch, head, query);
 #pragma unroll
       for (int column = 0; column < kTileN / 4; ++column) {
         const int j = column / 2, load = j * 8 / kLoadKeys;
         const int key = step.block[load] * kLoadKeys + j * 8 % kLoadKeys + threadIdx.x % 4 * 2 + column % 2;
-        const int existing = min(key, p.kv_len - 1);
+        const int existing = min(key, seqlen.kv_len() - 1);
         const MaskColumn of_key(p, batch, head, existing);
-        const bool seen = (key < p.kv_len) & (!step.masked[load] |
+        const bool seen = (key < kv_end) & (!step.masked[load] |
             visible(p, batch, head, query, existing, of_query, of_key));
         i = half * 2 + column % 2;
         if (!seen) s[tile][j][i] = kMinusInfinity;
@@ -546,6 +573,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d64(const
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
@@ -561,9 +590,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d64(const
     if (number / 2 < blocks.count) {
       if (number % 2 == 0) {
         step.take(blocks, number / 2);
-        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, step.block);
       } else {
-        copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, kv_end, step.block);
       }
     }
     cp_async_commit();
@@ -574,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d64(const
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
@@ -609,9 +638,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d64(const
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     compute_qk_gemm(s, q, k_slot);
-    if (step.needs_mask(p)) {
+    if (step.needs_mask(kv_end)) {
       const Tile here(p, ctaid_x());  // worked out anew, as at the end
-      apply_mask(s, p, step, here.head, here.batch, here.first_query + warp_row + lane / 4);
+      apply_mask(s, p, step, here.head, here.batch, here.first_query + warp_row + lane / 4, kv_end);
     }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
@@ -639,8 +668,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d64(const
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -669,7 +698,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d64(const
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
       const int chunk = line * kLineChunks + lane % kLineChunks;
-      if (end.first_query + row < p.q_len) {
+      if (end.first_query + row < seqlen.q_len()) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
       }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: d3a6e94516d9b242405fa39a2eb7082e7051a726a9ee7368c060e5f07e6ee77c
-// seal: sha256 1130acd2d23efd52c253371ee7621fbbceb13792f1f4bde74d84287768763954
+// seal: sha256 31118ded2e13c5983eaf1187ed968c8ae9947780815daefe7cbaafab7fc7f102
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -120,6 +120,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -213,8 +238,9 @@ struct KvBlockIterator {
   int count;  // key blocks that these queries see
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len ? (p.kv_len + kTileN - 1) / kTileN : 0;
+    const SeqlenInfo seqlen(p, batch);
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() ? (seqlen.kv_end() + kTileN - 1) / kTileN : 0;
   }
   // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -292,11 +318,11 @@ struct Step {
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -332,7 +358,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -342,7 +368,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
-        const bool seen = key < p.kv_len;
+        const bool seen = key < kv_end;
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -380,10 +406,11 @@ __device__ __forceinline__ void copy_v_step(uint32 to, const unsigned char* tens
 // Scales of the Q of this thread's rows. Rows that are no queries take the last one's. `row` is the first of the tile.
 __device__ __forceinline__ void load_q_scales(float (&scales)[kRowTiles][2], const Params& p, const Tile& tile,
     int row) {
+  const SeqlenInfo seqlen(p, tile.batch);
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    const int queries[2] = {min(tile.first_query + row + t * 16 + 0 * 8, p.q_len - 1),
-        min(tile.first_query + row + t * 16 + 1 * 8, p.q_len - 1)};
+    const int queries[2] = {min(tile.first_query + row + t * 16 + 0 * 8, seqlen.q_len() - 1),
+        min(tile.first_query + row + t * 16 + 1 * 8, seqlen.q_len() - 1)};
     const int heads[2] = {tile.head, tile.head};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -396,11 +423,11 @@ __device__ __forceinline__ void load_q_scales(float (&scales)[kRowTiles][2], con
 
 // Scales of the K of a step: of each part of its keys. Blocks that are not there take the nearest one's.
 __device__ __forceinline__ void load_k_scales(float (&scales)[kScaleParts], const float* of_head, const Params& p,
-    const int (&blocks)[kStepBlocks]) {
+    const SeqlenInfo& seqlen, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
   for (int part = 0; part < kScaleParts; ++part) {
     const int key = blocks[part * kScaleKeys / kLoadKeys] * kLoadKeys + part * kScaleKeys % kLoadKeys;
-    scales[part] = __ldg(of_head + min(max(key, 0), p.kv_len - 1) / kKScaleRows * p.k_scale_row_stride);
+    scales[part] = __ldg(of_head + min(max(key, 0), seqlen.kv_len() - 1) / kKScaleRows * p.k_scale_row_stride);
   }
 }
 
@@ -532,6 +559,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 16);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 16);
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 
@@ -542,9 +571,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
       Step step;
       step.take(blocks, number / 2);
       if (number % 2 == 0) {
-        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, step.block);
       } else {
-        copy_v_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_v_step(slot, p.v, v_head, p.v_row_stride, kv_end, step.block);
       }
     }
     cp_async_commit();
@@ -555,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
@@ -595,10 +624,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
     fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
     const uint32 v_slot = k_slot + kSlotBytes;
     float k_scales[kScaleParts];  // asked for before the products, and there after them
-    load_k_scales(k_scales, k_scales_of_head, p, step.block);
+    load_k_scales(k_scales, k_scales_of_head, p, seqlen, step.block);
     compute_qk_gemm(s, q, k_slot);
     dequantise(s, q_scales, k_scales);
-    if (step.needs_mask(p)) apply_mask(s, p, step);
+    if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     compute_pv_gemm(o, row_sum, row_max, s, p.scale_log2, v_slot);
     k_slot = slot_after(v_slot);
@@ -620,8 +649,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -666,7 +695,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
 #pragma unroll
     for (int line = 0; line < kORowLines; ++line) {
       const int chunk = line * kOLineChunks + lane % kOLineChunks;
-      if (end.first_query + row < p.q_len) {
+      if (end.first_query + row < seqlen.q_len()) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + o_chunk_offset(row, chunk));
       }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_topk32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 24f177eb00fe537c304f8932e59994c937e21af16781b7fa05bd13f0fcfbf34e
-// seal: sha256 189c2b258e1510c11bd6b812b38baeb35afb90bdac9dd86110560729b565b96f
+// seal: sha256 678f74c15235dc7dbc82e3b97ac289cd83d9ea69fcdf1102b00cbbbd045468be
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -127,6 +127,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -225,10 +250,11 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the list, one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     take_entries(0);
   }
   // Takes 32 entries, one a lane. One that is out of range, or past the end of the list, becomes the block after the
@@ -318,11 +344,11 @@ struct Step {
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -358,7 +384,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -368,7 +394,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
-        const bool seen = key < p.kv_len;
+        const bool seen = key < kv_end;
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -406,10 +432,11 @@ __device__ __forceinline__ void copy_v_step(uint32 to, const unsigned char* tens
 // Scales of the Q of this thread's rows. Rows that are no queries take the last one's. `row` is the first of the tile.
 __device__ __forceinline__ void load_q_scales(float (&scales)[kRowTiles][2], const Params& p, const Tile& tile,
     int row) {
+  const SeqlenInfo seqlen(p, tile.batch);
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    const int queries[2] = {min(tile.first_query + row + t * 16 + 0 * 8, p.q_len - 1),
-        min(tile.first_query + row + t * 16 + 1 * 8, p.q_len - 1)};
+    const int queries[2] = {min(tile.first_query + row + t * 16 + 0 * 8, seqlen.q_len() - 1),
+        min(tile.first_query + row + t * 16 + 1 * 8, seqlen.q_len() - 1)};
     const int heads[2] = {tile.head, tile.head};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -422,11 +449,11 @@ __device__ __forceinline__ void load_q_scales(float (&scales)[kRowTiles][2], con
 
 // Scales of the K of a step: of each part of its keys. Blocks that are not there take the nearest one's.
 __device__ __forceinline__ void load_k_scales(float (&scales)[kScaleParts], const float* of_head, const Params& p,
-    const int (&blocks)[kStepBlocks]) {
+    const SeqlenInfo& seqlen, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
   for (int part = 0; part < kScaleParts; ++part) {
     const int key = blocks[part * kScaleKeys / kLoadKeys] * kLoadKeys + part * kScaleKeys % kLoadKeys;
-    scales[part] = __ldg(of_head + min(max(key, 0), p.kv_len - 1) / kKScaleRows * p.k_scale_row_stride);
+    scales[part] = __ldg(of_head + min(max(key, 0), seqlen.kv_len() - 1) / kKScaleRows * p.k_scale_row_stride);
   }
 }
 
@@ -558,6 +585,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 16);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 16);
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
@@ -573,9 +602,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
     if (number / 2 < blocks.count) {
       if (number % 2 == 0) {
         step.take(blocks, number / 2);
-        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, step.block);
       } else {
-        copy_v_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_v_step(slot, p.v, v_head, p.v_row_stride, kv_end, step.block);
       }
     }
     cp_async_commit();
@@ -586,7 +615,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
@@ -625,10 +654,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
     fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
     const uint32 v_slot = k_slot + kSlotBytes;
     float k_scales[kScaleParts];  // asked for before the products, and there after them
-    load_k_scales(k_scales, k_scales_of_head, p, step.block);
+    load_k_scales(k_scales, k_scales_of_head, p, seqlen, step.block);
     compute_qk_gemm(s, q, k_slot);
     dequantise(s, q_scales, k_scales);
-    if (step.needs_mask(p)) apply_mask(s, p, step);
+    if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     compute_pv_gemm(o, row_sum, row_max, s, p.scale_log2, v_slot);
     k_slot = slot_after(v_slot);
@@ -650,8 +679,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -696,7 +725,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
 #pragma unroll
     for (int line = 0; line < kORowLines; ++line) {
       const int chunk = line * kOLineChunks + lane % kOLineChunks;
-      if (end.first_query + row < p.q_len) {
+      if (end.first_query + row < seqlen.q_len()) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + o_chunk_offset(row, chunk));
       }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_lists64_bits.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: fd890e371427b0154808b94a47083a37f3b54ad4390b94d686aabb9ca9effa82
-// seal: sha256 46a22d64b7f2d95d4c9ea1f599ef997fca19345898ed1d07f798d2a7e16eb59c
+// seal: sha256 e8f8ba84b38f07c2d44252a32366c173e2869ce15997a0adfd671dad9b474068
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -126,6 +126,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -219,12 +244,13 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -340,11 +366,11 @@ struct Step {
     }
   }
   // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= masked[load] || (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= masked[load] || (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -408,11 +434,11 @@ __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[kStepBlocks][kRowT
 }
 
 // Hides the pairs of a step that the bits or the end of the keys exclude.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step,
     const uint32 (&bits)[kStepBlocks][kRowTiles][2]) {
 #pragma unroll
   for (int load = 0; load < kStepBlocks; ++load) {
-    const int keys = p.kv_len - step.block[load] * kLoadKeys;  // from the load's first one on
+    const int keys = kv_end - step.block[load] * kLoadKeys;  // from the load's first one on
 #pragma unroll
     for (int word = 0; word < kLoadKeys / 32; ++word) {
       const uint32 inside = __funnelshift_lc(~0u, 0u, max(keys - word * 32, 0));  // a 1 for each key that there is
@@ -545,6 +571,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
@@ -560,9 +588,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
     if (number / 2 < blocks.count) {
       if (number % 2 == 0) {
         step.take(blocks, number / 2);
-        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, step.block);
       } else {
-        copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, kv_end, step.block);
       }
     }
     cp_async_commit();
@@ -573,7 +601,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
@@ -608,12 +636,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     uint32 mask_bits[kStepBlocks][kRowTiles][2];
-    if (step.needs_mask(p)) {
+    if (step.needs_mask(kv_end)) {
       const Tile here(p, ctaid_x());  // worked out anew, as at the end
       read_mask_bits(mask_bits, p, step, i, here.head, here.batch, here.first_query + warp_row + lane / 4);
     }
     compute_qk_gemm(s, q, k_slot);
-    if (step.needs_mask(p)) apply_mask(s, p, step, mask_bits);
+    if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step, mask_bits);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
@@ -640,8 +668,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -670,7 +698,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
       const int chunk = line * kLineChunks + lane % kLineChunks;
-      if (end.first_query + row < p.q_len) {
+      if (end.first_query + row < seqlen.q_len()) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
       }

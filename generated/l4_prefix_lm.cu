@@ -3,7 +3,7 @@
 //     codegen render specs/l4_prefix_lm.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: e785871a798a6dc80822ef9b7672496a242d903591ac827979d99165a6fb9373
-// seal: sha256 da31015e84a053770271b13bad419f4cd79f28cab3e7886e0d3e834c5ed055d5
+// seal: sha256 ca5b4ce4caa0b1f0b57f7f4be50192bb4dea4e45ad6ead54418faeec0986d22a
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -101,6 +101,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -186,8 +211,9 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 // The last key that a query sees; -1 or less if there is none. What a prefix has beyond the keys does not count, and a
 // negative one is empty.
 __device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
   const int prefix = max(__ldg(p.prefix_len + batch * p.prefix_len_batch_stride), 0);
-  return min(max(prefix - 1, query + p.kv_len - p.q_len), p.kv_len - 1);
+  return min(max(prefix - 1, seqlen.position(query)), seqlen.kv_end() - 1);
 }
 
 struct KvBlockIterator {
@@ -195,10 +221,11 @@ struct KvBlockIterator {
   int all_to;  // the last key that the first query sees, hence all of them
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, p.q_len) - 1);
+    const SeqlenInfo seqlen(p, batch);
+    const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, seqlen.q_len()) - 1);
     all_to = last_key_of(p, batch, first_query);
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -285,11 +312,11 @@ struct Step {
     }
   }
   // Whether the pattern or the end of the keys hides some pair.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= masked[load] || (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= masked[load] || (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -326,7 +353,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
-    int batch, int first_query) {
+    int batch, int first_query, const KvEnd& kv_end) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -337,7 +364,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
         const int query = first_query + tile * 16 + i / 2 * 8;
-        const bool seen = key < p.kv_len && (!step.masked[load] || visible(p, batch, query, key));
+        const bool seen = key < kv_end && (!step.masked[load] || visible(p, batch, query, key));
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -456,6 +483,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks. A step follows from its number, wherever it is asked for.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 
@@ -466,9 +495,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
       Step step;
       step.take(blocks, number / 2);
       if (number % 2 == 0) {
-        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, step.block);
       } else {
-        copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, kv_end, step.block);
       }
     }
     cp_async_commit();
@@ -479,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
@@ -515,9 +544,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     compute_qk_gemm(s, q, k_slot);
-    if (step.needs_mask(p)) {
+    if (step.needs_mask(kv_end)) {
       const Tile here(p, ctaid_x());  // worked out anew, as at the end
-      apply_mask(s, p, step, here.batch, here.first_query + warp_row + lane / 4);
+      apply_mask(s, p, step, here.batch, here.first_query + warp_row + lane / 4, kv_end);
     }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
@@ -545,8 +574,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -575,7 +604,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
       const int chunk = line * kLineChunks + lane % kLineChunks;
-      if (end.first_query + row < p.q_len) {
+      if (end.first_query + row < seqlen.q_len()) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
       }

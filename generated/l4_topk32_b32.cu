@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk32_b32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":32,"q":32},"k":32,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":32},"warp_rows":16}
 // spec hash: ac30ba8bf4ce03e70f4c0ef75b847177e6554977c1f7b485a727acf1447fbde3
-// seal: sha256 5e3b7df31c1325bc69c70011080822427a1c42d663f34cfc1ee5c8e22ddd01fa
+// seal: sha256 075b2aaafac8a5d6758a05c5b63f88b8c3fbe28f02d7cd2a0a35ac3ab5ae57b4
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -106,6 +106,31 @@ struct Params {
   float scale_log2;  // scale * log2(e), positive: the host refuses others
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -197,10 +222,11 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the list, one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     take_entries(0);
   }
   // Takes 32 entries, one a lane. One that is out of range, or past the end of the list, becomes the block after the
@@ -290,11 +316,11 @@ struct Step {
     }
   }
   // Whether some key of the step is past the last one.
-  __device__ __forceinline__ bool needs_mask(const Params& p) const {
+  __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
     for (int load = 0; load < kStepBlocks; ++load) {
-      some |= (block[load] + 1) * kLoadKeys > p.kv_len;
+      some |= (block[load] + 1) * kLoadKeys > kv_end;
     }
     return some;
   }
@@ -330,7 +356,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step) {
+__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -340,7 +366,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first_key + i % 2;
-        const bool seen = key < p.kv_len;
+        const bool seen = key < kv_end;
         if (!seen) s[tile][j][i] = kMinusInfinity;
       }
     }
@@ -459,6 +485,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk32_b32(const __
   const uint32 k_head = uniform((tile.batch * p.k_batch_stride + kv_head * p.k_head_stride) / 8);
   const uint32 v_head = uniform((tile.batch * p.v_batch_stride + kv_head * p.v_head_stride) / 8);
 
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
@@ -474,9 +502,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk32_b32(const __
     if (number / 2 < blocks.count) {
       if (number % 2 == 0) {
         step.take(blocks, number / 2);
-        copy_step(slot, p.k, k_head, p.k_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.k, k_head, p.k_row_stride, kv_end, step.block);
       } else {
-        copy_step(slot, p.v, v_head, p.v_row_stride, p.kv_len, step.block);
+        copy_step(slot, p.v, v_head, p.v_row_stride, kv_end, step.block);
       }
     }
     cp_async_commit();
@@ -487,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk32_b32(const __
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, p.q_len - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
@@ -522,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk32_b32(const __
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     compute_qk_gemm(s, q, k_slot);
-    if (step.needs_mask(p)) apply_mask(s, p, step);
+    if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     cp_async_wait<kAhead - 1>();
     __syncthreads();
@@ -549,8 +577,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk32_b32(const __
         o[t][j][row * 2 + 1] *= inverse;
       }
       const int query = end.first_query + warp_row + t * 16 + row * 8 + lane / 4;
-      if (p.lse != nullptr && lane % 4 == 0 && query < p.q_len) {
-        p.lse[(static_cast<int64>(end.batch) * p.heads + end.head) * p.q_len + query] = lse;
+      if (p.lse != nullptr && lane % 4 == 0 && query < seqlen.q_len()) {
+        p.lse[seqlen.row(static_cast<int64>(end.batch) * p.heads + end.head, query)] = lse;
       }
     }
   }
@@ -579,7 +607,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4) l4_topk32_b32(const __
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
       const int chunk = line * kLineChunks + lane % kLineChunks;
-      if (end.first_query + row < p.q_len) {
+      if (end.first_query + row < seqlen.q_len()) {
         *reinterpret_cast<uint4*>(o_head + (end.first_query + row) * p.o_row_stride + chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
       }

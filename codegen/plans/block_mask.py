@@ -19,6 +19,7 @@ from codegen.plan import (
     require,
 )
 from codegen.plans.attention.expressions import LINE, aux_params, expression_registers, expressions_flags
+from codegen.plans.lengths import KV_LEN, Q_LEN, length_numbers
 from codegen.problem import BlockMaskShape, LaunchArgs
 from codegen.spec import BlockMaskSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
@@ -102,8 +103,8 @@ def _ranges(found: Ranges) -> tuple[Param, ...]:
 def _sizes() -> tuple[Param, ...]:
     return (
         i32("list_heads", "heads that have lists: 1, one for all"),
-        i32("q_len", "queries of a head"),
-        i32("kv_len", "keys of a head"),
+        Q_LEN,
+        KV_LEN,
         i32("query_blocks", "query blocks of a head"),
         i32("key_blocks", "key blocks of a head"),
         i32("parts", "thread blocks of a query block"),
@@ -168,8 +169,7 @@ def _arguments(plan: Plan, shape: BlockMaskShape, slots: int) -> LaunchArgs:
     return LaunchArgs(
         {
             "list_heads": heads,
-            "q_len": shape.q_len,
-            "kv_len": shape.kv_len,
+            **length_numbers(shape),
             "query_blocks": query_blocks,
             "key_blocks": key_blocks,
             "parts": parts,

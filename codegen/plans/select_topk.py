@@ -17,6 +17,7 @@ from codegen.plan import (
     pointer,
     require,
 )
+from codegen.plans.lengths import KV_LEN, Q_LEN, length_numbers
 from codegen.problem import BlockSize, LaunchArgs, SelectShape
 from codegen.spec import SelectTopkSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
@@ -71,8 +72,8 @@ def plan(spec: SelectTopkSpec, stem: str) -> Plan:
             pointer("means", "float", "means of all blocks of Q, then of K: a row of head_dim each", writes=True),
             pointer("kv_indices", "int", "(batch, heads, query_blocks, topk): the lists", writes=True),
             i64("q_blocks", "query blocks of all heads"),
-            i32("q_len", "queries of a head"),
-            i32("kv_len", "keys of a head"),
+            Q_LEN,
+            KV_LEN,
             i32("head_dim", "elements of a head, a multiple of 8"),
             i32("heads", "query heads"),
             i32("kv_heads", "heads of K"),
@@ -125,8 +126,7 @@ def _arguments(plan: Plan, shape: SelectShape, slots: int) -> LaunchArgs:
     blocks_of_q, blocks_of_k = batch_heads * query_blocks, shape.batch * shape.kv_heads * key_blocks
     numbers = {
         "q_blocks": blocks_of_q,
-        "q_len": shape.q_len,
-        "kv_len": shape.kv_len,
+        **length_numbers(shape),
         "head_dim": shape.head_dim,
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,

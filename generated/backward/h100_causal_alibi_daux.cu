@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_alibi_daux.yaml
 // spec: {"arch":"sm_90a","aux_gradients":["slope"],"copy":"cp_async","dtype":"fp16","gradients":"daux","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":64,"n":32}}
 // spec hash: b2dfe4cf476efc95c92b18117249af5c6dba6626a75a92642c45e1ca55616733
-// seal: sha256 5fb088f26493b0d234d1d8ec3cebd1cddf7ce0609a2a82fc13c886d143f987f3
+// seal: sha256 b573825398590efc89b349996873f60289c3c7a6731fc541825501edcf2c7418
 
 // Attention backward for sm_90a, gradients of tensors of the score over the keys that the pattern shows:
 //   P = exp(score(scale * Q K^T) - LSE),  dS = P (dO V^T - delta)
@@ -103,6 +103,31 @@ struct Params {
   float scale;  // the softmax scale
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -174,8 +199,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -190,16 +216,16 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
 
-// Pattern: query i sees key j if j <= i + diagonal(p).
-__device__ __forceinline__ int diagonal(const Params& p) {
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
   // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
   // matter only to rows past the last query.
-  return p.kv_len - p.q_len;
+  return seqlen.position(0);
 }
 
 struct KvBlockIterator {
@@ -207,11 +233,12 @@ struct KvBlockIterator {
   int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
-    first_diagonal = first_query + diagonal(p);
-    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    const SeqlenInfo seqlen(p, batch);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
+    const int last_key = min(last_query + diagonal_of(seqlen), seqlen.kv_end() - 1);
+    first_diagonal = first_query + diagonal_of(seqlen);
+    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of them come before key 0.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -290,14 +317,14 @@ __device__ __forceinline__ void compute_scores(float (&d)[kTileN / 8][4], const 
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta,
-    int query) {
+    int query, const KvEnd& kv_end) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = first_key + j * 8 + i % 2;
-      bool keep = key < p.kv_len;
+      bool keep = key < kv_end;
       keep &= meta % 2 == 0 || visible(p, batch, query + i / 2 * 8, key);
       if (!keep) s[j][i] = kMinusInfinity;
     }
@@ -337,6 +364,7 @@ __device__ __forceinline__ void score_gradients(float (&ds)[kTileN / 8][4], cons
     const Params& p, int batch, int head, int first_key, const int (&queries)[2], const RowStats (&stats)[2]) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.
   asm volatile("" : "+r"(batch), "+r"(head));
+  const SeqlenInfo seqlen(p, batch);
   const ScoreRow rows[2] = {ScoreRow(p, batch, head, queries[0], first_key),
       ScoreRow(p, batch, head, queries[1], first_key)};
 #pragma unroll
@@ -375,6 +403,7 @@ __device__ __forceinline__ float slope_0(const Params& p, int batch, int head, i
 __device__ __forceinline__ void parts_0(float (&parts)[kTileN / 8][4], const float (&ds)[kTileN / 8][4],
     const float (&s)[kTileN / 8][4], const Params& p, int batch, int head, int first_key, const int (&queries)[2]) {
   asm volatile("" : "+r"(batch), "+r"(head));  // as above
+  const SeqlenInfo seqlen(p, batch);
   const Slope0Row rows[2] = {Slope0Row(p, batch, head, queries[0], first_key),
       Slope0Row(p, batch, head, queries[1], first_key)};
 #pragma unroll
@@ -413,10 +442,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int batch_head = blockIdx.x / p.splits;
+  const SeqlenInfo seqlen(p, batch_head / p.heads);
   // Where the row that this lane addresses for ldmatrix is, of the A operands.
   const uint32 my_rows = warp * 16 * kRowBytes + chunk_offset(lane % 16, lane / 16);
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
-  float* daux_slope = p.daux_slope + static_cast<int64>(batch_head) * p.q_len;
+  float* daux_slope = p.daux_slope + static_cast<int64>(batch_head) * seqlen.q_len();
 
 #pragma unroll 1
   for (int index = blockIdx.x % p.splits; index < p.query_tiles; index += p.splits) {
@@ -428,11 +458,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     copy_rows<kTileM>(base + kQOffset,
         p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride + first_row * p.q_row_stride +
             copy_chunk() * 8,
-        p.q_row_stride, p.q_len - first_row, p.head_chunks);
+        p.q_row_stride, seqlen.q_len() - first_row, p.head_chunks);
     copy_rows<kTileM>(base + kDoutOffset,
         p.dout + tile.batch * p.dout_batch_stride + tile.head * p.dout_head_stride + first_row * p.dout_row_stride +
             copy_chunk() * 8,
-        p.dout_row_stride, p.q_len - first_row, p.head_chunks);
+        p.dout_row_stride, seqlen.q_len() - first_row, p.head_chunks);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -447,6 +477,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const int kv_head = tile.head / p.heads_per_kv_head;
     const unsigned short* k = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride + copy_chunk() * 8;
     const unsigned short* v = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride + copy_chunk() * 8;
+    const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
     // Starts the copy of step `number` as one group; an empty group after the last step. Steps are asked for in order.
     auto fetch = [&](int number, int stage) {
@@ -455,10 +486,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
         // Complemented, so negative, if some pair is hidden; its lowest bit: whether the pattern hides some.
         const bool masked = blocks.masked(number, step);
         const int meta = step * 2 + masked;
-        if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
+        if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
         const uint32 to = base + kRingOffset + stage * 2 * kKvBytes;
-        copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, p.kv_len - row, p.head_chunks);
-        copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, p.kv_len - row, p.head_chunks);
+        copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, kv_end - row, p.head_chunks);
+        copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, kv_end - row, p.head_chunks);
       }
       cp_async_commit();
     };
@@ -466,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     for (int number = 0; number < kStages - 1; ++number) fetch(number, number);
 
     const int query = tile.first_query + warp * 16 + lane / 4;  // and query + 8
-    const int queries[2] = {min(query, p.q_len - 1), min(query + 8, p.q_len - 1)};
+    const int queries[2] = {min(query, seqlen.q_len() - 1), min(query + 8, seqlen.q_len() - 1)};
     const RowStats* of_head = p.stats + static_cast<int64>(batch_head) * p.padded_q_len;
     const RowStats stats[2] = {of_head[query], of_head[query + 8]};
     float rows_0[2] = {0.0f, 0.0f};
@@ -481,7 +512,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       compute_scores(s, q, k_tile);
       compute_scores(ds, dout, k_tile + kKvBytes);
       const int meta = step_meta[stage];
-      if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query);
+      if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query, kv_end);
       const int step_key = (meta < 0 ? ~meta : meta) / 2 * kTileN, first_key = step_key + lane % 4 * 2;  // the thread's
       score_gradients(ds, s, p, tile.batch, tile.head, first_key, queries, stats);
       float parts_of_0[kTileN / 8][4];
@@ -489,6 +520,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       add_rows(rows_0, parts_of_0);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
-    store_rows(daux_slope, rows_0, query, p.q_len);
+    store_rows(daux_slope, rows_0, query, seqlen.q_len());
   }
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3f8848f8d3c08b721aca1d41dfa60e6fc533119bfa7c2feeefb4f5879ed20926
-// seal: sha256 9f2cfdd2f2208c349d70e745ea15104f5f3ff1ae0486d62bec46131d548c7ec9
+// seal: sha256 4b91e604941139c0105de410595d32fd0c3cd8995071da65658930d657364ea8
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -105,6 +105,31 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -354,8 +379,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -370,16 +396,16 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
 
-// Pattern: query i sees key j if j <= i + diagonal(p).
-__device__ __forceinline__ int diagonal(const Params& p) {
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
   // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
   // matter only to rows past the last query.
-  return p.kv_len - p.q_len;
+  return seqlen.position(0);
 }
 
 struct KvBlockIterator {
@@ -387,11 +413,12 @@ struct KvBlockIterator {
   int first_diagonal;  // the last key that the first query sees
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal(p), p.kv_len - 1);
-    first_diagonal = first_query + diagonal(p);
-    // first_query < p.q_len always holds: every tile has a query. last_key < 0 if all of them come before key 0.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    const SeqlenInfo seqlen(p, batch);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
+    const int last_key = min(last_query + diagonal_of(seqlen), seqlen.kv_end() - 1);
+    first_diagonal = first_query + diagonal_of(seqlen);
+    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of them come before key 0.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -433,6 +460,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
   const int kv_head = tile.head / p.heads_per_kv_head;
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
@@ -443,7 +471,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
-      step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
+      step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
@@ -491,11 +519,12 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
     int query) {
+  const KvEnd kv_end(p, batch);
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int key = first_key + i / 4 * 8 + i % 2;
-    bool keep = key < p.kv_len;
+    bool keep = key < kv_end;
     keep &= meta % 2 == 0 || visible(p, batch, query + i / 2 % 2 * 8, key);
     if (!keep) s[i] = kMinusInfinity;
   }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 7f6e4a1419a2e1df1d34a241c11684d14633c6913618fb67744aae5f89bf70a9
-// seal: sha256 8e6efae1c1ab56ec51062abd84adf3d8fc35278666410ad58d6bcfb6425c17a5
+// seal: sha256 87ca763e24aebdd206c7d1f9f7f00ff1bcb7ff68862baf0ca5e3f9316645d254
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -134,6 +134,23 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -451,8 +468,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -467,14 +485,14 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
 
-// Pattern: query i sees key j if j <= i + diagonal(p).
-__device__ __forceinline__ int diagonal(const Params& p) {
-  return p.kv_len - p.q_len;  // aligned bottom-right: the last query sees the last key
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
+  return seqlen.position(0);  // aligned bottom-right: the last query sees the last key
 }
 
 struct QueryBlockIterator {
@@ -483,9 +501,10 @@ struct QueryBlockIterator {
   int all_from;   // queries from here on see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    first = max(first_key - diagonal(p), 0) / kTileM;
-    all_from = first_key + kTileN - 1 - diagonal(p);
-    count = max((p.q_len + kTileM - 1) / kTileM - first, 0);
+    const SeqlenInfo seqlen(p, batch);
+    first = max(first_key - diagonal_of(seqlen), 0) / kTileM;
+    all_from = first_key + kTileN - 1 - diagonal_of(seqlen);
+    count = max((seqlen.q_len() + kTileM - 1) / kTileM - first, 0);
   }
   // Number of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) { return first + i; }
@@ -551,7 +570,8 @@ struct AddingTiles {
   int first, last;
 
   __device__ __forceinline__ AddingTiles(const Params& p, int batch, int step) {
-    const int last_key = (step + 1) * kTileM - 1 + diagonal(p);
+    const SeqlenInfo seqlen(p, batch);
+    const int last_key = (step + 1) * kTileM - 1 + diagonal_of(seqlen);
     first = 0;
     last = last_key < 0 ? -1 : min(last_key / kTileN, p.key_tiles - 1);
   }
@@ -811,7 +831,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
   const int key = tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
-  const int tile_keys = p.kv_len - tile.first_key;
+  const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
   const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
@@ -929,6 +949,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
+  const SeqlenInfo seqlen(p, batch_head / p.heads);
   const bool added = has_sum(p, batch_head / p.heads, step);
   const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
@@ -949,7 +970,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
       p.dq + batch_head / p.heads * p.dq_batch_stride + batch_head % p.heads * p.dq_head_stride;
   for (int i = threadIdx.x; i < kTileM * kRowChunks; i += kConvertThreads) {
     const int query = step * kTileM + i / kRowChunks, chunk = i % kRowChunks;
-    if (query >= p.q_len || chunk >= p.head_chunks) continue;
+    if (query >= seqlen.q_len() || chunk >= p.head_chunks) continue;
     *reinterpret_cast<uint4*>(to + query * p.dq_row_stride + chunk * 8) =
         *reinterpret_cast<const uint4*>(&rows[i / kRowChunks][chunk * 8]);
   }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_softcap_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":3,"tile":{"m":80,"n":128}}
 // spec hash: ad9796e714d8ff2327f58f9e18263aa67e21bbc07c7d68a110d3409a2c6da927
-// seal: sha256 abf5853fbd434d913e7ef38d210a8913e17b436c49395314bfccf8d6556882f1
+// seal: sha256 07274b4c1ffbddcf9963de560f190976d143a39fab293239a2b28f8e2298c6c4
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -110,6 +110,23 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -369,8 +386,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -385,14 +403,14 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
 
-// Pattern: query i sees key j if j <= i + diagonal(p).
-__device__ __forceinline__ int diagonal(const Params& p) {
-  return p.kv_len - p.q_len;  // aligned bottom-right: the last query sees the last key
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
+  return seqlen.position(0);  // aligned bottom-right: the last query sees the last key
 }
 
 struct QueryBlockIterator {
@@ -401,9 +419,10 @@ struct QueryBlockIterator {
   int all_from;   // queries from here on see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    first = max(first_key - diagonal(p), 0) / kTileM;
-    all_from = first_key + kTileN - 1 - diagonal(p);
-    count = max((p.q_len + kTileM - 1) / kTileM - first, 0);
+    const SeqlenInfo seqlen(p, batch);
+    first = max(first_key - diagonal_of(seqlen), 0) / kTileM;
+    all_from = first_key + kTileN - 1 - diagonal_of(seqlen);
+    count = max((seqlen.q_len() + kTileM - 1) / kTileM - first, 0);
   }
   // Number of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) { return first + i; }

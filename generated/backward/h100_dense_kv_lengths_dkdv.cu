@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 840ddb399e22a2616612e00ad83452f20c97b5cfb2e9e95ce0c50b27a3d443f4
-// seal: sha256 e9bbd740684481dbd204ed3aeb2de6a4160c9eea4c546a8f0fcc626eebc27e9e
+// seal: sha256 09183ec602b6e5560beaba4c1f384d265999c504bcc0b198d5c0a1c2e649949f
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows, up to each batch's kv_lengths:
@@ -108,6 +108,26 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+  int batch;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p), batch(batch) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see. A length out of range counts as the nearest.
+  __device__ __forceinline__ int kv_end() const {
+    return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
+  }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -360,8 +380,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -376,14 +397,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
-}
-
-// Keys of a batch: those from its length on are hidden from all queries. A length out of range counts as the nearest.
-__device__ __forceinline__ int key_end_of(const Params& p, int batch) {
-  return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
 }
 
 // Pattern: every query sees every key.
@@ -391,7 +407,8 @@ struct QueryBlockIterator {
   int count;  // steps of these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    count = (p.q_len + kTileM - 1) / kTileM;
+    const SeqlenInfo seqlen(p, batch);
+    count = (seqlen.q_len() + kTileM - 1) / kTileM;
   }
   // Number of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) { return i; }
@@ -421,7 +438,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
   }
   uint32 steps = 0;
-  for (int i = 0; i < (tile.first_key < key_end_of(p, tile.batch) ? p.heads_per_kv_head : 0); ++i) {
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
     const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
@@ -529,7 +546,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int lane = threadIdx.x % 32;
   const bool warp_leader = lane == 0;
   int count = 0;
-  for (int i = 0; i < (tile.first_key < key_end_of(p, tile.batch) ? p.heads_per_kv_head : 0); ++i) {
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
   const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
@@ -569,7 +586,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
-  const int keys = key_end_of(p, tile.batch) -
+  const int keys = SeqlenInfo(p, tile.batch).kv_end() -
       (tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   clear_hidden_gradient(dk, keys);
   clear_hidden_gradient(dv, keys);

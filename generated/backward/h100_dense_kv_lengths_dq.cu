@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a14e966d2690967e33dd793a54793fb58b2e60babefec08bb82ce934738dfc97
-// seal: sha256 ac3af2a454c3f99c75da6d216e480b61d6102eb2e213bddbece1a4e48bc6666f
+// seal: sha256 673f37add103f4dbe87981c3fcb9fc08146d234fc173324e5cb69fddadb43cec
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows, up to each batch's kv_lengths:
@@ -106,6 +106,34 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+  int batch;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p), batch(batch) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see. A length out of range counts as the nearest.
+  __device__ __forceinline__ int kv_end() const {
+    return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
+  }
+};
+
+// kv_end() of a tile, in a register.
+struct KvEnd {
+  int end;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : end(SeqlenInfo(p, batch).kv_end()) {}
+  __device__ __forceinline__ operator int() const { return end; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -363,8 +391,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -379,14 +408,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
-}
-
-// Keys of a batch: those from its length on are hidden from all queries. A length out of range counts as the nearest.
-__device__ __forceinline__ int key_end_of(const Params& p, int batch) {
-  return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
 }
 
 // Puts zeros in place of the keys of a step behind the end of the batch's in an operand, K or V, so that not even NaN
@@ -395,7 +419,7 @@ __device__ __forceinline__ int key_end_of(const Params& p, int batch) {
 __device__ __forceinline__ void clear_hidden_keys(unsigned char* operand, const Params& p, int meta, int batch,
     int warpgroup) {
   if (meta >= 0) return;
-  const int keys = max(key_end_of(p, batch) - ~meta / 2 * kTileN, 0);  // that there are
+  const int keys = max(SeqlenInfo(p, batch).kv_end() - ~meta / 2 * kTileN, 0);  // that there are
   if (keys >= kTileN) return;
   constexpr int kRowChunks = kRowBytes / 16;
   const int thread = threadIdx.x % kWarpgroupThreads;
@@ -416,8 +440,9 @@ struct KvBlockIterator {
   int count;  // key blocks that these queries see
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len ? (key_end_of(p, batch) + kTileN - 1) / kTileN : 0;
+    const SeqlenInfo seqlen(p, batch);
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() ? (seqlen.kv_end() + kTileN - 1) / kTileN : 0;
   }
   // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -451,7 +476,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
   const int kv_head = tile.head / p.heads_per_kv_head;
-  const int key_end = key_end_of(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
@@ -462,7 +487,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = false;
       const int meta = step * 2 + masked;
-      step_meta[stage] = masked || first_key + kTileN > key_end ? ~meta : meta;
+      step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
@@ -509,12 +534,13 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
-    int query, int key_end) {
+    int query) {
+  const KvEnd kv_end(p, batch);
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int key = first_key + i / 4 * 8 + i % 2;
-    bool keep = key < key_end;
+    bool keep = key < kv_end;
     if (!keep) s[i] = kMinusInfinity;
   }
 }
@@ -590,7 +616,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();
     warpgroup_fence_operand(s);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query, key_end_of(p, tile.batch));
+    if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query);
     weights(s, stats, p.scale_log2);
     wgmma_wait<0>();
     warpgroup_fence_operand(dp);

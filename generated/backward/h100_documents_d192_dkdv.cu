@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 95888f60f5a940ecff57dd27707055120c17033fe7a452e031fd5f475c13adcb
-// seal: sha256 e828e4cc7889621176a93e8f226607b7c9009252f038c4b69728b002394f5fa3
+// seal: sha256 1d3fed33858aeda3540d04d6d6c4b96b23517ad027869507a99bfbd5eb606086
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -148,6 +148,23 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -508,8 +525,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -524,7 +542,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -680,18 +698,19 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params&
     int first) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.
   asm volatile("" : "+r"(batch), "+r"(head));
-  const int keys[2] = {min(key, p.kv_len - 1), min(key + 8, p.kv_len - 1)};
+  const SeqlenInfo seqlen(p, batch);
+  const int keys[2] = {min(key, seqlen.kv_len() - 1), min(key + 8, seqlen.kv_len() - 1)};
   const MaskColumn of_keys[2] = {MaskColumn(p, batch, head, keys[0]), MaskColumn(p, batch, head, keys[1])};
   // Each lane works out what the expression asks of one query in 32; the others take it from there.
   MaskRow of_lanes[kTileM / 32];
 #pragma unroll
   for (int i = 0; i < kTileM / 32; ++i) {
     const int mine = first + i * 32 + threadIdx.x % 32;
-    of_lanes[i] = MaskRow(p, batch, head, min(mine, p.q_len - 1));
+    of_lanes[i] = MaskRow(p, batch, head, min(mine, seqlen.q_len() - 1));
   }
 #pragma unroll
   for (int c = 0; c < kTileM / 4; ++c) {  // queries of this thread, each of two keys
-    const int row = c / 2 * 8 + c % 2, query = min(first + threadIdx.x % 4 * 2 + row, p.q_len - 1);
+    const int row = c / 2 * 8 + c % 2, query = min(first + threadIdx.x % 4 * 2 + row, seqlen.q_len() - 1);
     const MaskRow of_query = of_lanes[row / 32].of_lane(row % 32 + threadIdx.x % 4 * 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

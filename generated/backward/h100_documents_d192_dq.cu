@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d192_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: d9374c206bea32a829b42d0952bc09a07a8aa1dafc58f9cfc75b64cd51e79dac
-// seal: sha256 d4efba4bc8ea36dcf925bd7b0f65031fd88023d645b98a7c33cbb2b297670f15
+// seal: sha256 cf8c2e2d6277b9f864f16114796ac0b2dbfeedc31bd67f656c11e086005e0b4e
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -132,6 +132,31 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -381,8 +406,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -397,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -414,12 +440,13 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -524,6 +551,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
   const int kv_head = tile.head / p.heads_per_kv_head;
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
@@ -534,7 +562,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
-      step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
+      step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
@@ -585,23 +613,25 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params&
     int query) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.
   asm volatile("" : "+r"(batch), "+r"(head));
+  const SeqlenInfo seqlen(p, batch);
+  const KvEnd kv_end(p, batch);
   const int first = meta / 2 * kTileN, first_key = first + threadIdx.x % 4 * 2;  // the step's, this thread's
-  const int queries[2] = {min(query, p.q_len - 1), min(query + 8, p.q_len - 1)};
+  const int queries[2] = {min(query, seqlen.q_len() - 1), min(query + 8, seqlen.q_len() - 1)};
   const MaskRow rows[2] = {MaskRow(p, batch, head, queries[0]), MaskRow(p, batch, head, queries[1])};
   // Each lane works out what the expression asks of one key in 32; the others take it from there.
   MaskColumn of_lanes[kTileN / 32];
 #pragma unroll
   for (int i = 0; i < kTileN / 32; ++i) {
     const int mine = first + i * 32 + threadIdx.x % 32;
-    of_lanes[i] = MaskColumn(p, batch, head, min(mine, p.kv_len - 1));
+    of_lanes[i] = MaskColumn(p, batch, head, min(mine, seqlen.kv_len() - 1));
   }
 #pragma unroll
   for (int c = 0; c < kTileN / 4; ++c) {  // columns of this thread, each of two rows
-    const int column = c / 2 * 8 + c % 2, key = first_key + column, existing = min(key, p.kv_len - 1);
+    const int column = c / 2 * 8 + c % 2, key = first_key + column, existing = min(key, seqlen.kv_len() - 1);
     const MaskColumn of_key = of_lanes[column / 32].of_lane(column % 32 + threadIdx.x % 4 * 2);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool keep = (key < p.kv_len) &
+      const bool keep = (key < kv_end) &
           ((meta % 2 == 0) | visible(p, batch, head, queries[half], existing, rows[half], of_key));
       if (!keep) s[c / 2 * 4 + half * 2 + c % 2] = kMinusInfinity;
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lengths_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 667aa922aadfda399ebb5963a2ce51a20d5ef5301983f86cdc75df85f14711b5
-// seal: sha256 75999a6a7b226a0137413191d2925d9e9bd473a17c28b4f9c725367f692f98d2
+// seal: sha256 5f1837e1c270fb89bdbb2af3a0020e8ac892a4d7d4f3500b27b8d310299f0a3e
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows, up to each batch's kv_lengths:
@@ -135,6 +135,26 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+  int batch;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p), batch(batch) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see. A length out of range counts as the nearest.
+  __device__ __forceinline__ int kv_end() const {
+    return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
+  }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -452,8 +472,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -468,14 +489,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
-}
-
-// Keys of a batch: those from its length on are hidden from all queries. A length out of range counts as the nearest.
-__device__ __forceinline__ int key_end_of(const Params& p, int batch) {
-  return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
 }
 
 // Pattern: every query sees every key.
@@ -483,7 +499,8 @@ struct QueryBlockIterator {
   int count;  // steps of these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    count = (p.q_len + kTileM - 1) / kTileM;
+    const SeqlenInfo seqlen(p, batch);
+    count = (seqlen.q_len() + kTileM - 1) / kTileM;
   }
   // Number of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) { return i; }
@@ -540,8 +557,9 @@ struct AddingTiles {
   int first, last;
 
   __device__ __forceinline__ AddingTiles(const Params& p, int batch, int step) {
+    const SeqlenInfo seqlen(p, batch);
     first = 0;
-    last = (key_end_of(p, batch) + kTileN - 1) / kTileN - 1;
+    last = (seqlen.kv_end() + kTileN - 1) / kTileN - 1;
   }
 };
 
@@ -609,7 +627,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
   }
   uint32 steps = 0;
-  for (int i = 0; i < (tile.first_key < key_end_of(p, tile.batch) ? p.heads_per_kv_head : 0); ++i) {
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
     const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
@@ -635,7 +653,7 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
   uint32 steps = 0;
-  for (int i = 0; i < (tile.first_key < key_end_of(p, tile.batch) ? p.heads_per_kv_head : 0); ++i) {
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
@@ -792,7 +810,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     int warpgroup) {
   const int lane = threadIdx.x % 32;
   int count = 0;
-  for (int i = 0; i < (tile.first_key < key_end_of(p, tile.batch) ? p.heads_per_kv_head : 0); ++i) {
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
   const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
@@ -806,7 +824,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 ds_descriptors = __shfl_sync(0xFFFFFFFF,
       wgmma_descriptor(base + kDsOffset + warpgroup / kDqColumnParts * kDqQueries * kRowBytes, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
-  const int tile_keys = key_end_of(p, tile.batch) - tile.first_key;
+  const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
   const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
@@ -923,6 +941,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
+  const SeqlenInfo seqlen(p, batch_head / p.heads);
   const bool added = has_sum(p, batch_head / p.heads, step);
   const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
@@ -943,7 +962,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
       p.dq + batch_head / p.heads * p.dq_batch_stride + batch_head % p.heads * p.dq_head_stride;
   for (int i = threadIdx.x; i < kTileM * kRowChunks; i += kConvertThreads) {
     const int query = step * kTileM + i / kRowChunks, chunk = i % kRowChunks;
-    if (query >= p.q_len || chunk >= p.head_chunks) continue;
+    if (query >= seqlen.q_len() || chunk >= p.head_chunks) continue;
     *reinterpret_cast<uint4*>(to + query * p.dq_row_stride + chunk * 8) =
         *reinterpret_cast<const uint4*>(&rows[i / kRowChunks][chunk * 8]);
   }

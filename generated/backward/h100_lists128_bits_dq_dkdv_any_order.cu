@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 9274e9092359a43ffb5e1c546ccd1d6733103139a3ff70a2a5c75d2041c51770
-// seal: sha256 1177a42c3f339b642b76963a41e5021dbdbe3374df64fb9f38ac0f07d8e8b4d6
+// seal: sha256 8558fb5fd60a1adf128ee52ecec45c22f90d4c9c2c991151425029ddac90d25f
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the key blocks that the pattern lists:
@@ -165,6 +165,23 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -575,8 +592,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -591,7 +609,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -892,7 +910,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
   const uint32* const* step_bits = reinterpret_cast<const uint32* const*>(shared + kStepBitsOffset);
   const int key = warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
-  const int tile_keys = p.kv_len - tile.first_key;
+  const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
   const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
@@ -1012,6 +1030,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
+  const SeqlenInfo seqlen(p, batch_head / p.heads);
   const bool added = has_sum(p, batch_head / p.heads, step);
   const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
@@ -1032,7 +1051,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
       p.dq + batch_head / p.heads * p.dq_batch_stride + batch_head % p.heads * p.dq_head_stride;
   for (int i = threadIdx.x; i < kTileM * kRowChunks; i += kConvertThreads) {
     const int query = step * kTileM + i / kRowChunks, chunk = i % kRowChunks;
-    if (query >= p.q_len || chunk >= p.head_chunks) continue;
+    if (query >= seqlen.q_len() || chunk >= p.head_chunks) continue;
     *reinterpret_cast<uint4*>(to + query * p.dq_row_stride + chunk * 8) =
         *reinterpret_cast<const uint4*>(&rows[i / kRowChunks][chunk * 8]);
   }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_prefix_lm_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 6a583a7c0319292083e1c3fedfc54e28c847b1e163fc944ab24046c697ee259d
-// seal: sha256 dc728c342e947a6bacb87a04d4a1b93d349bab757289d07a40cafbafa4210fd8
+// seal: sha256 2a2dcad0bc950ab5ed0e361380c3edcd58f164f7ae510a7a264217892aadc246
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -107,6 +107,31 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -364,8 +389,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -380,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -389,8 +415,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 // The last key that a query sees; -1 or less if there is none. What a prefix has beyond the keys does not count, and a
 // negative one is empty.
 __device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
   const int prefix = max(__ldg(p.prefix_len + batch * p.prefix_len_batch_stride), 0);
-  return min(max(prefix - 1, query + p.kv_len - p.q_len), p.kv_len - 1);
+  return min(max(prefix - 1, seqlen.position(query)), seqlen.kv_end() - 1);
 }
 
 struct KvBlockIterator {
@@ -398,10 +425,11 @@ struct KvBlockIterator {
   int all_to;  // the last key that the first query sees, hence all of them
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, p.q_len) - 1);
+    const SeqlenInfo seqlen(p, batch);
+    const int last_key = last_key_of(p, batch, min(first_query + kSubTileRows, seqlen.q_len()) - 1);
     all_to = last_key_of(p, batch, first_query);
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len && last_key >= 0 ? last_key / kTileN + 1 : 0;
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
@@ -437,6 +465,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
   const int kv_head = tile.head / p.heads_per_kv_head;
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
@@ -447,7 +476,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
-      step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
+      step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {

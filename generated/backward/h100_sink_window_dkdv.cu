@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_sink_window_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 4724fee229b711de042eff2a025bed485ddcfc90613d5a7cedfc00696cbe222c
-// seal: sha256 99871d2f7f723939d20ea580fcb769b8277d778317f7a09ad62ff4e2b12ea304
+// seal: sha256 858dd92bcd8a5d6704af4c49e67c6b9717c8a2be9363e94736d2cd00c2efdcbf
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -110,6 +110,23 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -362,8 +379,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -378,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -392,10 +410,11 @@ struct QueryBlockIterator {
   int all_to;    // to all_to see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int diagonal = p.kv_len - p.q_len, last_key = min(first_key + kTileN, p.kv_len) - 1;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0), last_key = min(first_key + kTileN, seqlen.kv_len()) - 1;
     const int first_query = max(first_key - diagonal - p.window_right, 0);
     const bool sinks = first_key < p.sink_keys, all_sinks = last_key < p.sink_keys;  // every later query sees a sink
-    const int last_query = sinks ? p.q_len - 1 : min(last_key - diagonal + p.window_left, p.q_len - 1);
+    const int last_query = sinks ? seqlen.q_len() - 1 : min(last_key - diagonal + p.window_left, seqlen.q_len() - 1);
     all_from = first_key + kTileN - 1 - diagonal - p.window_right;
     all_to = all_sinks ? 0x7FFFFFFF : max(first_key, p.sink_keys) - diagonal + p.window_left;
     first = first_query / kTileM;

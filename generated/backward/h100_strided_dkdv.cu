@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_strided_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 50a28f6fbeeadb8d87c7f45227316b8990ed9cff3059f928688c66f5be4728e8
-// seal: sha256 4ad4d91f1371c9f241163f1ba3ab08e98e3d612951f56a763c74fa83db000f19
+// seal: sha256 4d5a11d5fc45bc6d8ae126a28a6ea35bbaa7e368eefc05098429c402ef72c608
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -110,6 +110,23 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -362,8 +379,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -378,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -398,11 +416,12 @@ struct QueryBlockIterator {
   int all_to;    // to all_to see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int diagonal = p.kv_len - p.q_len, end_key = first_key + kTileN;
-    const int last_key = min(end_key, p.kv_len) - 1;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0), end_key = first_key + kTileN;
+    const int last_key = min(end_key, seqlen.kv_len()) - 1;
     const bool stripes = in_stripe(first_key) || in_stripe(last_key);
     const int first_query = max(first_key - diagonal, 0);
-    const int last_query = stripes ? p.q_len - 1 : min(last_band_position(last_key) - diagonal, p.q_len - 1);
+    const int last_query = stripes ? seqlen.q_len() - 1 : min(last_band_position(last_key) - diagonal, seqlen.q_len() - 1);
     first = first_query / kTileM;
     count = last_query >= first_query ? last_query / kTileM - first + 1 : 0;
     // Keys of no stripe, of one block or of several: they are seen whole by the queries whose bands hold them.
@@ -424,7 +443,8 @@ struct QueryBlockIterator {
 };
 
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int position = query + p.kv_len - p.q_len, last = QueryBlockIterator::last_band_position(key);
+  const SeqlenInfo seqlen(p, batch);
+  const int position = seqlen.position(query), last = QueryBlockIterator::last_band_position(key);
   return (key <= position) & ((position <= last) | in_stripe(key));
 }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_strided_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: e7402f2a9710d1fa5d6ee53c5f139ea2b60537ee73ec6741b96970f819b342bd
-// seal: sha256 c822203a1ec7c1c57125f0cf68573a9aef0cdbb73c5d4ffe78354d861904a850
+// seal: sha256 838e94a560eac4661707fed6025ea7d6a8d41035219ed00d004d6c02a4850309
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -108,6 +108,31 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -365,8 +390,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -381,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -412,18 +438,19 @@ struct KvBlockIterator {
   int all_to;    // to the one before all_to
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int diagonal = p.kv_len - p.q_len;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0);
     const int first_state = first_query + diagonal;
-    const int last_state = min(first_query + kSubTileRows, p.q_len) - 1 + diagonal;
+    const int last_state = min(first_query + kSubTileRows, seqlen.q_len()) - 1 + diagonal;
     all_from = band_begin(last_state);
     all_to = band_end(first_state);
     const int first = max(band_begin(first_state), 0) / kTileN;
-    const int band_keys = max(min(band_end(last_state), p.kv_len), 0);  // up to the end of the last band
+    const int band_keys = max(min(band_end(last_state), seqlen.kv_end()), 0);  // up to the end of the last band
     const int end = (band_keys + kTileN - 1) / kTileN;
     last = end - 1;
     band = end - first;
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len ? band + stripe_steps(first * kTileN) : 0;
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() ? band + stripe_steps(first * kTileN) : 0;
   }
   // Number of the i-th key block: the bands', last one first, then those of the stripes.
   __device__ __forceinline__ int at(int i) {
@@ -441,7 +468,8 @@ struct KvBlockIterator {
 };
 
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int state = query + p.kv_len - p.q_len;
+  const SeqlenInfo seqlen(p, batch);
+  const int state = seqlen.position(query);
   return (key <= state) & ((key >= band_begin(state)) | (key % kPeriod < kBlock));
 }
 
@@ -473,6 +501,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
   const int kv_head = tile.head / p.heads_per_kv_head;
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
@@ -483,7 +512,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
-      step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
+      step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
@@ -531,11 +560,12 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
     int query) {
+  const KvEnd kv_end(p, batch);
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int key = first_key + i / 4 * 8 + i % 2;
-    bool keep = key < p.kv_len;
+    bool keep = key < kv_end;
     keep &= meta % 2 == 0 || visible(p, batch, query + i / 2 % 2 * 8, key);
     if (!keep) s[i] = kMinusInfinity;
   }

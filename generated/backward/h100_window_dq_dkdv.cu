@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 21bd5a6e738f9737ca4bfbc82b0454662fff2b8d7839d7cc6b0399bd5898edd7
-// seal: sha256 ecfcb037a21f39b331994e74b755a480fac48dcdbaa68cf7b69506a106c116fb
+// seal: sha256 fe4dac166d3dcb83e53bde7c63698274ff03f54b55048916f8fef477ccf1fd02
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the keys that the pattern shows:
@@ -136,6 +136,23 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -453,8 +470,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -469,7 +487,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -483,9 +501,10 @@ struct QueryBlockIterator {
   int all_to;    // to all_to see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int diagonal = p.kv_len - p.q_len, last_key = min(first_key + kTileN, p.kv_len) - 1;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0), last_key = min(first_key + kTileN, seqlen.kv_len()) - 1;
     const int first_query = max(first_key - diagonal - p.window_right, 0);
-    const int last_query = min(last_key - diagonal + p.window_left, p.q_len - 1);
+    const int last_query = min(last_key - diagonal + p.window_left, seqlen.q_len() - 1);
     all_from = first_key + kTileN - 1 - diagonal - p.window_right;
     all_to = first_key - diagonal + p.window_left;
     first = first_query / kTileM;
@@ -558,8 +577,9 @@ struct AddingTiles {
   int first, last;
 
   __device__ __forceinline__ AddingTiles(const Params& p, int batch, int step) {
-    const int diagonal = p.kv_len - p.q_len, last_query = min((step + 1) * kTileM, p.q_len) - 1;
-    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0), last_query = min((step + 1) * kTileM, seqlen.q_len()) - 1;
+    const int last_key = min(last_query + diagonal + p.window_right, seqlen.kv_end() - 1);
     first = max(step * kTileM + diagonal - p.window_left, 0) / kTileN;
     last = last_key < 0 ? -1 : last_key / kTileN;
   }
@@ -819,7 +839,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
   const int key = tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
-  const int tile_keys = p.kv_len - tile.first_key;
+  const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
   const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
@@ -937,6 +957,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
+  const SeqlenInfo seqlen(p, batch_head / p.heads);
   const bool added = has_sum(p, batch_head / p.heads, step);
   const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
@@ -957,7 +978,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
       p.dq + batch_head / p.heads * p.dq_batch_stride + batch_head % p.heads * p.dq_head_stride;
   for (int i = threadIdx.x; i < kTileM * kRowChunks; i += kConvertThreads) {
     const int query = step * kTileM + i / kRowChunks, chunk = i % kRowChunks;
-    if (query >= p.q_len || chunk >= p.head_chunks) continue;
+    if (query >= seqlen.q_len() || chunk >= p.head_chunks) continue;
     *reinterpret_cast<uint4*>(to + query * p.dq_row_stride + chunk * 8) =
         *reinterpret_cast<const uint4*>(&rows[i / kRowChunks][chunk * 8]);
   }

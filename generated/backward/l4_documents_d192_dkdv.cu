@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: 2b924f05a0306857431e616e077c22d83a13952fc77f5de03a14819b9b8bddb8
-// seal: sha256 060ed94fd34fb34e0af00521aa4f1d8d4239041a762d6581ddf47d114af90ad4
+// seal: sha256 b3363c2cca382b8cce4ac19c7af043a370efc3b35aeedf2164158285261318d4
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -142,6 +142,31 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
@@ -321,8 +346,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -337,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -519,11 +545,12 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Para
     int query) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.
   asm volatile("" : "+r"(batch), "+r"(head));
-  const int keys[2] = {min(key, p.kv_len - 1), min(key + 8, p.kv_len - 1)};
+  const SeqlenInfo seqlen(p, batch);
+  const int keys[2] = {min(key, seqlen.kv_len() - 1), min(key + 8, seqlen.kv_len() - 1)};
   const MaskColumn of_keys[2] = {MaskColumn(p, batch, head, keys[0]), MaskColumn(p, batch, head, keys[1])};
 #pragma unroll
   for (int c = 0; c < kTileM / 4; ++c) {  // queries of this thread, each of two keys
-    const int my_query = min(query + c / 2 * 8 + c % 2, p.q_len - 1);
+    const int my_query = min(query + c / 2 * 8 + c % 2, seqlen.q_len() - 1);
     const MaskRow of_query(p, batch, head, my_query);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -600,6 +627,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
 
   int count = 0;
   for (int i = 0; i < p.heads_per_kv_head; ++i) {
@@ -617,9 +646,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const unsigned short* q = p.q + tile.batch * p.q_batch_stride + walk.head * p.q_head_stride;
       const unsigned short* dout = p.dout + tile.batch * p.dout_batch_stride + walk.head * p.dout_head_stride;
       copy_rows<kTileM>(base + kQOffset + stage * kQBytes, q + row * p.q_row_stride + copy_chunk() * 8, p.q_row_stride,
-          p.q_len - row, p.head_chunks);
+          seqlen.q_len() - row, p.head_chunks);
       copy_rows<kTileM>(base + kDoutOffset + stage * kQBytes, dout + row * p.dout_row_stride + copy_chunk() * 8,
-          p.dout_row_stride, p.q_len - row, p.head_chunks);
+          p.dout_row_stride, seqlen.q_len() - row, p.head_chunks);
       const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + walk.head) * p.padded_q_len;
       if (threadIdx.x < kStatsBytes / 16) {
         cp_async_16(base + kStatsOffset + stage * kStatsBytes + threadIdx.x * 16, stats + first_query + threadIdx.x * 2,
@@ -636,9 +665,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + tile.kv_head * p.k_head_stride;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + tile.kv_head * p.v_head_stride;
   copy_rows<kTileN>(base + kKOffset, k + first_row * p.k_row_stride + copy_chunk() * 8, p.k_row_stride,
-      p.kv_len - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
   copy_rows<kTileN>(base + kVOffset, v + first_row * p.v_row_stride + copy_chunk() * 8, p.v_row_stride,
-      p.kv_len - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
 
@@ -680,5 +709,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                                   : p.dv + tile.batch * p.dv_batch_stride + tile.kv_head * p.dv_head_stride;
   const int64 row_stride = tile.of_dk ? p.dk_row_stride : p.dv_row_stride;
   store_gradient(sum, tile.of_dk ? p.scale : 1.0f, shared + kKOffset, to + tile.first_key * row_stride, row_stride,
-      p.kv_len - tile.first_key, p.head_chunks);
+      seqlen.kv_len() - tile.first_key, p.head_chunks);
 }

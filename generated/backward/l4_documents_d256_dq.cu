@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d256_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":16}}
 // spec hash: 5565c142610fc4269ca5460b69fb2893f22c6a90eaa4f247d292cea3732523a6
-// seal: sha256 7e9c3ae0a7a6dfa308202a40882f5f4ef52cc8b5f37fcbe779bf54cbc070b651
+// seal: sha256 9c13e5703710506034f5ed947fcdf34e5063cde002b7d117f1ed41f38d1f24f6
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:
@@ -130,6 +130,31 @@ struct Params {
   float scale;  // the softmax scale
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -208,8 +233,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -224,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -241,12 +267,13 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kBlockQueries;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
-    key_blocks = (p.kv_len + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -406,19 +433,20 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
 // Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
 // and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int head, int meta,
-    int query) {
+    int query, const KvEnd& kv_end) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.
   asm volatile("" : "+r"(batch), "+r"(head));
+  const SeqlenInfo seqlen(p, batch);
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
-  const int queries[2] = {min(query, p.q_len - 1), min(query + 8, p.q_len - 1)};
+  const int queries[2] = {min(query, seqlen.q_len() - 1), min(query + 8, seqlen.q_len() - 1)};
   const MaskRow rows[2] = {MaskRow(p, batch, head, queries[0]), MaskRow(p, batch, head, queries[1])};
 #pragma unroll
   for (int c = 0; c < kTileN / 4; ++c) {  // columns of this thread, each of two rows
-    const int key = first_key + c / 2 * 8 + c % 2, existing = min(key, p.kv_len - 1);
+    const int key = first_key + c / 2 * 8 + c % 2, existing = min(key, seqlen.kv_len() - 1);
     const MaskColumn of_key(p, batch, head, existing);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool keep = (key < p.kv_len) &
+      const bool keep = (key < kv_end) &
           ((meta % 2 == 0) | visible(p, batch, head, queries[half], existing, rows[half], of_key));
       if (!keep) s[c / 2][half * 2 + c % 2] = kMinusInfinity;
     }
@@ -478,16 +506,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
 
   // Start the pipeline: Q and dO with the first step.
   const int first_row = tile.first_query + copy_row();
   copy_rows<kTileM>(base + kQOffset,
       p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride + first_row * p.q_row_stride + copy_chunk() * 8,
-      p.q_row_stride, p.q_len - first_row, p.head_chunks);
+      p.q_row_stride, seqlen.q_len() - first_row, p.head_chunks);
   copy_rows<kTileM>(base + kDoutOffset,
       p.dout + tile.batch * p.dout_batch_stride + tile.head * p.dout_head_stride + first_row * p.dout_row_stride +
           copy_chunk() * 8,
-      p.dout_row_stride, p.q_len - first_row, p.head_chunks);
+      p.dout_row_stride, seqlen.q_len() - first_row, p.head_chunks);
   const uint32 my_rows = warp * 16 * kRowBytes + lane_offset;
   const uint32 q = base + kQOffset + my_rows, dout = base + kDoutOffset + my_rows;
 
@@ -495,6 +524,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int kv_head = tile.head / p.heads_per_kv_head;
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride + copy_chunk() * 8;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride + copy_chunk() * 8;
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   // Starts the copy of step `number` as one group; an empty group after the last step. Steps are asked for in order.
   auto fetch = [&](int number, int stage) {
@@ -503,10 +533,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = blocks.masked(number, step);
       const int meta = step * 2 + masked;
-      if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
+      if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       const uint32 to = base + kRingOffset + stage * 2 * kKvBytes;
-      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, p.kv_len - row, p.head_chunks);
-      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, p.kv_len - row, p.head_chunks);
+      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, kv_end - row, p.head_chunks);
+      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, kv_end - row, p.head_chunks);
     }
     cp_async_commit();
   };
@@ -529,7 +559,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     compute_scores(s, q, k_tile);
     compute_scores(dp, dout, k_tile + kKvBytes);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, tile.batch, tile.head, ~meta, query);
+    if (meta < 0) apply_mask(s, p, tile.batch, tile.head, ~meta, query, kv_end);
     score_gradients(ds_frag, s, dp, stats, p.scale_log2);
     add_gradient(dq, ds_frag, k_tile + lane_offset);
     stage = stage == kStages - 1 ? 0 : stage + 1;
@@ -543,5 +573,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   unsigned short* to = p.dq + tile.batch * p.dq_batch_stride + tile.head * p.dq_head_stride;
   store_gradient(dq, p.scale, shared + kQOffset, to + tile.first_query * p.dq_row_stride, p.dq_row_stride,
-      p.q_len - tile.first_query, p.head_chunks);
+      seqlen.q_len() - tile.first_query, p.head_chunks);
 }

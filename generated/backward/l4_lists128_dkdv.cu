@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: dc75293e780b470949385767ebd753abaee7ce95e171e2e732565612fbd432a0
-// seal: sha256 b2d7124f3d9182dbd782176b180346045ba9ef38af40aadd69396817b740e3d6
+// seal: sha256 edb2f0e1bab8e92d912e152fe1e735ee50dd6021a849fdad307fc5350eb023be
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -132,6 +132,31 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
@@ -312,8 +337,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -328,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -530,6 +556,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
 
   int count = 0;
   for (int i = 0; i < p.heads_per_kv_head; ++i) {
@@ -543,9 +571,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const unsigned short* q = p.q + tile.batch * p.q_batch_stride + walk.head * p.q_head_stride;
       const unsigned short* dout = p.dout + tile.batch * p.dout_batch_stride + walk.head * p.dout_head_stride;
       copy_rows<kTileM>(base + kQOffset + stage * kQBytes, q + row * p.q_row_stride + copy_chunk() * 8, p.q_row_stride,
-          p.q_len - row, p.head_chunks);
+          seqlen.q_len() - row, p.head_chunks);
       copy_rows<kTileM>(base + kDoutOffset + stage * kQBytes, dout + row * p.dout_row_stride + copy_chunk() * 8,
-          p.dout_row_stride, p.q_len - row, p.head_chunks);
+          p.dout_row_stride, seqlen.q_len() - row, p.head_chunks);
       const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + walk.head) * p.padded_q_len;
       if (threadIdx.x < kStatsBytes / 16) {
         cp_async_16(base + kStatsOffset + stage * kStatsBytes + threadIdx.x * 16, stats + first_query + threadIdx.x * 2,
@@ -562,9 +590,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + tile.kv_head * p.k_head_stride;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + tile.kv_head * p.v_head_stride;
   copy_rows<kTileN>(base + kKOffset, k + first_row * p.k_row_stride + copy_chunk() * 8, p.k_row_stride,
-      p.kv_len - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
   copy_rows<kTileN>(base + kVOffset, v + first_row * p.v_row_stride + copy_chunk() * 8, p.v_row_stride,
-      p.kv_len - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
 
@@ -598,7 +626,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   unsigned short* to_dk = p.dk + tile.batch * p.dk_batch_stride + tile.kv_head * p.dk_head_stride;
   unsigned short* to_dv = p.dv + tile.batch * p.dv_batch_stride + tile.kv_head * p.dv_head_stride;
-  const int keys = p.kv_len - tile.first_key;
+  const int keys = seqlen.kv_len() - tile.first_key;
   store_gradient(dk, p.scale, shared + kKOffset, to_dk + tile.first_key * p.dk_row_stride, p.dk_row_stride, keys,
       p.head_chunks);
   store_gradient(dv, 1.0f, shared + kVOffset, to_dv + tile.first_key * p.dv_row_stride, p.dv_row_stride, keys,

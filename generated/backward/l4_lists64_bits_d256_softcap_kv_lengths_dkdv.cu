@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 468ed61fdb6cf3a70473bdfe862f70fc059d2d452351060380602bb26174c723
-// seal: sha256 098da09293405426852ddfa33e90893f18d404c75aee05b3853fb8e33eb17fa8
+// seal: sha256 98120f5c8d077bb0a6866c83cac72403b4931739e3a7e15e00e0e7ef1d4b9d3d
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists, up to each batch's kv_lengths:
@@ -147,6 +147,34 @@ struct Params {
   int head_chunks;  // 16-byte chunks of a row of a head
   float scale_log2;  // scale * log2(e), positive: the host refuses others
   float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+  int batch;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p), batch(batch) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see. A length out of range counts as the nearest.
+  __device__ __forceinline__ int kv_end() const {
+    return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
+  }
+};
+
+// kv_end() of a tile, in a register.
+struct KvEnd {
+  int end;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : end(SeqlenInfo(p, batch).kv_end()) {}
+  __device__ __forceinline__ operator int() const { return end; }
 };
 
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
@@ -335,8 +363,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -351,14 +380,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
-}
-
-// Keys of a batch: those from its length on are hidden from all queries. A length out of range counts as the nearest.
-__device__ __forceinline__ int key_end_of(const Params& p, int batch) {
-  return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
 }
 
 // Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
@@ -639,10 +663,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
-  const int key_end = key_end_of(p, tile.batch);
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
 
   int count = 0;
-  for (int i = 0; i < (tile.first_key < key_end_of(p, tile.batch) ? p.heads_per_kv_head : 0); ++i) {
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
   // Where the bits of a step begin; null where they hide no pair.
@@ -657,9 +682,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const unsigned short* q = p.q + tile.batch * p.q_batch_stride + walk.head * p.q_head_stride;
       const unsigned short* dout = p.dout + tile.batch * p.dout_batch_stride + walk.head * p.dout_head_stride;
       copy_rows<kTileM>(base + kQOffset + stage * kQBytes, q + row * p.q_row_stride + copy_chunk() * 8, p.q_row_stride,
-          p.q_len - row, p.head_chunks);
+          seqlen.q_len() - row, p.head_chunks);
       copy_rows<kTileM>(base + kDoutOffset + stage * kQBytes, dout + row * p.dout_row_stride + copy_chunk() * 8,
-          p.dout_row_stride, p.q_len - row, p.head_chunks);
+          p.dout_row_stride, seqlen.q_len() - row, p.head_chunks);
       const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + walk.head) * p.padded_q_len;
       if (threadIdx.x < kStatsBytes / 16) {
         cp_async_16(base + kStatsOffset + stage * kStatsBytes + threadIdx.x * 16, stats + first_query + threadIdx.x * 2,
@@ -676,9 +701,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + tile.kv_head * p.k_head_stride;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + tile.kv_head * p.v_head_stride;
   copy_rows<kTileN>(base + kKOffset, k + first_row * p.k_row_stride + copy_chunk() * 8, p.k_row_stride,
-      key_end - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
   copy_rows<kTileN>(base + kVOffset, v + first_row * p.v_row_stride + copy_chunk() * 8, p.v_row_stride,
-      key_end - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
 
@@ -717,11 +742,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
   __syncwarp();
-  const int there = key_end - (tile.first_key + warp * 16 + lane / 4);  // keys of this thread, from its first one on
+  const int there = kv_end - (tile.first_key + warp * 16 + lane / 4);  // keys of this thread, from its first one on
   clear_hidden_gradient(sum, there);
   unsigned short* to = tile.of_dk ? p.dk + tile.batch * p.dk_batch_stride + tile.kv_head * p.dk_head_stride
                                   : p.dv + tile.batch * p.dv_batch_stride + tile.kv_head * p.dv_head_stride;
   const int64 row_stride = tile.of_dk ? p.dk_row_stride : p.dv_row_stride;
   store_gradient(sum, tile.of_dk ? p.scale : 1.0f, shared + kKOffset, to + tile.first_key * row_stride, row_stride,
-      p.kv_len - tile.first_key, p.head_chunks);
+      seqlen.kv_len() - tile.first_key, p.head_chunks);
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":16}}
 // spec hash: c502ebe334f0b470e82381dae585a8e5fcebb10ae9e3c57adfbd3ac98d0b0461
-// seal: sha256 30c824bb6f113c503b7634ab1c8c061e29ecfa4326b11e8fce5f34962cc64494
+// seal: sha256 aa241ca1205cf91e02ff128ff1e2b9e41c00c7bf7d8a785b23805f75ae458378
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists, up to each batch's kv_lengths:
@@ -136,6 +136,37 @@ struct Params {
   float scale;  // the softmax scale
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+  int batch;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p), batch(batch) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see. A length out of range counts as the nearest.
+  __device__ __forceinline__ int kv_end() const {
+    return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
+  }
+};
+
+// kv_end() of a tile, in a register.
+struct KvEnd {
+  int end;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : end(SeqlenInfo(p, batch).kv_end()) {}
+  __device__ __forceinline__ operator int() const { return end; }
+};
+
+// Number of a listed block without keys. No tensor has so many: what is loaded of it is zeros.
+constexpr int kNoBlock = (1 << 30) / kBlockKeys;
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -221,8 +252,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -237,17 +269,10 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
-
-// Keys of a batch: those from its length on are hidden from all queries. A length out of range counts as the nearest.
-__device__ __forceinline__ int key_end_of(const Params& p, int batch) {
-  return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
-}
-// Stands for an entry without keys: no tensor reaches so far, so what is loaded of it is zeros.
-constexpr int kNoBlock = (1 << 30) / kBlockKeys;
 
 // Pattern: each query block has a list of partial key blocks and, if given, a list of full ones. Predicate of the
 // partial ones: bits.
@@ -261,12 +286,13 @@ struct KvBlockIterator {
   int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
     const int row = first_query / kSubTileRows;
     list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
            row * p.kv_indices_row_stride;
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
-    key_blocks = (key_end_of(p, batch) + kBlockKeys - 1) / kBlockKeys;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -416,9 +442,9 @@ __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[2], const Params& 
 }
 
 // Hides the pairs of a step that the bits or the end of the keys exclude.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], int key_end, int meta,
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const KvEnd& kv_end, int meta,
     const uint32 (&bits)[2]) {
-  const int first_key = meta / 2 * kTileN, keys = key_end - first_key;  // that there are, from the first one on
+  const int first_key = meta / 2 * kTileN, keys = kv_end - first_key;  // that there are, from the first one on
 #pragma unroll
   for (int word = 0; word < kStepWords; ++word) {
     const uint32 inside = __funnelshift_lc(~0u, 0u, max(keys - word * 32, 0));  // a 1 for each key that there is
@@ -506,16 +532,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
 
   // Start the pipeline: Q and dO with the first step.
   const int first_row = tile.first_query + copy_row();
   copy_rows<kTileM>(base + kQOffset,
       p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride + first_row * p.q_row_stride + copy_chunk() * 8,
-      p.q_row_stride, p.q_len - first_row, p.head_chunks);
+      p.q_row_stride, seqlen.q_len() - first_row, p.head_chunks);
   copy_rows<kTileM>(base + kDoutOffset,
       p.dout + tile.batch * p.dout_batch_stride + tile.head * p.dout_head_stride + first_row * p.dout_row_stride +
           copy_chunk() * 8,
-      p.dout_row_stride, p.q_len - first_row, p.head_chunks);
+      p.dout_row_stride, seqlen.q_len() - first_row, p.head_chunks);
   const uint32 my_rows = warp * 16 * kRowBytes + lane_offset;
   const uint32 q = base + kQOffset + my_rows, dout = base + kDoutOffset + my_rows;
 
@@ -523,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int kv_head = tile.head / p.heads_per_kv_head;
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride + copy_chunk() * 8;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride + copy_chunk() * 8;
-  const int key_end = key_end_of(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   // Starts the copy of step `number` as one group; an empty group after the last step. Steps are asked for in order.
   auto fetch = [&](int number, int stage) {
@@ -532,10 +559,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = blocks.masked(number, step);
       const int meta = step * 2 + masked;
-      if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > key_end ? ~meta : meta;
+      if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       const uint32 to = base + kRingOffset + stage * 2 * kKvBytes;
-      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, key_end - row, p.head_chunks);
-      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, key_end - row, p.head_chunks);
+      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, kv_end - row, p.head_chunks);
+      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, kv_end - row, p.head_chunks);
     }
     cp_async_commit();
   };
@@ -561,7 +588,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     compute_scores(s, q, k_tile);
     compute_scores(dp, dout, k_tile + kKvBytes);
     apply_softcap(s, p.scale_log2);
-    if (meta < 0) apply_mask(s, key_end, ~meta, bits);
+    if (meta < 0) apply_mask(s, kv_end, ~meta, bits);
     score_gradients(ds_frag, s, dp, stats, kCappedScale);
     add_gradient(dq, ds_frag, k_tile + lane_offset);
     stage = stage == kStages - 1 ? 0 : stage + 1;
@@ -575,5 +602,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   unsigned short* to = p.dq + tile.batch * p.dq_batch_stride + tile.head * p.dq_head_stride;
   store_gradient(dq, p.scale, shared + kQOffset, to + tile.first_query * p.dq_row_stride, p.dq_row_stride,
-      p.q_len - tile.first_query, p.head_chunks);
+      seqlen.q_len() - tile.first_query, p.head_chunks);
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_window_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: 0313e61d8c5de634f76e91ad77ae62fa52c158922e5ed9a7e523dfe22e0ed607
-// seal: sha256 776f584e371c068b35510f993a9f75e2190462cbefee8dda862860f3dee07bd5
+// seal: sha256 e35b0c0397c94624b04b26947a09c6a9fb93f6055331e0dde11c38f99fd62361
 
 // Attention backward for sm_89, gradients of K and V
 // over the keys that the pattern shows:
@@ -111,6 +111,31 @@ struct Params {
   float scale;  // the softmax scale
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -189,8 +214,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -205,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -219,9 +245,10 @@ struct QueryBlockIterator {
   int all_to;    // to all_to see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int diagonal = p.kv_len - p.q_len, last_key = min(first_key + kTileN, p.kv_len) - 1;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0), last_key = min(first_key + kTileN, seqlen.kv_len()) - 1;
     const int first_query = max(first_key - diagonal - p.window_right, 0);
-    const int last_query = min(last_key - diagonal + p.window_left, p.q_len - 1);
+    const int last_query = min(last_key - diagonal + p.window_left, seqlen.q_len() - 1);
     all_from = first_key + kTileN - 1 - diagonal - p.window_right;
     all_to = first_key - diagonal + p.window_left;
     first = first_query / kTileM;
@@ -433,6 +460,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
 
   int count = 0;
   for (int i = 0; i < p.heads_per_kv_head; ++i) {
@@ -448,9 +477,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       const unsigned short* q = p.q + tile.batch * p.q_batch_stride + walk.head * p.q_head_stride;
       const unsigned short* dout = p.dout + tile.batch * p.dout_batch_stride + walk.head * p.dout_head_stride;
       copy_rows<kTileM>(base + kQOffset + stage * kQBytes, q + row * p.q_row_stride + copy_chunk() * 8, p.q_row_stride,
-          p.q_len - row, p.head_chunks);
+          seqlen.q_len() - row, p.head_chunks);
       copy_rows<kTileM>(base + kDoutOffset + stage * kQBytes, dout + row * p.dout_row_stride + copy_chunk() * 8,
-          p.dout_row_stride, p.q_len - row, p.head_chunks);
+          p.dout_row_stride, seqlen.q_len() - row, p.head_chunks);
       const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + walk.head) * p.padded_q_len;
       if (threadIdx.x < kStatsBytes / 16) {
         cp_async_16(base + kStatsOffset + stage * kStatsBytes + threadIdx.x * 16, stats + first_query + threadIdx.x * 2,
@@ -467,9 +496,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + tile.kv_head * p.k_head_stride;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + tile.kv_head * p.v_head_stride;
   copy_rows<kTileN>(base + kKOffset, k + first_row * p.k_row_stride + copy_chunk() * 8, p.k_row_stride,
-      p.kv_len - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
   copy_rows<kTileN>(base + kVOffset, v + first_row * p.v_row_stride + copy_chunk() * 8, p.v_row_stride,
-      p.kv_len - first_row, p.head_chunks);
+      kv_end - first_row, p.head_chunks);
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
 
@@ -509,5 +538,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                                   : p.dv + tile.batch * p.dv_batch_stride + tile.kv_head * p.dv_head_stride;
   const int64 row_stride = tile.of_dk ? p.dk_row_stride : p.dv_row_stride;
   store_gradient(sum, tile.of_dk ? p.scale : 1.0f, shared + kKOffset, to + tile.first_key * row_stride, row_stride,
-      p.kv_len - tile.first_key, p.head_chunks);
+      seqlen.kv_len() - tile.first_key, p.head_chunks);
 }

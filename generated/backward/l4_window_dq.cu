@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_window_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 5bc2fd53814a4a0a92a71bf565da88f6649cb7fccb1831cbb4f6e090d643e69f
-// seal: sha256 abe42806187ce424c56e18cbb8cacf11e4eb96f3835c49255d567ba5ea734998
+// seal: sha256 3021e721a5c00d118a5271e48f5ae99af9f33934f4d245d7d9fa812b40a79b7b
 
 // Attention backward for sm_89, gradient of Q
 // over the keys that the pattern shows:
@@ -104,6 +104,31 @@ struct Params {
   float scale;  // the softmax scale
 };
 
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
 // cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
 // fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
@@ -182,8 +207,9 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
-  if (query < p.q_len && chunk < p.head_chunks) {
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
     const uint4 d = *reinterpret_cast<const uint4*>(
@@ -198,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
   if (chunk == 0) {
-    const float lse = query < p.q_len ? p.lse[batch_head * p.q_len + query] : kMinusInfinity;
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
 }
@@ -212,15 +238,16 @@ struct KvBlockIterator {
   int all_to;     // to all_to
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
-    const int diagonal = p.kv_len - p.q_len;
-    const int last_query = min(first_query + kSubTileRows, p.q_len) - 1;
+    const SeqlenInfo seqlen(p, batch);
+    const int diagonal = seqlen.position(0);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
     const int first_key = max(first_query + diagonal - p.window_left, 0);
-    const int last_key = min(last_query + diagonal + p.window_right, p.kv_len - 1);
+    const int last_key = min(last_query + diagonal + p.window_right, seqlen.kv_end() - 1);
     all_from = last_query + diagonal - p.window_left;
     all_to = first_query + diagonal + p.window_right;
     last = last_key / kTileN;
-    // first_query < p.q_len always holds: every tile has a query.
-    count = first_query < p.q_len && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
+    // first_query < q_len() always holds: every tile has a query.
+    count = first_query < seqlen.q_len() && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
   // Number of the i-th key block, last one first.
   __device__ __forceinline__ int at(int i) { return last - i; }
@@ -326,14 +353,14 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
 
 // Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta,
-    int query) {
+    int query, const KvEnd& kv_end) {
   const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = first_key + j * 8 + i % 2;
-      bool keep = key < p.kv_len;
+      bool keep = key < kv_end;
       keep &= meta % 2 == 0 || visible(p, batch, query + i / 2 * 8, key);
       if (!keep) s[j][i] = kMinusInfinity;
     }
@@ -393,16 +420,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
 
   // Load Q and dO into registers.
   const int first_row = tile.first_query + copy_row();
   copy_rows<kTileM>(base + kQOffset,
       p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride + first_row * p.q_row_stride + copy_chunk() * 8,
-      p.q_row_stride, p.q_len - first_row, p.head_chunks);
+      p.q_row_stride, seqlen.q_len() - first_row, p.head_chunks);
   copy_rows<kTileM>(base + kDoutOffset,
       p.dout + tile.batch * p.dout_batch_stride + tile.head * p.dout_head_stride + first_row * p.dout_row_stride +
           copy_chunk() * 8,
-      p.dout_row_stride, p.q_len - first_row, p.head_chunks);
+      p.dout_row_stride, seqlen.q_len() - first_row, p.head_chunks);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
@@ -419,6 +447,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int kv_head = tile.head / p.heads_per_kv_head;
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride + copy_chunk() * 8;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride + copy_chunk() * 8;
+  const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   // Starts the copy of step `number` as one group; an empty group after the last step. Steps are asked for in order.
   auto fetch = [&](int number, int stage) {
@@ -427,10 +456,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
       const bool masked = blocks.masked(number, step);
       const int meta = step * 2 + masked;
-      if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > p.kv_len ? ~meta : meta;
+      if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
       const uint32 to = base + kRingOffset + stage * 2 * kKvBytes;
-      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, p.kv_len - row, p.head_chunks);
-      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, p.kv_len - row, p.head_chunks);
+      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, kv_end - row, p.head_chunks);
+      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, kv_end - row, p.head_chunks);
     }
     cp_async_commit();
   };
@@ -453,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     compute_scores(s, q, k_tile);
     compute_scores(dp, dout, k_tile + kKvBytes);
     const int meta = step_meta[stage];
-    if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query);
+    if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query, kv_end);
     score_gradients(ds_frag, s, dp, stats, p.scale_log2);
     add_gradient(dq, ds_frag, k_tile + lane_offset);
     stage = stage == kStages - 1 ? 0 : stage + 1;
@@ -463,5 +492,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   unsigned short* to = p.dq + tile.batch * p.dq_batch_stride + tile.head * p.dq_head_stride;
   store_gradient(dq, p.scale, shared + kQOffset, to + tile.first_query * p.dq_row_stride, p.dq_row_stride,
-      p.q_len - tile.first_query, p.head_chunks);
+      seqlen.q_len() - tile.first_query, p.head_chunks);
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from codegen.layout import lay_out
 from codegen.patterns import PatternBase
 from codegen.plan import Plan
-from codegen.render import environment
+from codegen.problem import Lengths
+from codegen.render import render_template
 
 # What a program includes before its patterns, %(params)s by `params`: values are those of batch kBatch.
 DECLARATIONS = """\
@@ -84,7 +84,7 @@ def lengths_of(kv_len: int) -> list[int]:
     return [*sorted({length for length in wanted if 0 <= length <= kv_len}), -(2**31), 2**31 - 1]
 
 
-def key_end_functions(plan: Plan) -> str:
-    """Functions of a kernel that find the end of a batch's keys; empty without kv_lengths."""
-    text = "{% import 'attention/kv_lengths.cuh.j2' as lengths with context %}{{ lengths.functions() }}\n"
-    return lay_out(environment().from_string(text).render(spec=plan.spec))
+def seqlen_info(plan: Plan) -> str:
+    """Lengths of the sequences of a kernel, as its source has them."""
+    lengths: Lengths = plan.flags.named()["lengths"]  # type: ignore[assignment]
+    return render_template(plan, f"attention/seqlen_info/{lengths.layout}.cuh.j2").strip()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, key_end_functions, lengths_of, problems
+from batch_values import declarations, lengths_of, problems, seqlen_info
 
 from codegen.library import find_spec
 from codegen.plan import Plan
@@ -104,7 +104,8 @@ def pieces(plan: Plan) -> list[str]:
         f"{folder}/dq_order/{spec.pattern.dq_order}",
         f"{folder}/dq_order/turn",
     )
-    texts = [key_end_functions(plan), *(render_template(plan, f"{name}.cuh.j2") for name in names)]
+    lengths, end, _ = seqlen_info(plan).partition("\n};")  # of what follows, a source has what it uses
+    texts = [lengths + end, *(render_template(plan, f"{name}.cuh.j2") for name in names)]
     return [text.strip() for text in texts if text.strip()]
 
 
@@ -120,7 +121,7 @@ def kernel(index: int, plan: Plan) -> str:
         "index": index,
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pieces": "\n".join(pieces(plan)),
-        "walks": "tile * kTileN < key_end_of(p, kBatch)" if spec_of(plan).kv_lengths else "true",
+        "walks": "tile * kTileN < SeqlenInfo(p, kBatch).kv_end()" if spec_of(plan).kv_lengths else "true",
     }
 
 

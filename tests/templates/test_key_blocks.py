@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, numbered, problems
+from batch_values import declarations, numbered, problems, seqlen_info
 
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PATTERNS, PatternBase
@@ -121,6 +121,7 @@ int main(int count, char** words) {
 KERNEL = """
 namespace kernel_%(index)d {
 %(constants)s
+%(seqlen_info)s
 %(pattern)s
 void list(const Params& p, int first, int begin, int number, std::vector<Step>& steps) {
   KvBlockIterator blocks(p, kBatch, 0, first);
@@ -184,6 +185,7 @@ def kernel(index: int, plan: Plan) -> str:
         "index": index,
         "sub_tile_rows": sub_tile_rows(plan),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
+        "seqlen_info": seqlen_info(plan),
         "pattern": piece(plan),
         "masked": "blocks.masked(i, block)" if masks else "false",
         "visible": "visible(p, kBatch, query, key)" if masks else "true",

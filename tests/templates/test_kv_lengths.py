@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from batch_values import PROBLEMS_OF_LENGTHS as PROBLEMS
-from batch_values import declarations, key_end_functions, lengths_of, numbered, window_or
+from batch_values import declarations, lengths_of, numbered, seqlen_info, window_or
 
 from codegen.library import find_spec, shipped_specs
 from codegen.patterns import PatternBase
@@ -53,7 +53,7 @@ using std::max;
 using std::min;
 %(declarations)s
 %(constants)s
-%(key_end)s
+%(seqlen_info)s
 %(pattern)s
 // For each tile a line with the blocks of its steps, and of the same in parts of two; then one for each query.
 int main(int, char** word) {
@@ -65,7 +65,7 @@ int main(int, char** word) {
     for (int i = 0; i < blocks.count; ++i) {
       const int block = blocks.at(i);
       listed += std::to_string(block) + " ";
-      for (int key = block * kTileN; key < min((block + 1) * kTileN, key_end_of(p, kBatch)); ++key)
+      for (int key = block * kTileN; key < min((block + 1) * kTileN, SeqlenInfo(p, kBatch).kv_end()); ++key)
         for (int row = 0; row < %(rows)d; ++row)
           if (!(%(masked)s) || %(visible)s) rows[row].at(key) = 'x';
     }
@@ -115,7 +115,7 @@ def host_program(plan: Plan) -> str:
     return PROGRAM % {
         "declarations": declarations([pattern], kv_lengths=True),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
-        "key_end": key_end_functions(plan),
+        "seqlen_info": seqlen_info(plan),
         "pattern": render_template(plan, str(plan.flags.pattern_template)),
         "masked": "blocks.masked(i, block)" if pattern.masks_pairs and not plan.flags.skip_masked else "false",
         "visible": "visible(p, kBatch, first + row, key)"
@@ -196,5 +196,5 @@ def test_listed_blocks_behind_the_length_are_none_that_a_tensor_has() -> None:
     for arch in ("sm_90a", "sm_89"):
         source = render_plan(plan_of({"arch": arch, "pattern": topk}))
         assert "constexpr int kNoBlock = (1 << 30) / kBlockKeys;" in source
-        assert "key_blocks = (key_end_of(p, batch) + kBlockKeys - 1) / kBlockKeys;" in source
+        assert "key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;" in source
         assert ": kNoBlock" in source and ": key_blocks" not in source

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_values import seqlen_info
 
 from codegen.library import find_spec
 from codegen.plan import Plan
@@ -85,6 +86,7 @@ int __shfl_sync(unsigned, int value, int lane) { shuffled[threadIdx.x] = value; 
 PROGRAM = """\
 namespace %(name)s {
 %(constants)s
+%(seqlen_info)s
 %(pattern)s
 // The loads of the queries from `first` on; of a part of them, if it has any work units.
 void print_loads(const Params& p, int first, int begin, int units) {
@@ -185,6 +187,7 @@ def program(case: Steps) -> str:
         "name": case.name,
         "step_blocks": max(1, case.shape[4] // case.shape[2]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
+        "seqlen_info": seqlen_info(plan),
         "pattern": render_template(plan, str(plan.flags.pattern_template)),
         "rows": ROWS,
         "behind": beyond(plan),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_values import seqlen_info
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
@@ -72,6 +73,7 @@ uint32 load_word(const uint32* word) { ++reads; return *word; }
 PROGRAM = """\
 namespace %(name)s {
 %(constants)s
+%(seqlen_info)s
 %(parts)s
 // Prints a line for each thread that has scores: those of step i of a tile whose first query is first_query.
 void print_step(const Params& p, int first_query, int i, const int* blocks, const bool* masked) {
@@ -106,13 +108,13 @@ SM90A = """\
 int meta_words[kStages * %(step_blocks)d] = {};
         for (int load = 0; load < %(step_blocks)d; ++load) {
           const int at = i * %(step_blocks)d + load;
-          meta_words[load] = pack_block_meta(p, blocks[at], masked[at]);
+          meta_words[load] = pack_block_meta(KvEnd(p, %(batch)d), blocks[at], masked[at]);
         }
         const BlockMeta meta(meta_words, 0, lane == 0);
         uint32 bits[%(step_blocks)d][2];
         float s[kTileN / 2] = {};
         read_mask_bits(bits, p, meta, i, %(head)d, %(batch)d, %(arguments)s);
-        apply_mask(s, p, meta, bits);"""
+        apply_mask(s, p, %(batch)d, meta, bits);"""
 MMA_SYNC = """\
 Step step;
         for (int load = 0; load < kStepBlocks; ++load) {
@@ -121,14 +123,14 @@ Step step;
         uint32 bits[kStepBlocks][kRowTiles][2];
         float s[kRowTiles][kTileN / 8][4] = {};
         read_mask_bits(bits, p, step, i, %(head)d, %(batch)d, %(arguments)s);
-        apply_mask(s, p, step, bits);"""
+        apply_mask(s, KvEnd(p, %(batch)d), step, bits);"""
 WMMA = """\
 Step step;
         for (int load = 0; load < kStepBlocks; ++load) {
           step.block[load] = blocks[i * kStepBlocks + load], step.masked[load] = masked[i * kStepBlocks + load];
         }
         float s[kTileN / 2] = {};
-        apply_mask(s, p, step, i, %(batch)d, %(head)d, %(arguments)s);"""
+        apply_mask(s, p, step, i, %(batch)d, %(head)d, %(arguments)s, KvEnd(p, %(batch)d));"""
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ def program(case: Masks) -> str:
     return PROGRAM % {
         "name": case.name,
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
+        "seqlen_info": seqlen_info(plan),
         "parts": "\n".join(parts),
         "warps": case.warps,
         "scores": scores,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, numbered, problems
+from batch_values import declarations, numbered, problems, seqlen_info
 
 from codegen.library import find_spec
 from codegen.plan import Plan
@@ -66,6 +66,7 @@ int main(int count, char** words) {
 KERNEL = """
 namespace kernel_%(index)d {
 %(constants)s
+%(seqlen_info)s
 %(piece)s
 // For each tile of keys a line with its steps (* behind a masked one), then for each of its keys one with its queries.
 void print(const Params& p) {
@@ -121,6 +122,7 @@ def kernel(index: int, plan: Plan) -> str:
     return KERNEL % {
         "index": index,
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
+        "seqlen_info": seqlen_info(plan),
         "piece": piece(plan),
         "masked": "blocks.masked(i, step)" if masks else "false",
         "visible": "visible(p, kBatch, query, key)" if masks else "true",

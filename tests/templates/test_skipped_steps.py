@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import PROBLEMS_OF_LENGTHS, declarations, key_end_functions, lengths_of, numbered, problems, window_or
+from batch_values import (
+    PROBLEMS_OF_LENGTHS,
+    declarations,
+    lengths_of,
+    numbered,
+    problems,
+    seqlen_info,
+    window_or,
+)
 
 from codegen.library import find_spec
 from codegen.patterns import PatternBase
@@ -58,7 +66,7 @@ using std::min;
 constexpr float kMinusInfinity = -1.0f;
 %(constants)s
 constexpr int kWarpgroupRows = 64;
-%(key_end)s
+%(seqlen_info)s
 %(pattern)s
 %(seen)s
 struct WorkTileInfo { int work, count; };
@@ -150,7 +158,7 @@ def host_program(plan: Plan) -> str:
     assert f"k_state.advance();{first}\n      take_step_max(" in source
     return PROGRAM % {
         "declarations": declarations([pattern_of(plan)], kv_lengths=plan.spec.kv_lengths),  # type: ignore[union-attr]
-        "key_end": key_end_functions(plan),
+        "seqlen_info": seqlen_info(plan),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan.constants),
         "pattern": pattern,
         "restriction": "  if (number >= 0) blocks.restrict_to(begin, number);" if plan.stream_k else "",

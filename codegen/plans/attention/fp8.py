@@ -11,6 +11,7 @@ from codegen.flags import Fp8Flags
 from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
 from codegen.plans.attention.rows import SWIZZLE
 from codegen.plans.attention.sizes import Sizes
+from codegen.plans.lengths import lengths_of
 from codegen.select.defaults import has_few_registers
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, Rule, check_tile, listed
@@ -137,7 +138,7 @@ def producer_has_more(sizes: Sizes) -> bool:
     """
     spec, lists = sizes.spec, sizes.spec.pattern.lists
     blocks_of_64 = lists == 1 and v_group_keys(sizes) < SWIZZLE
-    suffices = blocks_of_64 and spec.stream_k_tail and not spec.kv_lengths
+    suffices = blocks_of_64 and spec.stream_k_tail and not lengths_of(spec).by_batch
     many_scales = lists > 0 and scale_keys(sizes) < SWIZZLE and not suffices
     return spec.head_dim > 128 or many_scales or (lists > 1 and sizes.sub_tiles > 1)
 

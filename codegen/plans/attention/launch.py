@@ -7,6 +7,7 @@ from codegen.patterns.base import MOST_KEYS
 from codegen.plan import Plan, require
 from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
+from codegen.plans.lengths import length_numbers
 from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from codegen.stream_k import StreamK
@@ -21,8 +22,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     tiles = shape.batch * heads * query_tiles
     block = spec.pattern.fixed_block
     numbers = {
-        "q_len": shape.q_len,
-        "kv_len": shape.kv_len,
+        **length_numbers(shape),
         "heads": heads,
         "heads_per_kv_head": group,
         "query_tiles": query_tiles,

@@ -40,6 +40,7 @@ from codegen.plans.attention.params import (
     size_params,
     sub_tile_doc,
 )
+from codegen.plans.lengths import lengths_of
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
 
@@ -165,6 +166,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=tuple(constants),
         flags=AttentionMmaSyncFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
+            lengths=lengths_of(spec),
             expressions=expressions_flags(spec),
             partial_range=False,
             skip_masked=False,
@@ -198,7 +200,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 def _overhead(spec: AttentionSpec, *, loads: int, block_steps: int) -> int:
     """Return the registers of a thread beside accumulators and fragments, with so many loads of a step."""
-    lengths = spec.kv_lengths and block_steps > 1
+    lengths = lengths_of(spec).by_batch and block_steps > 1
     masks = MASK_OVERHEAD * spec.pattern.masks_pairs
     lists = LOAD_OVERHEAD * (loads - 1) + LENGTH_OVERHEAD * lengths
     return REGISTER_OVERHEAD + operand_registers(spec) + masks + lists + expression_registers(spec)

@@ -8,6 +8,7 @@ from codegen.arch import ARCHS
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.plans.attention.expressions import aux_params, expressions_summary
+from codegen.plans.lengths import Q_LEN, kv_len_params, lengths_of
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
@@ -56,8 +57,8 @@ def padding_params(spec: AttentionSpec) -> list[Param]:
 def size_params(spec: AttentionSpec) -> list[Param]:
     """Return the sizes of a problem and its softmax scale."""
     return [
-        i32("q_len", "queries of a head"),
-        i32("kv_len", "keys of a head"),
+        Q_LEN,
+        *kv_len_params(lengths_of(spec)),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
         i32("tiles", "batch * heads * query_tiles"),
         f32("scale_log2", "scale * log2(e), positive: the host refuses others"),

@@ -7,6 +7,7 @@ from codegen.plans.attention.expressions import expressions_flags
 from codegen.plans.attention.fp8 import fp8_flags, is_fp8
 from codegen.plans.attention.sizes import Sizes
 from codegen.plans.attention.sm90a_text import Arrangement
+from codegen.plans.lengths import lengths_of
 
 
 def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionSm90aFlags:
@@ -14,6 +15,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
     spec, rows, block = sizes.spec, sizes.rows, sizes.block
     return AttentionSm90aFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        lengths=lengths_of(spec),
         expressions=expressions_flags(spec, "column"),
         partial_range=spec.stream_k_tail or spec.kv_splits > 1,
         skip_masked=sizes.skip_masked,
@@ -43,7 +45,7 @@ def may_be_empty(sizes: Sizes) -> bool:
     fixed length has as many steps, whatever they show.
     """
     pattern = sizes.spec.pattern
-    without_keys = sizes.spec.kv_lengths and sizes.block is None
+    without_keys = lengths_of(sizes.spec).by_batch and sizes.block is None
     return sizes.sub_tiles > 1 or without_keys or not pattern.never_empty
 
 

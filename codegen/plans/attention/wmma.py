@@ -28,6 +28,7 @@ from codegen.plans.attention.params import (
     sub_tile_doc,
     tensor_params,
 )
+from codegen.plans.lengths import lengths_of
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
@@ -159,6 +160,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         constants=constants,
         flags=PatternFlags(
             pattern_template=f"attention/patterns/{pattern.kind}.cuh.j2",
+            lengths=lengths_of(spec),
             expressions=expressions_flags(spec),
             partial_range=False,
             skip_masked=False,

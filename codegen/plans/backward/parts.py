@@ -20,6 +20,7 @@ from codegen.plans.attention.params import (
     step_of_pattern,
     tensor_params,
 )
+from codegen.plans.lengths import Q_LEN, kv_len_params, length_numbers, lengths_of
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import Fits, Rule, check_tile
@@ -83,9 +84,6 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
 def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
     """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
     is_dq = spec.by_queries
-    by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
-    asks_keys = spec.gradients != "dkdv" or by_position or spec.kv_lengths or spec.mma == "mma"
-    asks_keys = asks_keys or spec.score is not None
     lists = index_params(spec.forward)
     if transposes(spec):
         rows = i32("query_blocks", "query blocks of a head: rows of the lists")
@@ -112,9 +110,9 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
         pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
         pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
         *lists,
-        i32("q_len", "queries of a head"),
+        Q_LEN,
         i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
-        *((i32("kv_len", "keys of a head"),) if asks_keys else ()),
+        *kv_len_params(lengths_of(spec)),
         i32("heads", "query heads"),
         i32("heads_per_kv_head", "query heads that share one K/V head"),
         i32("batch_heads", "batch * heads"),
@@ -198,6 +196,7 @@ def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
     shared: Side = "" if spec.mma == "mma" else "column" if spec.gradients == "dq" else "row"
     return AttentionBackwardPatternFlags(
         pattern_template=f"attention/patterns/{spec.pattern.kind}.cuh.j2",
+        lengths=lengths_of(spec),
         expressions=expressions_flags(forward, shared, gradients=True),
         partial_range=False,
         skip_masked=False,
@@ -233,9 +232,8 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     block = spec.pattern.fixed_block
     numbers = {
         **tiles,
-        "q_len": shape.q_len,
+        **length_numbers(shape),
         "padded_q_len": padded,
-        "kv_len": shape.kv_len,
         "heads": shape.heads,
         "heads_per_kv_head": shape.heads // shape.kv_heads,
         "batch_heads": shape.batch * shape.heads,

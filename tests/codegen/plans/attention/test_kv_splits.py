@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_values import declarations, problems
+from batch_values import declarations, problems, seqlen_info
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
@@ -81,6 +81,7 @@ using std::min;
 %(declarations)sstruct WorkTile {};
 struct Tile { int batch, head, first_query; };
 %(constants)s
+%(seqlen_info)s
 %(pattern)s
 %(kv_blocks_of)s
 // For every tile a line with the blocks of all sub-tiles, behind the number of them that the first one has, and one
@@ -124,6 +125,7 @@ def test_the_two_parts_are_the_whole(pattern: dict[str, Any], recorded: Callable
     program = PROGRAM % {
         "declarations": declarations([named.spec.pattern]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),
+        "seqlen_info": seqlen_info(plan_for(named)),
         "pattern": source[begin : source.index("// One tile of work", begin)],
         "work": "{}, " if named.spec.pattern.serpentine else "",
         "kv_blocks_of": source[parts_begin : source.index("\n}\n", parts_begin) + 3],

@@ -109,7 +109,7 @@ def test_q_and_dout_of_wide_heads_have_places_of_their_own(head_dim: int) -> Non
 @pytest.mark.parametrize("gradients", ["dq", "dkdv"])
 def test_options_are_in_the_source_where_they_are_asked_for(gradients: str) -> None:
     plain = render_plan(plan_of(gradients))
-    for word, options in (("cap_slope", {"softcap": 9.0}), ("key_end_of", {"kv_lengths": True})):
+    for word, options in (("cap_slope", {"softcap": 9.0}), ("p.kv_lengths", {"kv_lengths": True})):
         assert word not in plain and word in render_plan(plan_of(gradients, **options)), word
     with_bits = render_plan(plan_of(gradients, BITS))
     assert "load_word" in with_bits and "visible(" not in with_bits
@@ -128,7 +128,7 @@ def test_what_is_copied_ends_with_the_keys_of_the_batch(gradients: str) -> None:
     """So that K and V behind it are zeros, whatever is there."""
     source = render_plan(plan_of(gradients, kv_lengths=True))
     copied = re.findall(r"copy_rows<kTileN>\([^;]*?([\w.]+) - (?:first_)?row, p\.head_chunks\);", source)
-    assert copied == ["key_end"] * 2
+    assert copied == ["kv_end"] * 2
 
 
 @pytest.mark.parametrize(

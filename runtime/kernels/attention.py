@@ -205,7 +205,8 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         looked_up = aux_in_order(aux, self._aux.declared) if aux or self._aux_params else ()
         if return_lse is not False and return_lse is not self._has_lse:
             return_lse = self._default_lse(return_lse)
-        numbers = self._numbers.checked(window, sink_keys)
+        is_plain = not self._numbers.params and window is None and sink_keys is None
+        numbers = () if is_plain else self._numbers.checked(window, sink_keys)
         key = (scale, return_lse, numbers, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
         signature = self._bound(key)
         if signature is None:

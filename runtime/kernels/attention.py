@@ -205,7 +205,8 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         looked_up = aux_in_order(aux, self._aux.declared) if aux or self._aux_params else ()
         if return_lse is not False and return_lse is not self._has_lse:
             return_lse = self._default_lse(return_lse)
-        numbers = self._numbers.checked(window, sink_keys)
+        is_plain = not self._numbers.params and window is None and sink_keys is None
+        numbers = () if is_plain else self._numbers.checked(window, sink_keys)
         key = (scale, return_lse, numbers, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
         signature = self._bound(key)
         if signature is None:
@@ -302,7 +303,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         """Bind a call whose operands ``runtime.ops`` has checked, so that the call itself does not repeat that.
 
         Args:
-            q, k, v, scale, out, sink, return_lse: as of a call, checked by the functions of ``runtime.kernels.arguments``.
+            q, k, v, scale, out, sink, return_lse: as of a call, which ``runtime.kernels.arguments`` has checked.
             indices, window, sink_keys, aux: as of a call; they are checked here.
 
         Raises:

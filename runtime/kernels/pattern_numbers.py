@@ -49,8 +49,6 @@ class PatternNumbers:
         Raises:
             ArgumentError: for an argument that is missing, out of range, or not one of this kernel's.
         """
-        if not self.params and window is None and sink_keys is None:
-            return ()
         found: dict[str, tuple[int, ...]] = {}
         for name, value in (("sink_keys", sink_keys), ("window", window)):
             if name in self._taken:

@@ -23,6 +23,7 @@ pattern = st.one_of(
     st.fixed_dictionaries(
         {"kind": st.just("causal")}, optional={"align": st.sampled_from(["bottom_right", "top_left"])}
     ),
+    st.sampled_from([{"kind": "sliding_window"}, {"kind": "sink_window"}]),
     st.fixed_dictionaries(
         {"kind": st.just("sliding_window"), "left": st.integers(0, 1 << 24), "right": st.integers(0, 1 << 24)}
     ),

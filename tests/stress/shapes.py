@@ -58,7 +58,7 @@ def attention_shape(kernel: Any, number: int, device: torch.device) -> tuple[Cal
     )
     inputs = attention.make_inputs(kernel.spec, case, device)
     q, k, v = (tensor.contiguous() for tensor in (inputs.q, inputs.k, inputs.v))
-    more = {} if inputs.sink is None else {"sink": inputs.sink}
+    more = {**({} if inputs.sink is None else {"sink": inputs.sink}), **inputs.options()}
 
     def call(out: torch.Tensor | None = None) -> torch.Tensor:
         result: torch.Tensor = kernel(q, k, v, *inputs.indices, out=out, **more).out

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from codegen.attention_cases import Case, fitted
+from codegen.spec import AttentionSpec
+
+WINDOWS = (((0, 0), 1), ((99, 0), 0), ((37, 20), 64), ((9000, 9000), 9000))
+"""Windows, and keys at the beginning, of kernels that leave them to the call."""
 LISTS = {"kind": "topk", "k": 5, "block": {"q": 128, "kv": 128}}
 SMALL_LISTS = {"kind": "topk", "k": 5, "block": {"q": 64, "kv": 64}}
 KERNELS: dict[str, dict[str, Any]] = {
@@ -12,7 +18,8 @@ KERNELS: dict[str, dict[str, Any]] = {
     "lists": {"pattern": LISTS},
     "lists of 64": {"pattern": SMALL_LISTS, "scale_rows": {"q": 64, "k": 64}},
     "causal": {"pattern": {"kind": "causal"}},
-    "a window": {"pattern": {"kind": "sliding_window", "left": 99, "right": 0}},
+    "any window": {"pattern": {"kind": "sliding_window"}},
+    "any sink window": {"pattern": {"kind": "sink_window"}},
     "two lists": {"pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"}},
     "e5m2": {"pattern": {"kind": "dense"}, "dtype": "e5m2", "output": "fp16"},
     "packed heads, a softcap, a sink": {"pattern": {"kind": "dense"}, "pack_gqa": 2, "softcap": 15.0, "sink": True},
@@ -43,6 +50,8 @@ MMA_SYNC_KERNELS: dict[str, dict[str, Any]] = {
     "lists of 16": {"pattern": TINY_LISTS},
     "causal": {"pattern": {"kind": "causal"}},
     "a window": {"pattern": {"kind": "sliding_window", "left": 99, "right": 0}},
+    "any window": {"pattern": {"kind": "sliding_window"}},
+    "any sink window": {"pattern": {"kind": "sink_window"}},
     "two lists": {"pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"}},
     "bits": {"pattern": BITS, "kv_lengths": True},
     "e5m2": {"pattern": {"kind": "dense"}, "dtype": "e5m2", "output": "fp16"},
@@ -64,3 +73,10 @@ MMA_SYNC_KERNELS: dict[str, dict[str, Any]] = {
     "never promoted": {"pattern": {"kind": "dense"}, "accumulate_every": 0},
     "more rows": {"pattern": {"kind": "dense"}, "tile": {"m": 128, "n": 64}, "stages": 6},
 }
+
+
+def cases_for(case: Case, spec: AttentionSpec) -> tuple[Case, ...]:
+    """Return a case with heads that the kernel packs: of each of WINDOWS where the kernel leaves them to the call."""
+    if not spec.pattern.is_general:
+        return (fitted(case, spec),)
+    return tuple(fitted(replace(case, window=window, sink_keys=sinks), spec) for window, sinks in WINDOWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import host_mma_fp8  # noqa: E402
-from fp8_specs import MMA_SYNC_KERNELS  # noqa: E402
+from fp8_specs import MMA_SYNC_KERNELS, cases_for  # noqa: E402
 from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
@@ -41,10 +42,10 @@ def test_results_are_those_of_the_definition(name: str, recorded: Callable[..., 
     fields: dict[str, Any] = {"op": "attention", "arch": "sm_89", "dtype": "e4m3", "head_dim": 128}
     named = find_spec({**fields, **MMA_SYNC_KERNELS[name]})
     assert isinstance(named.spec, AttentionSpec)
-    case = fitted(CASE, named.spec)
-    recorded(generate(named).source, repr(case))
+    cases = cases_for(CASE, named.spec)
+    recorded(generate(named).source, repr(cases))
     kernel = host_mma_fp8.HostKernel(named, tmp_path)
-    for order, late in enumerate((True, False)):
+    for order, (case, late) in enumerate(product(cases, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import host_sm90a  # noqa: E402
-from fp8_specs import KERNELS  # noqa: E402
+from fp8_specs import KERNELS, cases_for  # noqa: E402
 from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
@@ -39,10 +40,10 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     named = find_spec({"op": "attention", "arch": "sm_90a", "dtype": "e4m3", "head_dim": 128, **KERNELS[name]})
     assert isinstance(named.spec, AttentionSpec)
-    case = fitted(CASE, named.spec)
-    recorded(generate(named).source, repr(case))
+    cases = cases_for(CASE, named.spec)
+    recorded(generate(named).source, repr(cases))
     kernel = host_sm90a.HostKernel(named, tmp_path)
-    for order, late in enumerate((True, False)):
+    for order, (case, late) in enumerate(product(cases, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ CAUSAL_LISTS = {"kind": "block_lists", "block": {"q": 128, "kv": 64}, "mask": "c
 KERNELS: tuple[dict[str, Any], ...] = (
     {"gradients": "dq", "dtype": "bf16", "head_dim": 128, "pattern": CAUSAL_LISTS, "tile": {"m": 64, "n": 16}},
     {"gradients": "dkdv", "dtype": "fp16", "head_dim": 64, "pattern": CAUSAL_LISTS, "tile": {"m": 16, "n": 64}},
+)
+WINDOWS: tuple[tuple[dict[str, Any], Any, int | None], ...] = (
+    ({"gradients": "dq", "pattern": {"kind": "sliding_window"}}, ((0, 0), (40, 9), (9000, 0)), None),
+    ({"gradients": "dkdv", "pattern": {"kind": "sink_window"}}, ((0, 0), (40, 9), (9000, 9000)), 70),
 )
 RAGGED = Case(
     *("ragged", 4, 2, 1, 45, 130), lists="padded", counts="edges", full_lists=False, columns=56, layout="bshd"
@@ -85,6 +90,19 @@ def test_gradients_are_those_of_the_definition(
             kernel.host.late, kernel.host.order = late, order
             outcome = verified.run_case(kernel, case, torch.device("cpu"))
             assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize(("fields", "windows", "sinks"), WINDOWS, ids=["dq", "dkdv"])
+def test_one_kernel_has_the_gradients_of_any_window(
+    fields: dict[str, Any], windows: Any, sinks: int | None, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    spec = named({"dtype": "bf16", "head_dim": 64, **fields})
+    cases = [replace(CASES[0], window=window, sink_keys=sinks) for window in windows]
+    recorded(generate(spec).source, repr(cases))
+    kernel = host_kernel.HostKernel(spec, tmp_path)
+    for case in cases:
+        outcome = verified.run_case(kernel, case, torch.device("cpu"))
+        assert outcome.passed, outcome
 
 
 @pytest.mark.parametrize("name", OF_OPTIONS)

@@ -36,12 +36,13 @@ from runtime.driver import launch, tensor_map, workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.expressions.draw import draw_aux  # noqa: E402
 from runtime.kernels import arguments, attention, attention_backward, attention_fp8  # noqa: E402
+from runtime.kernels.pattern_numbers import numbers_for  # noqa: E402
 from runtime.ops import attention_calls, attention_choice  # noqa: E402
 from runtime.patterns import Causal, Dense, Score  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
 from runtime.prepare.quantised import quantise  # noqa: E402
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 GRADIENTS: Any = attention_backward.AttentionBackwardKernel
 
 
@@ -848,7 +849,8 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
     sink = torch.zeros(q.shape[1]) if spec.sink else None
     out, aux = torch.zeros(q.shape, dtype=arguments.TORCH_DTYPES[call.compiled.plan.output]), looked_up(spec, q)
-    found = call(q, k, v, *indices, out=out, sink=sink, aux=aux, **scales)
+    numbers = numbers_for(spec.pattern, spec.pattern.example())
+    found = call(q, k, v, *indices, out=out, sink=sink, aux=aux, **scales, **numbers)
     assert (found if not spec.lse else found[0]) is out
     *before, (grid, _, launched) = driver.launches
     assert [parameters for *_, parameters in before] == [launched] * (call.compiled.plan.prologue is not None)
@@ -863,6 +865,8 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
         **{t.name: tensor.data_ptr() for t, tensor in zip(call.spec.index_tensors, indices, strict=True)},
         **({"sink": sink.data_ptr()} if sink is not None else {}),
         **{f"aux_{name}": tensor.data_ptr() for name, tensor in aux.items()},
+        **({"window_left": 2047, "window_right": 0} if numbers else {}),
+        **({"sink_keys": 64} if "sink_keys" in numbers else {}),
     }
     names = {param.name for param in call.compiled.plan.params}
     assert {name: field(call, launched, name)[0] for name in wanted if name in names} == {

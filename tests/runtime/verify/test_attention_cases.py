@@ -378,7 +378,7 @@ def test_cases_have_windows_of_all_kinds(name: str) -> None:
         "one key": sum(left == right == 0 for left, right, *_ in windows),
         "less than a block": sum(0 < left < 64 for left, *_ in windows),
         "the keys": sum(left == kv_len - 1 for left, _, _, kv_len in windows),
-        "longer than the sequence": sum(left > q_len + kv_len for left, _, q_len, kv_len in windows),
+        "longer than the sequence": sum(left >= q_len + kv_len for left, _, q_len, kv_len in windows),
         "to the right": sum(0 < right < kv_len for _, right, _, kv_len in windows),
         "all to the right": sum(right > kv_len for _, right, _, kv_len in windows),
         "causal": sum(right == 0 for _, right, *_ in windows),

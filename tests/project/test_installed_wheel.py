@@ -42,7 +42,8 @@ def test_compile_finds_the_receipts_and_sources_of_the_package(installed: Path, 
 
 @pytest.mark.parametrize("options", [("--check",), ()])
 def test_migrate_finds_the_receipts_of_the_package(installed: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
-    assert call(installed / "codegen", "migrate", NAME, *options, cwd=tmp_path) == f"up to date  {NAME}\n"
+    told = f"up to date  {NAME}_bf16\nup to date  {NAME}\n"
+    assert call(installed / "codegen", "migrate", NAME, *options, cwd=tmp_path) == told
     assert list(tmp_path.iterdir()) == []
 
 

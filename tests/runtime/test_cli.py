@@ -21,7 +21,9 @@ from codegen.receipts import (
     ReceiptStatus,
     VerificationRecord,
     read_receipt,
+    receipt_path,
     state,
+    write_receipt,
 )
 from codegen.render import generate, render
 from runtime.cli import app
@@ -229,9 +231,10 @@ def test_verify_goes_on_after_a_failure_and_may_measure(tmp_path: Path, monkeypa
     names = ["l4_topk32_d64", "l4_bsr_sddmm_b64"]
     result = run.invoke(app, ["verify", *names, "--measure", "--out", str(tmp_path)])
     assert result.exit_code == 1
-    assert [line.split()[0] for line in result.stdout.splitlines() if line[0] != " "] == ["FAILED", "ok"]
-    for name in names:
-        assert Receipt.read(tmp_path / f"{name}.json").measurement == measure(name)
+    assert [line.split()[0] for line in result.stdout.splitlines() if line[0] != " "] == ["FAILED", "ok", "ok", "ok"]
+    for named in (named for name in names for named in find_specs(name)):
+        name = named.stem
+        assert read_receipt(named, receipt_path(named, tmp_path)).measurement == measure(name)
         assert f"    {name}: 1.0 ms, 2.0 TFLOPS; a peer: 2.0 ms, 1.0 TFLOPS\n" in result.output
 
 
@@ -281,18 +284,23 @@ def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeyp
     monkeypatch.setattr(measurement, "measure", lambda kernel: (timing,))
     name, path = "l4_topk32_d64", tmp_path / "l4_topk32_d64.json"
     result = run.invoke(app, ["measure", name, "--out", str(tmp_path)])
-    assert result.exit_code == 1 and "has no receipt; run: codegen verify" in result.stderr
-    before = receipt(find_spec(name), None)
-    before.write(path)
+    assert result.exit_code == 1
+    specs = find_specs(name)
+    for named in specs:  # it takes both types
+        assert f"{named.stem}: has no receipt; run: codegen verify {named.stem}\n" in result.stderr
+    before = [receipt(named, None) for named in specs]
+    for named, each in zip(specs, before, strict=True):
+        write_receipt(named, each, path)
     result = run.invoke(app, ["measure", name, "--out", str(tmp_path)])
-    assert result.exit_code == 0 and "2.0 TFLOPS; a peer" in result.output
-    assert Receipt.read(path) == before.model_copy(update={"measurement": (timing,)})
-    for part in ("source", "cubin"):
-        other = getattr(before, part).model_copy(update={"sha256": "0" * 64})
-        before.model_copy(update={part: other}).write(path)
-        result = run.invoke(app, ["measure", name, "--out", str(tmp_path)])
-        assert result.exit_code == 1 and part in result.stderr.replace("sha256", "cubin")
-        assert Receipt.read(path).measurement == ()
+    assert result.exit_code == 0 and result.output.count("2.0 TFLOPS; a peer") == 2
+    for named, each in zip(specs, before, strict=True):
+        assert read_receipt(named, path) == each.model_copy(update={"measurement": (timing,)})
+        for part in ("source", "cubin"):
+            other = getattr(each, part).model_copy(update={"sha256": "0" * 64})
+            write_receipt(named, each.model_copy(update={part: other}), path)
+            result = run.invoke(app, ["measure", named.stem, "--out", str(tmp_path)])
+            assert result.exit_code == 1 and part in result.stderr.replace("sha256", "cubin")
+            assert read_receipt(named, path).measurement == ()
 
 
 def test_load_kernel_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +368,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("schema",),
     ("compile", "l4_topk32_d64"),
     ("compile", "l4_topk32_d64", "--check"),
-    ("migrate", "l4_topk32_d64", "--check"),
+    ("migrate", "h100_topk32", "--check"),
     ("tune", "op=bsr_sddmm,block=32,m=4096,n=4096,k=4096,density=0.1", "--compile-only", "--most", "0"),
     ("tune", "--export", "rows.jsonl"),
     ("cache", "path"),

@@ -302,7 +302,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         """Bind a call whose operands ``runtime.ops`` has checked, so that the call itself does not repeat that.
 
         Args:
-            q, k, v, scale, out, sink, return_lse: as of a call, checked by the functions of ``runtime.kernels.arguments``.
+            q, k, v, scale, out, sink, return_lse: as of a call; ``runtime.ops`` has checked them.
             indices, window, sink_keys, aux: as of a call; they are checked here.
 
         Raises:

@@ -165,7 +165,7 @@ MONOTONE_CASES = (
     Case("falling_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="falling"),
 )
 
-# Lists of neighbouring query blocks that have all, some or none of their entries in common. An odd number of query
+# Lists of neighboring query blocks that have all, some or none of their entries in common. An odd number of query
 # blocks leaves one alone; 4100 keys are 65 blocks of 64, enough for two lists of 32 without a common entry.
 SHARE_KV_CASES = (
     Case("same_lists", heads=4, kv_heads=2, q_len=1000, kv_len=2500, overlap=1.0),

@@ -77,7 +77,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     name="codegen",
-    help="Specialised CUDA kernels for block-sparse attention and BSR GEMM: from a YAML spec to a verified cubin.",
+    help="Specialized CUDA kernels for block-sparse attention and BSR GEMM: from a YAML spec to a verified cubin.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -274,7 +274,7 @@ def explain_command(
 
 
 def _plan_asked_for(spec: str | None, problem: str | None) -> tuple[Plan, Choice | None]:
-    """Return the plan that ``explain`` is to tell, and what is chosen for its problem."""
+    """The plan that ``explain`` prints, and the kernel chosen for its problem."""
     sizes = {} if problem is None else problem_fields(problem)
     if spec is None:
         if problem is None:

@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of a file, of which there may be ``most``.
+    """The bytes of a file, at most ``most``.
 
     Raises:
         MissingFileError, FileError: as ``read_text`` does.
@@ -125,7 +125,7 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
     staged: dict[Path, Path] = {}
     try:
         for path, text in texts.items():
-            with errors_of(path):  # it names the file that was asked for, of whose stand-in nobody knows
+            with errors_of(path):  # it names the requested file, not its stand-in
                 check_replaceable(path)
                 changed[path] = not holds(path, text)
                 if changed[path]:

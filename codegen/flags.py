@@ -146,7 +146,7 @@ class PatternFlags(Flags):
         pattern_template: the pattern's template.
         lengths: lengths of the sequences.
         partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
-        skip_masked: whether warpgroups skip steps of their tile of which they see no key.
+        skip_masked: whether warpgroups skip steps of their tile without visible keys.
         block_steps: steps in a listed block.
         step_blocks: listed blocks of a step.
         divides_block: whether a tile has a part of the queries that share a list.
@@ -592,7 +592,7 @@ class AttentionBackwardSm90aFlags(Flags):
         consumers: warpgroups that compute.
         divides_products: whether the consumers divide the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
-        dq_queries: queries of a step of which a warpgroup has dQ, where one kernel has all gradients; else 0.
+        dq_queries: queries of a step whose dQ a warpgroup computes, where one kernel has all gradients; else 0.
     """
 
     walk: AttentionBackwardFlags

@@ -94,7 +94,7 @@ class NamedSpec:
     def argument(self) -> str:
         """How a command line names it: a shipped spec by its name, which an installed package knows too.
 
-        A spec without a file is named by its canonical JSON, of which a command makes the same kernel. A file that is
+        A spec without a file is named by its canonical JSON, from which a command makes the same kernel. A file that is
         not shipped stands for both of its types.
         """
         if self.path is None:
@@ -113,7 +113,7 @@ class NamedSpec:
 
 
 def shipped_files() -> dict[str, Path]:
-    """Return the files of the shipped specs, in whichever folder of specs/ they are, by stem, sorted."""
+    """Files of the shipped specs in all folders of specs/, sorted by stem."""
     return _files(SPECS)
 
 

@@ -126,7 +126,7 @@ TABLE: tuple[Renamed, ...] = (
 
 
 def migrated(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:
-    """Return a spec as plain data with the names of today, in the order it had, and what changed.
+    """A spec as plain data with today's names, in its own order, and the changes.
 
     Raises:
         SpecError: for a spec that has a field by its old name and by its new one.

@@ -1,6 +1,6 @@
 """Reading of specs: plain data are validated, filled in and checked.
 
-A partial spec is a model too, the spec's own with fields that may be left out: bad values are told before anything is
+A partial spec is a model too, the spec's own with fields that may be left out: bad values are refused before fields are
 filled in. Of several specs that it may become, the first one is taken that has a plan.
 """
 

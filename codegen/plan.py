@@ -200,7 +200,7 @@ class SharedRegion:
     stores: bool = False
 
     def overlaps(self, other: SharedRegion) -> bool:
-        """Return whether two regions have bytes in common."""
+        """Whether two regions have bytes in common."""
         return self.offset < other.offset + other.bytes and other.offset < self.offset + self.bytes
 
 
@@ -283,12 +283,12 @@ class Registers:
 
     @property
     def least(self) -> int:
-        """Return the registers without which a tile is refused: an expression has a few of them, whatever it is."""
+        """Least registers of a thread for which a tile is accepted; any expression adds a few."""
         return self.needed - max(0, self.expression - EXPRESSION_REGISTERS)
 
     @property
     def may_spill(self) -> bool:
-        """Return whether an expression may spill some bytes: there are too few registers, or it is a heavy one."""
+        """Whether an expression may spill some bytes: registers are short, or the expression is heavy."""
         return self.needed > self.limit or self.expression > HEAVY_EXPRESSION
 
 
@@ -363,9 +363,9 @@ class Plan:
     workspace_bytes: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self) -> dict[str, Any]:
-        """Return what a host has to pass to launch the kernel, as JSON has it, without names.
+        """Arguments that a host passes to launch the kernel, as JSON data without names.
 
-        Parameters are known by their place: what it means is told by the code, which reads a value from its offset.
+        Parameters are known by their place: the code reads a value from its offset.
         """
         places = {param.name: i for i, param in enumerate(self.params)}
         before = self.prologue
@@ -392,12 +392,12 @@ class Plan:
 
     @property
     def promoted(self) -> str:
-        """Return the tensor maps for which the L2 reads 128 bytes at a time, in words."""
+        """Tensor maps with L2 promotion to 128 bytes, in words."""
         return ", ".join(name for name, how in self.tensor_maps.items() if how.promotion == 128)
 
     @property
     def launch_notes(self) -> tuple[str, ...]:
-        """Return what a host has to know to launch the kernel, in lines above its parameters."""
+        """Notes for a host that launches the kernel, the lines above its parameters."""
         clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
         most = "at most " if self.sized_by_launch else ""
         notes = [
@@ -429,13 +429,13 @@ class Plan:
 
     @property
     def output(self) -> str:
-        """Return the name of the type that results are rounded to: with FP8 inputs another one, which the spec says."""
+        """Name of the type of results: that of the inputs, or the spec's ``output`` with FP8 inputs."""
         said = str(getattr(self.spec, "output", self.spec.dtype))
         return said if self.spec.is_fp8 else self.spec.dtype
 
     @property
     def output_dtype(self) -> DType:
-        """Return the row of the type that results are rounded to, which is of 16 bits here."""
+        """The type of results, which has 16 bits here."""
         return DTYPES[self.output]
 
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
@@ -454,13 +454,13 @@ class Plan:
 
     @property
     def has_even_rounds(self) -> bool:
-        """Return whether a persistent grid is no larger than the rounds that its largest number of tiles takes."""
+        """Whether a persistent grid is no larger than the rounds of its largest number of tiles."""
         # A dynamic scheduler and stream-K balance by themselves; and two thread blocks of an SM overlap.
         by_number = self.stream_k is None and not self.dynamic_scheduler
         return self.persistent and by_number and self.ctas_per_sm == 1
 
     def thread_blocks(self, tiles: int, slots: int) -> int:
-        """Return how many thread blocks a launch has.
+        """Number of thread blocks of a launch.
 
         Thread blocks that take their tiles by number, each of n every n-th, have ceil(tiles / slots) of them at most.
         As few are launched as that takes: more would not end sooner, but draw power and share the L2's bandwidth.

@@ -118,7 +118,7 @@ def round_columns(ring_columns: int) -> int:
 
 
 def kept_rounds(ring_columns: int, columns: int, rounds: int) -> int:
-    """Return the further rounds for which block columns stay in the ring: what leaves room for the next ones, or 0.
+    """Further rounds for which block columns stay in the ring and leave room for the next ones, or 0.
 
     Args:
         ring_columns: block columns that have room.

@@ -214,7 +214,7 @@ class LaunchArgs:
             of them.
         prologue_grid: thread blocks of the plan's prologue.
         counters: 32-bit counters that are 0 between launches, by the pointer parameter that they are passed as.
-        scratch: bytes of uninitialised device memory, by pointer parameter.
+        scratch: bytes of uninitialized device memory, by pointer parameter.
         copy_stride: elements from one row to the next of the copy of B that the prologue writes; None without one.
         block: a thread block's size where the shape decides it; None for the plan's, which is the largest.
         epilogue_grid: thread blocks of the plan's epilogue.

@@ -216,7 +216,7 @@ def _without_twins_of_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def source_sha256(text: str) -> str:
-    """Return the hash by which a receipt knows its source."""
+    """Hash of a source in its receipt."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 

@@ -15,7 +15,7 @@ _SCALAR = re.compile(r"""(?P<quote>["'])(?:(?!(?P=quote)).)*(?P=quote)|[^\s,#\[\
 
 
 def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
-    """Return the text of a spec file with the names of today, and what changed.
+    """Text of a spec file with today's names, and the changes.
 
     Comments and layout stay as they are: only a name and a value are replaced, or what is left out is removed.
 

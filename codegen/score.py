@@ -89,7 +89,7 @@ class Score(SpecModel):
         return any("load_" in part.value for part in printed(self.log2).pair)
 
     def stem(self) -> str:
-        """Return a short name, which tells an expression from others."""
+        """Short name of the expression, different for different expressions."""
         return "score" + hashlib.sha256(f"{self.value} {self.aux}".encode()).hexdigest()[:6]
 
     @property

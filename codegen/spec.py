@@ -112,7 +112,7 @@ class SpecBase(SpecModel):
         return self.dtype in FP8
 
     def canonical_json(self) -> str:
-        """Return the spec with every field but unused options, in one spelling: what the hash is taken over."""
+        """Canonical JSON of the spec, without unused options: the input of its hash."""
         return canonical(self.model_dump(mode="json", by_alias=True, exclude=self._unused()))
 
     def _unused(self) -> set[str]:

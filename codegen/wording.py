@@ -15,7 +15,7 @@ _NEAREST = 3
 
 
 def one_line(text: str, most: int = MOST_SHOWN) -> str:
-    """Return a text as a message shows it: what does not print is escaped, and the middle of a long one is left out."""
+    """Text for a message: unprintable characters are escaped, and the middle of a long text is left out."""
     cut = _cut(text, most)
     if cut.isprintable():
         return cut
@@ -55,7 +55,7 @@ def alternatives(name: str, known: Iterable[str], listed: str = "") -> str:
 
 
 def in_shell(text: str) -> str:
-    """Return a word of a command as one types it into a shell; of what does not print, its bytes by their numbers."""
+    """A word of a command, quoted for a shell; unprintable characters are escaped by byte."""
     if text.isprintable():
         return shlex.quote(text)
     return "$'" + "".join(each if _stands(each) else _in_bytes(each) for each in text) + "'"

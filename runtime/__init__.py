@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
 
-# Need torch, and are imported when they are asked for: the command line works without.
+# They need torch, and are imported on first use: the command line works without it.
 _NEED_TORCH = {
     "AttentionResult": "runtime.kernels.attention",
     "BsrMatrix": "runtime.prepare.bsr_matrix",

@@ -57,7 +57,7 @@ def check_dim(name: str, dim: Any, tensor: torch.Tensor) -> None:
 
 
 def named_device(name: str, device: Any) -> torch.device:
-    """Return a device, which need not be there.
+    """A device, which need not exist.
 
     Args:
         name: of the argument.

@@ -116,7 +116,7 @@ def load_kernel(
 
 
 def _folder(spec: object) -> Path | None:
-    """Return the folder of an exported kernel that is to be loaded; None for whatever names a spec."""
+    """Folder of an exported kernel; None for the name or fields of a spec."""
     if not isinstance(spec, str | Path) or (isinstance(spec, str) and shipped_file(spec) is not None):
         return None
     try:

@@ -119,7 +119,7 @@ def _check_numbers(pattern: Any) -> None:
     Raises:
         ArgumentError: naming the field.
     """
-    if torch.compiler.is_compiling():  # validation is not traced; whoever parses the text validates it
+    if torch.compiler.is_compiling():  # validation is not traced; the operator validates the text
         return
     values = [getattr(pattern, name) for name in pattern._names]
     check: Any = _check_values if _WORDS.issuperset(map(type, values)) else _check_values.__wrapped__

@@ -103,7 +103,7 @@ class Found:
 
     Attributes:
         place: file, and where the row is in it, for messages.
-        node: the row; whoever changes it changes the document.
+        node: the row, a part of the document: a change of it changes the document.
         around: fields of the report that the row has too.
     """
 

@@ -128,7 +128,7 @@ class _Printer:
         self._terms[part, place] = Term(name, term.ctype)
 
     def _new_name(self, node: Node, place: Place) -> str:
-        """Return a name that is not taken: of what is looked up, or a number."""
+        """A new name for a value: that of the tensor it is read from, or a number."""
         stem = f"{node.aux.name}_of_{place.value}" if isinstance(node, Item) else place.value
         number = 0
         name = stem if isinstance(node, Item) else f"{stem}_0"

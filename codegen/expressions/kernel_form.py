@@ -169,7 +169,7 @@ class _Scaled:
         return product(self._held(number, by), as_float(self._exact(truth)))
 
     def _exact(self, node: Node) -> Node:
-        """Return a node as it is written: what is compared, or becomes an integer, may be just beside a limit."""
+        """The node, unchanged: an operand of a comparison or of a conversion to integer may be just beside a limit."""
         if not self._has_score(node):
             return node
         return self.of(node, 1.0) if node == _SCORE else _of_parts(node, tuple(map(self._exact, children(node))))

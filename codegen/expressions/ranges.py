@@ -110,7 +110,7 @@ class _Printer:
         return Ranges(rows, columns, fixed, tuple(statements), result)
 
     def _reached(self) -> list[int]:
-        """Return the parts that need a name, operands first: not those within what is taken as a whole."""
+        """Parts that need a name, operands first, without those inside parts that stay whole."""
         reached, left = set[int](), [self._root]
         while left:
             place = left.pop()

@@ -135,7 +135,7 @@ def _integer(value: int, *, wide: bool) -> Term:
 
 
 def as_float32(value: float) -> float:
-    """Return the float32 that is nearest; an integer is rounded once, however many digits it has."""
+    """Nearest float32; an integer of any size is rounded once."""
     if isinstance(value, int) and abs(value) >= 2**53:
         rest = abs(value).bit_length() - 53
         sticky = int(abs(value) & ((1 << rest) - 1) != 0)  # keeps what is rounded here from looking like a tie there

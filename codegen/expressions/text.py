@@ -33,7 +33,7 @@ def text_of(node: Node) -> str:
 
 
 def _text(node: Node) -> tuple[str, int]:
-    """Return the text of a tree, and how tightly it holds together."""
+    """Text of a tree, and the precedence of its outermost operator."""
     match node:
         case Literal():
             text = node.name or repr(node.value)

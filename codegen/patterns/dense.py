@@ -24,7 +24,7 @@ class Dense(PatternBase):
 
     @property
     def never_empty(self) -> bool:
-        """Every query has all key blocks, of which there is one at least."""
+        """Every query has all key blocks, at least one."""
         return True
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:

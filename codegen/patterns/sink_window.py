@@ -55,9 +55,9 @@ class SinkWindow(PatternBase):
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Whether query ``q`` sees key ``k``."""
-        centre = q + (kv_len - q_len)
-        inside = super().visible(q, k, q_len, kv_len, values) & (k <= centre + self.right)
-        return inside & ((k < self.sink) | (k >= centre - self.left))
+        center = q + (kv_len - q_len)
+        inside = super().visible(q, k, q_len, kv_len, values) & (k <= center + self.right)
+        return inside & ((k < self.sink) | (k >= center - self.left))
 
     @property
     def pair_mask(self) -> str:

@@ -81,11 +81,11 @@ class SlidingWindow(PatternBase):
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
         """Whether query ``q`` sees key ``k``."""
-        centre = q + (kv_len - q_len)
-        return super().visible(q, k, q_len, kv_len, values) & (k >= centre - self.left) & (k <= centre + self.right)
+        center = q + (kv_len - q_len)
+        return super().visible(q, k, q_len, kv_len, values) & (k >= center - self.left) & (k <= center + self.right)
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the most steps that the windows of neighbouring queries touch."""
+        """Return the most steps that the windows of neighboring queries touch."""
         del listed
         return min(-(-kv_len // keys), (self._around + rows + keys - 2) // keys + 1)
 

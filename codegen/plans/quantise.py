@@ -306,7 +306,7 @@ def _plan(
 
 
 def _rotary_flags(spec: QuantiseSpec) -> dict[str, str]:
-    """Return what the templates ask about the rotary embedding."""
+    """Template parameters of the rotary embedding."""
     if spec.rotary == "none":
         return {
             "chunk_type": "uint4",

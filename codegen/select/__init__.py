@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from codegen.select.choice import Choice, choose, planned
     from codegen.select.problem import AttentionProblem, BsrProblem, Problem, parse_problem
 
-# Imported when they are asked for: codegen.parse reads the rules, and the choice needs codegen.parse.
+# Imported on first use: codegen.parse reads the rules, and the choice needs codegen.parse.
 _HOMES = {
     "AttentionProblem": "codegen.select.problem",
     "BsrProblem": "codegen.select.problem",

@@ -40,7 +40,7 @@ class BackwardKernels:
         dq: computes dQ.
         dkdv: computes dK and dV.
         dq_dkdv: computes all three where all are wanted, with five products in place of seven; None: no kernel does.
-        daux: computes those of tensors of the score; None: none is asked for that is not 0.
+        daux: computes those of tensors of the score; None: no gradient that is not 0 is requested.
     """
 
     dq: NamedSpec

@@ -49,7 +49,7 @@ def predicted(problem: Problem, kernels: Mapping[str, NamedSpec], rows: Sequence
         rows: of the same operator and architecture.
 
     Returns:
-        The expectations by label, without kernels of which the model has no estimate: it needs the sizes.
+        Expected times by label, without kernels that the model cannot estimate: it needs the sizes.
     """
     corrections: dict[str, _Correction] = {label: _Correction() for label in kernels}
     for row in rows:

@@ -158,7 +158,7 @@ def planned(choice: Choice) -> Choice:
         The same choice.
 
     Raises:
-        SpecError: naming the field of which no kernel is written.
+        SpecError: naming the field that no kernel supports.
     """
     if not isinstance(choice, Choice):
         raise SpecError("choice", f"is {type(choice).__name__}, expected what choose returns")
@@ -199,7 +199,7 @@ def _named(spec: Spec) -> NamedSpec:
 def _chosen(
     written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None, general: bool
 ) -> Choice:
-    """The choice for a problem, among specs that agree with what was written."""
+    """The choice for a problem, among specs that agree with the given fields."""
     every = measurements() if rows is None else rows
     in_fp8 = problem.is_fp8
     table = [row for row in every if row.problem.key() == problem.key() and row.problem.is_fp8 == in_fp8]
@@ -243,7 +243,7 @@ def _allowed(timing: Timing, problem: Problem) -> bool:
 
 
 def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -> tuple[_Kernel, str] | None:
-    """The kernel that wins in most rows or loses least, and what a dense product takes where it is faster.
+    """The kernel that wins most rows or loses least, and the time of a dense product where that is faster.
 
     A shipped kernel wins over others that gain less than ``WORTH``, and over all in rows of another problem.
     """

@@ -74,7 +74,7 @@ class _Problem(SpecModel):
         return self.dtype in FP8
 
     def fields(self) -> Fields:
-        """Return what the problem says of its kernel's spec, as plain data; options that are off are left out."""
+        """Fields of the kernel's spec that the problem fixes, as plain data, without options that are off."""
         every = self.model_dump(mode="json", include={"op"}) | self.model_dump(mode="json", exclude_defaults=True)
         return {
             "op": every["op"],
@@ -121,14 +121,14 @@ class AttentionProblem(_Problem):
     )
 
     def key(self) -> tuple[object, ...]:
-        """Return what a measured problem must agree in to be compared with this one."""
+        """Key that two problems must share for a measurement of one to apply to the other."""
         return (
             *(self.op, self.arch, self.head_dim, self.pattern.kind, self.pattern.fixed_block),
             *(self.pack_gqa > 1, self.query_grouping),
         )
 
     def options(self) -> tuple[object, ...]:
-        """Return what a kernel computes beside, at little cost: measured problems that agree are preferred."""
+        """Optional features of little cost; ties between measured problems go to the one with the same features."""
         return (self.lse, self.softcap is not None, self.score is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
@@ -230,11 +230,11 @@ class BsrProblem(_Problem):
         return EVENNESS[self.evenness] if isinstance(self.evenness, str) else self.evenness
 
     def key(self) -> tuple[object, ...]:
-        """Return what a measured problem must agree in to be compared with this one."""
+        """Key that two problems must share for a measurement of one to apply to the other."""
         return (self.op, self.arch, self.block, self.b_layout, self.transpose_a, self.output)
 
     def options(self) -> tuple[object, ...]:
-        """Return what a kernel computes beside, at little cost: measured problems that agree are preferred."""
+        """Optional features of little cost; ties between measured problems go to the one with the same features."""
         return (self.epilogue is not None, self.accumulate)
 
     def places(self) -> dict[str, float | None]:
@@ -376,7 +376,7 @@ def has_problem(spec: Spec) -> bool:
 
 
 def said_by(spec: Spec) -> Fields:
-    """Return what a spec says of its problem, as fields of that.
+    """Fields of the problem that a spec fixes.
 
     Raises:
         SpecError: for an operator without problems to choose for.
@@ -401,14 +401,14 @@ def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:
 
 
 def tuning_of(spec: Spec) -> Fields:
-    """Return the fields of a spec that say how it computes; options that are off are left out."""
+    """Tuning fields of a spec, without options that are off."""
     fields: Fields = json.loads(spec.canonical_json())
     given = fields.get("query_grouping") == "given"
     return {name: v for name, v in fields.items() if name in TUNING_FIELDS and not (given and name == "query_grouping")}
 
 
 def preparation_of(spec: Spec, packed: bool = False) -> Literal["rows", "packed"] | None:
-    """Return what a kernel makes use of, of what is done to A once before many calls; None for nothing."""
+    """Preparation of A, once before many calls, that a kernel uses; None without one."""
     if not isinstance(spec, BsrSpmmSpec):
         return None
     gathers = spec.tile.m == GATHERED_ROWS

@@ -124,7 +124,7 @@ def _error(field: str, reason: str) -> SpecError:
 
 
 def _field(name: str, spec: Spec) -> str:
-    """Return the dotted name of a field, if it says how a kernel computes."""
+    """Dotted name of a tuning field; SpecError for another field."""
     model = type(spec)
     fields = [field.alias or each for each, field in model.model_fields.items()]
     parts = [f"tile.{each}" for each in type(spec.tile).model_fields]
@@ -214,7 +214,7 @@ def spelt(value: Any) -> str:
 
 
 def differences(spec: Spec, current: Spec) -> dict[str, Any]:
-    """Return the tuning in which a spec differs from another one, by dotted names; an option that is off is None."""
+    """Tuning fields in which a spec differs from another, by dotted names; an option that is off is None."""
     one, other = _flat(tuning_of(spec)), _flat(tuning_of(current))
     return {name: one.get(name) for name in {**one, **other} if one.get(name) != other.get(name)}
 

@@ -61,7 +61,7 @@ class Timing(SpecModel):
 
     @property
     def label(self) -> str:
-        """What tells it from others of its problem: its tuning, in one spelling."""
+        """Its tuning in one spelling, unique within its problem."""
         return canonical(self.tuning)
 
 

@@ -91,7 +91,7 @@ def _tensor_map(prefix: str, told: TensorMapRecord) -> list[str]:
 
 
 def _struct(facts: KernelFacts) -> list[str]:
-    """Return the parameter struct, and what its layout must be."""
+    """The parameter struct, and assertions of its layout."""
     name = f"{facts.symbol}_params"
     lines = _tensor_map_type(facts) if facts.tensor_maps else []
     lines += ["/* The kernel's only parameter, by value. */", f"struct {name} {{"]

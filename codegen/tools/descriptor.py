@@ -143,7 +143,7 @@ class KernelFacts(SpecModel):
 
 
 def facts_of(plan: Plan) -> KernelFacts:
-    """Return what a plan says to a host."""
+    """Facts of a plan that a host needs."""
     workspace = _workspace(plan)
     kinds = {record.param for record in workspace}
     prologue = plan.prologue

@@ -85,7 +85,7 @@ def _sha256(data: bytes) -> str:
 
 
 def names_of(stem: str) -> dict[str, str]:
-    """Return the files of the folder of a kernel, by what they are; ``kernel.json`` is beside them."""
+    """Files of the folder of a kernel by kind, without ``kernel.json``."""
     return {"source": f"{stem}.cu", "cubin": f"{stem}.cubin", "header": f"{stem}.h", "receipt": f"{stem}.json"}
 
 

@@ -17,7 +17,7 @@ from codegen.spec import Epilogue, Spec
 WIDE = 120
 """Columns that all of a table fits into; in fewer, what follows the name is one column."""
 BY_DEFAULT = ("stream_k_tail", "warp_rows")  # options that follow from other fields, unless a spec says otherwise
-_COLOURS = {ReceiptStatus.OK: "green", ReceiptStatus.FAILED: "red", ReceiptStatus.UNREADABLE: "red"}
+_COLORS = {ReceiptStatus.OK: "green", ReceiptStatus.FAILED: "red", ReceiptStatus.UNREADABLE: "red"}
 
 
 def row_of(named: NamedSpec, found: ReceiptState) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def table_of(rows: Sequence[dict[str, Any]], width: int) -> Table:
         told = [row[name] for name in details]
         if width < WIDE:
             told = [", ".join(told)]
-        colour = _COLOURS.get(ReceiptStatus(row["receipt"]), "yellow")
-        table.add_row(row["spec"], *told, f"[{colour}]{row['receipt']}[/]")
+        color = _COLORS.get(ReceiptStatus(row["receipt"]), "yellow")
+        table.add_row(row["spec"], *told, f"[{color}]{row['receipt']}[/]")
     return table
 
 

@@ -140,7 +140,7 @@ def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
     """Refuse to write over a file that holds anything but a text.
 
     Raises:
-        CodegenError: unless it was asked for.
+        CodegenError: unless ``force`` is set.
     """
     if is_file(path) and not force and (text is None or not holds(path, text)):
         place = one_line(str(path), MOST_OF_PLACE)
@@ -148,7 +148,7 @@ def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
 
 
 def text_of(problem: Problem, choice: Choice) -> str:
-    """Return a spec as a file has it, with what it is for above it."""
+    """Text of a spec file, with its purpose as a comment on top."""
     remarks = [f"For {problem}.", f"Chosen by codegen new ({choice.rule}): {choice.reason}."]
     comments = [line for remark in remarks for line in textwrap.wrap(in_comment(remark), _WIDTH)]
     return "\n".join(f"# {line}" for line in comments) + "\n" + yaml_of(choice.spec)
@@ -163,7 +163,7 @@ def yaml_of(spec: Spec) -> str:
 
 
 def _order(spec: Spec, fields: Mapping[str, Any]) -> list[str]:
-    """Return the fields that a spec has: what it computes, how, then options."""
+    """Fields of a spec: the problem, the tuning, then options."""
     names = [field.alias or name for name, field in type(spec).model_fields.items()]
     places = {**dict.fromkeys(spec.options, 3), **dict.fromkeys(("tile", "mma", "copy", "schedule", "stages"), 2)}
     first = ("op", "arch", "dtype")

@@ -15,7 +15,7 @@ from codegen.freshness import display_path
 from codegen.patterns import PATTERNS
 from codegen.tools.report import JsonOption, report
 
-WIDTH = 80  # columns of what is told
+WIDTH = 80  # columns of printed text
 
 
 def _complete_device(incomplete: str) -> list[str]:

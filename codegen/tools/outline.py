@@ -66,7 +66,7 @@ def _end(bare: Sequence[str], first: int) -> int:
 
 
 def _name(text: str) -> str:
-    """Return the name of a function: what stands before its first parenthesis, but for bounds of its launch."""
+    """Name of a function: the text before its first parenthesis, without launch bounds."""
     header = re.sub(r"\b__(?:launch_bounds|maxnreg|cluster_dims)__\([^)]*\)", "", text)
     found = re.search(r"(\w+)\s*\(", header)
     return found[1] if found else "?"

@@ -21,7 +21,7 @@ SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len")
 
 
 def ask(question: str, read: Callable[[str], Answer], default: str = "") -> Answer:
-    """Ask until there is an answer that can be read; errors are told, and the question is asked again.
+    """Ask until an answer can be parsed: an error is printed, and the question repeated.
 
     Raises:
         CodegenError: when the input ends.

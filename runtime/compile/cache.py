@@ -53,7 +53,7 @@ class KernelCache:
         self._trusts_others = cache_environment.trusts_others()
 
     def get_or_build(self, identity: Identity, build: Callable[[], tuple[bytes, str]]) -> tuple[Entry, bool]:
-        """Return the entry of a kernel and whether it was there; else build and publish it, once for all processes.
+        """Entry of a kernel, and whether it was there; a missing one is built and published once for all processes.
 
         Args:
             identity: of the kernel. An entry of another one does not count, wherever it lies.

@@ -18,7 +18,7 @@ _LENGTH_BYTES = 8
 def cache_key(
     *, spec: str, source: str, compiler: str, options: tuple[str, ...], headers: str, target: str, schema: str = SCHEMA
 ) -> str:
-    """Return the SHA-256 over everything a kernel's code depends on, each part labelled and length-prefixed.
+    """Return the SHA-256 over everything a kernel's code depends on, each part labeled and length-prefixed.
 
     Args:
         spec: canonical JSON of the spec.

@@ -11,7 +11,7 @@ from codegen.wording import shown
 from runtime.errors import CacheError
 
 DEFAULT_MAX_BYTES = 512 << 20
-DEFAULT_LOCK_SECONDS = 600  # a kernel compiles in seconds; whoever takes ten minutes is stopped or stuck
+DEFAULT_LOCK_SECONDS = 600  # a kernel compiles in seconds; a process that takes ten minutes is stopped or stuck
 TRUST_OTHERS = "CODEGEN_CACHE_TRUST_OTHERS"
 LOCK_SECONDS = "CODEGEN_CACHE_LOCK_SECONDS"
 

@@ -85,7 +85,7 @@ class CacheFiles:
         return self._folders[name].names() if name in self._folders else []
 
     def stored(self) -> list[tuple[str, os.stat_result]]:
-        """Return the names of what is in the places of entries, entry or not, in their order."""
+        """Sorted names of all files in the places of entries."""
         found = []
         for name in self._names("entries"):
             if not _FORMER.fullmatch(name):

@@ -90,7 +90,7 @@ def try_lock(folder: Folder, name: str) -> int | None:
 
 
 def unlock(folder: Folder, name: str, descriptor: int) -> None:
-    """Remove the lock file while it is held, then give it up: whoever waited for this file sees that it is gone."""
+    """Remove the lock file while it is held, then release it: processes that waited for it see that it is gone."""
     with contextlib.suppress(OSError):  # a file that stays is locked by the next one
         if _is_there(folder, name, descriptor):  # not after somebody emptied the folder by hand
             folder.remove(name)

@@ -38,7 +38,7 @@ INSTRUCTIONS = {
     "STL": "local store (spill)",
 }
 LEFT_OUT = frozenset({"QGMMA", "QMMA"})
-"""Opcodes of which kernels that have none say nothing: receipts are older than they."""
+"""Opcodes that receipts leave out where a kernel has none: the receipts are older than these entries."""
 
 _COUNTS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 _INSTRUCTION_BYTES = 16  # of all architectures since sm_70
@@ -55,7 +55,7 @@ class Usage:
         spill_bytes: bytes of spill stores and loads.
         stack_bytes: bytes of stack of a thread.
         static_shared_bytes: shared memory known to the compiler.
-        dynamic_shared_bytes: shared memory asked for at launch.
+        dynamic_shared_bytes: dynamic shared memory of a launch.
         instructions: SASS opcode -> how many of them.
     """
 

@@ -217,7 +217,7 @@ def _tool(name: str, what: str) -> str:
 
 
 def folders_of_request(headers: tuple[str, ...]) -> list[str]:
-    """Return the header folders as the child is told them."""
+    """Header folders in the form that the child process takes."""
     return [child.text_of(folder) for folder in include_folders(headers)]
 
 

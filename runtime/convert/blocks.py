@@ -1,6 +1,6 @@
 """Block sparsity is a map (a boolean for each block) or lists (the numbers of the blocks): the ways between them.
 
-A map of n key blocks takes 1 byte a block, and 12 more while it becomes lists. Nothing here synchronises, and no shape
+A map of n key blocks takes 1 byte a block, and 12 more while it becomes lists. Nothing here synchronizes, and no shape
 depends on what a tensor holds.
 """
 

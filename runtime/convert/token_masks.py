@@ -132,7 +132,7 @@ def _listed_pairs(pattern: TopK | BlockLists, q_len: int, kv_len: int, wanted: t
 
 
 def _of_heads(pairs: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return the pairs of so many heads, if those of the lists divide them; what does not is refused later."""
+    """Pairs for a number of heads that the heads of the lists divide; other numbers are refused later."""
     there = pairs.shape[1]
     return pairs.repeat_interleave(heads // there, 1) if heads % there == 0 else pairs
 

@@ -46,7 +46,7 @@ def default_layout(pattern: Any) -> str:
 
 
 def as_pattern(pattern: Any, layout: Layout, rank: int, q: torch.Tensor, k: torch.Tensor) -> Pattern:
-    """Return the pattern of a rank's queries: that of a mask, and lists of what ``Strided`` shows.
+    """Pattern of a rank's queries: that of a mask, and lists for ``Strided``.
 
     Raises:
         ArgumentError: naming the argument.

@@ -74,7 +74,7 @@ def context_parallel_attention(
             sharded, of all heads, or of this rank's.
         kv_lengths: int32 (batch or 1,), keys of the whole sequence that exist; not with ``send``.
         return_lse: whether to return the log-sum-exp too.
-        validate: also agree with the other ranks, and check the values of lists and lengths. Synchronises.
+        validate: also agree with the other ranks, and check the values of lists and lengths. Synchronizes.
         deterministic: whether dq has the same bits in every call; the result, dk and dv have them either way.
         timeout: seconds that ranks wait for each other when they agree. What is sent has the group's own.
 
@@ -135,7 +135,7 @@ def head_parallel_attention(
         sink: float32 (heads,), of all heads; its gradient is of this rank's heads, and 0 for others.
         kv_lengths: int32 (batch or 1,), keys of the whole sequence that exist.
         return_lse: whether to return the log-sum-exp too.
-        validate: also agree with the other ranks, and check the values of lists and lengths. Synchronises.
+        validate: also agree with the other ranks, and check the values of lists and lengths. Synchronizes.
         deterministic: whether dq has the same bits in every call.
         timeout: seconds that ranks wait for each other when they agree. What is sent has the group's own.
 
@@ -254,7 +254,7 @@ def _check_choices(send: Any, heads_at_once: Any, timeout: Any) -> None:
 
 
 def _caps(send: SendPlan | None, pattern: Pattern) -> Caps | None:
-    """Return how many blocks are sent.
+    """Number of blocks that are sent.
 
     Raises:
         ArgumentError: for a plan without lists, or of other blocks.

@@ -48,7 +48,7 @@ def copy_heads(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _is_wide(tensor: torch.Tensor) -> bool:
-    """Return whether rows are contiguous, and begin and end at multiples of 16 bytes."""
+    """Whether rows are contiguous, and begin and end at multiples of 16 bytes."""
     *strides, last = tensor.stride()
     elements = _WIDE.itemsize // tensor.element_size()
     starts = tensor.storage_offset(), tensor.shape[-1], *strides

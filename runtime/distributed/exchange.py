@@ -75,8 +75,8 @@ class Exchange:
     def arrivals(self, runs: Sequence[slice], *, gives_back: bool) -> Iterator[tuple[slice, list[Pair]]]:
         """Yield runs of heads and their buffers, as they have arrived; the first ones are begun at once.
 
-        Whoever takes one from this enqueues all that reads the buffers before the next one is taken; ``gives_back``:
-        and then gives back what it adds to their gradients.
+        The caller enqueues all that reads the buffers before it takes the next run; with ``gives_back`` it then gives
+        back what it adds to their gradients.
         """
         del gives_back  # NCCL keeps the order in which a rank asks
         return self._as_they_come(runs, [self._begin(run) for run in runs[:AHEAD]])
@@ -135,7 +135,7 @@ class Exchange:
                     yield piece.source, (k.narrow(2, *rows), v.narrow(2, *rows))
 
     def _for(self, rank: int) -> list[Piece]:
-        """Return what another rank has of this one, in its order."""
+        """Pieces of this rank's rows that another rank has, in that rank's order."""
         return [piece for pieces in self.steps[rank].buffers for piece in pieces if piece.rank == self.rank]
 
     def _sends(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[Message]:
@@ -147,7 +147,7 @@ class Exchange:
                 yield from (Message(rank, rows.contiguous()) for rows in rows_of(tensor, piece.source, piece.size))
 
     def _blocks_for(self, rank: int, run: slice) -> torch.Tensor:
-        """Return which blocks of some heads a rank is sent: (batch or 1, heads or 1, cap)."""
+        """Blocks of some heads that are sent to a rank: (batch or 1, heads or 1, cap)."""
         assert self.sent is not None
         blocks = self.sent.blocks[rank]
         return blocks if blocks.shape[1] == 1 else blocks[:, run]

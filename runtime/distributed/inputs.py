@@ -52,14 +52,14 @@ class Inputs:
     options: dict[str, Any]
 
     def kind(self) -> Kind:
-        """Return what tells calls apart that have to be agreed on."""
+        """Key under which ranks agree on a call."""
         every = self.q, self.k, self.v, self.sink, self.kv_lengths
         shapes = tuple(None if t is None else (t.shape, t.dtype) for t in every)
         lists = tuple(None if t is None else (t.shape[:2], t.dtype) for t in self.tensors)
         return (self.q.device, shapes, lists, *self.options.values())
 
     def facts(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks, in plain data."""
+        """Facts that must be the same on all ranks, as plain data."""
         named: dict[str, Any] = {
             "q": self.q,
             "k": self.k,
@@ -134,7 +134,7 @@ def finished(what: str, plan: Plan, inputs: Inputs) -> None:
 
 
 def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
-    """Check the values of lists, lengths and sinks against the whole sequence (synchronises)."""
+    """Check the values of lists, lengths and sinks against the whole sequence (synchronizes)."""
     if plan.scored.block is None:
         lengths, most = inputs.kv_lengths, inputs.k.shape[2] * plan.layout.ranks + 1
         if lengths is not None:

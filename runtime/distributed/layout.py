@@ -110,7 +110,7 @@ class Layout:
         return length // self.count
 
     def spans(self, rank: int, length: int) -> tuple[Span, ...]:
-        """Return the rows of the whole sequence that a rank has, in its order; neighbouring chunks are one."""
+        """Return the rows of the whole sequence that a rank has, in its order; neighboring chunks are one."""
         size = self.chunk_size(length)
         check_rank(rank, self.ranks)
         return joined(Span(chunk * size, (chunk + 1) * size) for chunk in self.chunks[rank])

@@ -46,7 +46,7 @@ def places_of(scored: ScoredPattern) -> tuple[tuple[int | None, int], ...]:
 def wanted_blocks(
     scored: ScoredPattern, tensors: Tensors, kv_heads: int, blocks: int, *, together: bool = False
 ) -> torch.Tensor:
-    """Return which key blocks are listed: bool (batch or 1, kv_heads or 1, blocks), by number in the whole sequence.
+    """Listed key blocks: bool (batch or 1, kv_heads or 1, blocks), by number in the whole sequence.
 
     Args:
         scored: the pattern.
@@ -71,7 +71,7 @@ def wanted_blocks(
 
 
 def _listed(lists: torch.Tensor, counts: torch.Tensor | None, blocks: int) -> torch.Tensor:
-    """Return which blocks any query block lists: bool (batch or 1, list heads, blocks)."""
+    """Blocks that any query block lists: bool (batch or 1, list heads, blocks)."""
     named = (lists >= 0) & (lists < blocks)
     if counts is not None:
         named = named & (torch.arange(lists.shape[3], device=lists.device) < counts.unsqueeze(3))
@@ -91,9 +91,9 @@ def blocks_of(layout: Layout, rank: int, length: int, block: int, device: torch.
 
 
 def chosen(wanted: torch.Tensor, cap: int) -> torch.Tensor:
-    """Return which blocks an owner sends: int64 (batch or 1, heads or 1, cap), the wanted ones first, ascending.
+    """Blocks that an owner sends: int64 (batch or 1, heads or 1, cap), the wanted ones first, ascending.
 
-    They are filled up with others, which nobody looks at. No number occurs twice.
+    They are filled up with others, which are not read. No number occurs twice.
 
     Args:
         wanted: bool (batch or 1, heads or 1, blocks), of the owner's blocks those that the other rank wants.
@@ -105,11 +105,11 @@ def chosen(wanted: torch.Tensor, cap: int) -> torch.Tensor:
 def names_of(
     wanted: torch.Tensor, layout: Layout, rank: int, kv_len: int, *, block: int, caps: Sequence[Sequence[int]]
 ) -> Names:
-    """Return what a rank calls key blocks, its own first and then those that each other rank sends.
+    """Numbers of key blocks on a rank: its own blocks first, then those that each other rank sends.
 
     Args:
         wanted: of ``wanted_blocks``, the rank's own.
-        layout: who has which.
+        layout: keys of each rank.
         rank: whose names.
         kv_len: keys of the whole sequence.
         block: keys of a block.
@@ -133,7 +133,7 @@ def names_of(
     return Names(table, missing)
 
 
-def relabelled(scored: ScoredPattern, tensors: Tensors, names: torch.Tensor) -> Tensors:
+def relabeled(scored: ScoredPattern, tensors: Tensors, names: torch.Tensor) -> Tensors:
     """Return index tensors whose lists have other names for blocks; heads of counts follow those of their lists."""
     found = list(tensors)
     blocks = names.shape[2] - 1

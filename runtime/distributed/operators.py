@@ -61,7 +61,7 @@ def _heads(
 
 
 def _backward_of(name: str, compute: Callable[..., Any]) -> Callable[..., Four]:
-    """Return the operator of gradients; those of sinks that are not asked for have no elements."""
+    """The operator of the gradients of ``name``; that of sinks has no elements unless ``dsink`` is set."""
 
     def run(*arguments: Any, dsink: bool = False, deterministic: bool = True, **options: Any) -> Four:
         dout, dlse, saved, *given = arguments

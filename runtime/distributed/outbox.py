@@ -23,7 +23,7 @@ ROWS, GRADIENTS_OF_ROWS = "rows", "gradients of rows"
 
 
 def places(steps: Sequence[Steps], sender: int) -> list[tuple[int, Piece, int]]:
-    """Return what an outbox has: for whom, which piece of whose buffers, and its first row."""
+    """Contents of an outbox: (receiver, piece of its buffers, first row of the piece)."""
     found, first = [], 0
     for receiver, each in enumerate(steps):
         for piece in (piece for pieces in each.buffers for piece in pieces):

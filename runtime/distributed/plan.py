@@ -50,7 +50,7 @@ class Plan:
     timeout: float
 
     def facts(self) -> dict[str, Any]:
-        """Return what all ranks must have the same, in plain data."""
+        """Facts that must be the same on all ranks, as plain data."""
         caps = None if self.caps is None else [list(sent) for sent in self.caps]
         layout = [list(chunks) for chunks in self.layout.chunks]
         return {
@@ -62,14 +62,14 @@ class Plan:
         }
 
     def steps(self, rank: int, q_len: int, kv_len: int) -> Steps:
-        """Return what a rank computes, where each has so many queries and keys."""
+        """Steps of a rank, where each rank has ``q_len`` queries and ``kv_len`` keys."""
         ranks = self.layout.ranks
         if (caps := self.caps_of(kv_len)) is None:
             return steps_of(self.scored, self.layout, rank, ranks * q_len, ranks * kv_len)
         return listed_steps(self.scored, rank, (q_len, kv_len), key_block(self.scored), caps)
 
     def caps_of(self, kv_len: int) -> Caps | None:
-        """Return how many key blocks are sent, where each rank has so many keys; None: all, in their order.
+        """Number of key blocks that are sent, where each rank has ``kv_len`` keys; None: all, in their order.
 
         Where a rank has many chunks, these are too many messages: blocks are packed, be they all that there are.
         """
@@ -81,7 +81,7 @@ class Plan:
     def runs(
         self, q_shape: tuple[int, ...], kv_heads: int, *, gives_back: bool = False, by_heads: bool = False
     ) -> tuple[slice, ...]:
-        """Return which heads of k are sent together. It is the same on all ranks.
+        """Heads of k that are sent together, the same on all ranks.
 
         Nothing is computed until the first run has arrived, so it is as short as fills the chip; each one after it
         has half as many heads more, and arrives while the one before it is computed. Where that takes long, there are

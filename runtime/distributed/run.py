@@ -12,7 +12,7 @@ from codegen.scored_pattern import ScoredPattern
 from runtime.distributed.agreement import fail_together, group_of
 from runtime.distributed.exchange import Exchange, Pair, Sent
 from runtime.distributed.inputs import Inputs
-from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, relabelled, wanted_blocks
+from runtime.distributed.lists import blocks_of, chosen, key_block, names_of, relabeled, wanted_blocks
 from runtime.distributed.masks import has_positions, masked
 from runtime.distributed.outbox import OutboxExchange, outbox_of
 from runtime.distributed.plan import Plan
@@ -70,7 +70,7 @@ class Run:
             self.exchange = OutboxExchange(outbox_of(self.group, every, k), plan.layout, **given)
 
     def _localised(self, validate: bool) -> tuple[ScoredPattern, Tensors, Sent | None]:
-        """Return the pattern of lists over the keys of a step, its tensors, and which blocks are sent."""
+        """Pattern of lists over the keys of a step, its tensors, and the blocks that are sent."""
         plan, inputs, scored = self.plan, self.inputs, self.plan.scored
         tensors, sent = inputs.tensors, None
         kv_len, q_len = (t.shape[2] * plan.layout.ranks for t in (inputs.k, inputs.q))
@@ -105,7 +105,7 @@ class Run:
         names = names_of(wanted, layout, rank, kv_len, block=block, caps=caps)
         self._check_room(names.missing, validate)
         blocks = {other: chosen(told, caps[rank][other]) for other, told in answers.items()}
-        tensors = (*relabelled(plan.scored, lists, names.table), *aux.values())
+        tensors = (*relabeled(plan.scored, lists, names.table), *aux.values())
         return Sent(block, blocks), tensors, _positions(names.table, block, self.mine, inputs.k.shape[2])
 
     def _check_room(self, missing: torch.Tensor, validate: bool) -> None:
@@ -133,7 +133,7 @@ class Run:
         return self.scored, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
 
     def lengths(self, step: Step) -> torch.Tensor | None:
-        """Return how many of a step's keys there are, where a call has lengths or the pattern a prefix."""
+        """Number of a step's keys that exist, where a call has lengths or the pattern a prefix."""
         limits = [] if self.inputs.kv_lengths is None else [self.inputs.kv_lengths]
         if step.prefix:
             prefix = self.inputs.tensors[0]

@@ -97,7 +97,7 @@ def plan_sends(
 ) -> SendPlan:
     """Count which key blocks of other ranks the lists of each rank name, and fix how many are sent.
 
-    All ranks call it. It synchronises. There is room for what any batch and head wants at most of another rank, times
+    All ranks call it. It synchronizes. There is room for what any batch and head wants at most of another rank, times
     ``slack``; what is beyond the lists is sent too, and nobody looks at it.
 
     Args:
@@ -192,11 +192,11 @@ def _check_kind(pattern: Any, layout: Any) -> None:
 
 
 def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> int:
-    """Return how many keys of other ranks a rank is sent for each batch and head, without a ``SendPlan``.
+    """Keys of other ranks that are sent to a rank for each batch and head, without a ``SendPlan``.
 
     Args:
         pattern: of ``runtime.patterns``; of lists it is all.
-        layout: who has what.
+        layout: keys of each rank.
         rank: whose keys.
         q_len: queries of the whole sequence.
         kv_len: keys of the whole sequence.
@@ -220,7 +220,7 @@ def local_lists(pattern: Pattern, layout: Layout, rank: int) -> Pattern:
 
     Args:
         pattern: ``TopK`` or ``BlockLists`` of the queries of all ranks, or any other pattern.
-        layout: who has what.
+        layout: keys of each rank.
         rank: whose lists.
 
     Returns:

@@ -92,9 +92,9 @@ class _Part(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def steps_of(scored: ScoredPattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> Steps:
-    """Return what a rank computes, of a sequence of ``q_len`` queries and ``kv_len`` keys in all.
+    """Steps of a rank, for a sequence of ``q_len`` queries and ``kv_len`` keys in all.
 
-    Of lists that is one step over all keys, in their order: what they name is known to the device alone.
+    For lists that is one step over all keys, in their order: their entries are on the device.
     """
     own_keys = layout.spans(rank, kv_len)
     local = layout.spans(rank, q_len)
@@ -109,7 +109,7 @@ def steps_of(scored: ScoredPattern, layout: Layout, rank: int, q_len: int, kv_le
 def listed_steps(
     scored: ScoredPattern, rank: int, rows: tuple[int, int], block: int, caps: tuple[tuple[int, ...], ...]
 ) -> Steps:
-    """Return what a rank computes of lists, over its own keys and then those that it is sent, by rank.
+    """Steps of a rank over lists: first over its own keys, then over those that other ranks send, by rank.
 
     Args:
         scored: the pattern.
@@ -176,7 +176,7 @@ def _place(wanted: Span, spans: Sequence[Span]) -> Span | None:
 
 
 def _pieces(spans: Sequence[Span], layout: Layout, length: int) -> tuple[Piece, ...]:
-    """Return what a buffer of these rows is made of, in its order."""
+    """Pieces of a buffer of these rows, in its order."""
     found, target = [], 0
     for span in spans:
         for piece in sorted(_overlaps(span, layout, length), key=lambda piece: piece.target):

@@ -54,7 +54,7 @@ def _lists(
 
 
 def _listed(seen: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return counts and lists (1, 1, query blocks, width) of which blocks are seen; -1 fills lists up."""
+    """Counts and lists (1, 1, query blocks, width) of the visible blocks; lists are padded with -1."""
     counts = seen.sum(1)
     order = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
     lists = torch.where(torch.arange(width, device=seen.device) < counts[:, None], order, -1)

@@ -107,7 +107,7 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
 
 
 def _refused(error: Exception) -> ArgumentError:
-    """Return what torch says of symmetric memory that it has not."""
+    """Error for symmetric memory that torch does not have, with torch's reason."""
     told = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}")
 
@@ -127,7 +127,7 @@ def _settle(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def keys_of(group: dist.ProcessGroup, k: torch.Tensor) -> Symmetric:
-    """Return the memory for keys and values of the sequence of which a rank has k.
+    """Memory for the keys and values of the whole sequence; k is the rank's part.
 
     Raises:
         ArgumentError: where there is none.
@@ -169,7 +169,7 @@ def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT
 
 
 def fits(every: Sequence[Steps]) -> bool:
-    """Return whether the buffers of all ranks are the first keys of the sequence, in their order."""
+    """Whether the buffers of all ranks are the first keys of the sequence, in their order."""
     return all(
         len(steps.buffers) <= 1 and all(step.buffer == OWN or (step.keys,) == step.spans for step in steps.steps)
         for steps in every

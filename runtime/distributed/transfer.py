@@ -31,7 +31,7 @@ class Message(NamedTuple):
 
 
 class Transfer:
-    """Messages that were started together; whoever waits has them.
+    """Messages that were started together; ``wait`` receives them.
 
     Args:
         group: the ranks.
@@ -104,7 +104,7 @@ class Lane:
                 self.stream.wait_event(event)
 
     def mark(self) -> torch.cuda.Event | None:
-        """Return an event behind what this stream has to do until here."""
+        """An event after the work enqueued on this stream so far."""
         return None if self.stream is None else self.stream.record_event()
 
     def join(self, event: torch.cuda.Event | None = None) -> None:
@@ -124,5 +124,5 @@ class Lane:
 
 
 def here(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event behind what the current stream has to do until here."""
+    """An event after the work enqueued on the current stream so far."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-"""Shape, strides, dtype -> an uninitialised tensor on torch's current device."""
+"""Shape, strides, dtype -> an uninitialized tensor on torch's current device."""
 
 
 def allocator(device: torch.device) -> Allocate:

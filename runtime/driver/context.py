@@ -20,7 +20,7 @@ _primary: dict[int, tuple[int, Callable[[], Any]]] = {}
 
 
 def primary_context(device: int) -> int:
-    """Return the primary context of a device, which is retained at the first question and then kept, as torch does."""
+    """Primary context of a device, retained at the first call and then kept, as torch does."""
     if device not in _primary:
         cuda = driver()
         call(cuda.cuInit, 0)

@@ -43,7 +43,7 @@ def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
 
 
 def scratch(device: torch.device, size: int) -> torch.Tensor:
-    """``size`` bytes of uninitialised memory of the current stream, which torch may give to the next call on it."""
+    """``size`` bytes of uninitialized memory of the current stream, which torch may give to the next call on it."""
     return allocator(device)((size,), (1,), torch.uint8)
 
 

@@ -208,7 +208,7 @@ def _size(one: Item, at: int, sizes: Mapping[str, int]) -> str:
 
 
 def _apart(keys: list[tuple[str, _Dims]], tensors: Mapping[str, torch.Tensor]) -> dict[tuple[str, _Dims], Aux]:
-    """Return an aux tensor for each tensor and its dims; where one has several, they are named after what differs."""
+    """An aux tensor for each tensor and its dims; several of one tensor are named after their differences."""
     apart: dict[tuple[str, _Dims], Aux] = {}
     taken = set(tensors)
     for name, dims in keys:

@@ -97,7 +97,7 @@ def _named(argument: str, given: Mapping[str, Any], name: str) -> Any:
 
 
 def _common(node: Operation) -> Type:
-    """Return the type in which an operation is worked out: its result's, or what its operands are together."""
+    """Type in which an operation is computed: that of its result, or the common type of its operands."""
     types = {operand.type for operand in node.operands}
     if node.name == "where":  # the condition is one for any type: whatever is not 0
         return node.type

@@ -66,5 +66,5 @@ def _line(file: str, line: int) -> str:
 
 
 def refused(argument: str, place: str, what: str) -> ArgumentError:
-    """Return the error that names the function, the line, what it does, and what would work."""
+    """Error that names the function, the line, the operation, and a remedy."""
     return ArgumentError(argument, one_line(f"{place}: {what}" if place else what, MOST_OF_MESSAGE))

@@ -159,7 +159,7 @@ def _called(function: Callable[..., Any], symbols: Sequence[Symbol]) -> Any:
 
 @cache
 def _undisturbed() -> Callable[..., Any]:
-    """Return the same for where torch.compile has been imported, which leaves all frames within alone."""
+    """The same where torch.compile has been imported, which leaves all inner frames alone."""
     undisturbed: Callable[..., Any] = torch._dynamo.disable(_called)
     return undisturbed
 

@@ -123,7 +123,7 @@ def diffusers_attention(
 
 
 def _member(names: Any, name: str) -> Any:
-    """Return the member of diffusers' enumeration of that name, which is made if there is none.
+    """Member of diffusers' enumeration with that name, created if missing.
 
     Raises:
         ToolchainError: if the enumeration is not one of strings.

@@ -91,7 +91,7 @@ class Signatures(dict[Any, Any]):
     last: tuple[Any, Any] = (None, None)
 
     def find(self, key: Any) -> Any:
-        """Return what the checks found of a call that is not like the last one; None if it is new."""
+        """Result of the checks of a call that differs from the last one; None for a new call."""
         found = self.get(key)
         self.last = key, found
         return found
@@ -187,7 +187,7 @@ def refuse_gradient(
 
 
 def to_quantise(given: torch.dtype, expected: torch.dtype, call: str) -> str:
-    """Return which call of ``runtime`` quantises what a kernel in FP8 was given; nothing where none does."""
+    """Name of the call of ``runtime`` that quantizes an argument for a kernel in FP8; empty if none does."""
     floats = (torch.float16, torch.bfloat16, torch.float32)
     return f": quantise it first (runtime.{call})" if expected in FP8_DTYPES and given in floats else ""
 
@@ -411,7 +411,7 @@ def check_sink(tensor: Any, heads: int, device: torch.device) -> None:
 
 
 def check_sink_values(tensor: torch.Tensor | None) -> None:
-    """Check that the sinks, if there are any, are in the range of the kernels' softmax (synchronises).
+    """Check that the sinks, if there are any, are in the range of the kernels' softmax (synchronizes).
 
     Raises:
         ArgumentError: with the first one that is not.

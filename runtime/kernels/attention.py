@@ -102,7 +102,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
     """softmax(scale * Q K^T) V over the key blocks of the spec's pattern.
 
     Call it with q, k, v and the pattern's index tensors (see :meth:`__call__`). Calls run on torch's current stream,
-    do not synchronise and can be captured in a CUDA graph.
+    do not synchronize and can be captured in a CUDA graph.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -161,7 +161,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
                 A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
                 Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
                 spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
-                each query block once: those of a tile are neighbours in it. The result of a query block that it leaves
+                each query block once: those of a tile are neighbors in it. The result of a query block that it leaves
                 out is not written; an entry out of range names none. What :meth:`prepare` returns stands for kv_indices
                 and query_order. Whatever these tensors hold, nothing outside the arguments is read or written.
             named_indices: the same tensors by name.
@@ -179,7 +179,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
                 spec's ``sliding_window`` or ``sink_window`` leaves them out.
             sink_keys: the keys at the beginning that every later query sees, from 0 to 2^24, if the spec's
                 ``sink_window`` leaves them out.
-            validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronisation.
+            validate: also check the values of the index tensors and of the sink. Costs a kernel and a synchronization.
             aux: the tensors of the spec's expressions by name, of the types and sizes that it declares, (batch, q_len)
                 say, any strides; a size of batch, heads, q_len or kv_len may be 1, for all. An index beyond an end is
                 that end's.
@@ -243,7 +243,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         """Work out of lists of key blocks what this kernel wants to know, once for many calls.
 
         With ``query_grouping: given`` that is an order in which the query blocks of a tile have many key blocks in
-        common: finding it takes longer than a call, and synchronises. Otherwise it is nothing.
+        common: finding it takes longer than a call, and synchronizes. Otherwise it is nothing.
 
         Args:
             kv_indices: (batch, heads, query_blocks, k) int32, the lists of calls to come, as ``topk`` has them.
@@ -286,7 +286,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             raise ArgumentError("query_order", "is given twice: kv_indices has one, as it is prepared")
         return (lists.kv_indices, lists.query_order, *rest[1:])
 
-    def bind(
+    def _bind_checked(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -303,7 +303,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         """Bind a call whose operands ``runtime.ops`` has checked, so that the call itself does not repeat that.
 
         Args:
-            q, k, v, scale, out, sink, return_lse: as of a call, which ``runtime.kernels.arguments`` has checked.
+            q, k, v, scale, out, sink, return_lse: as of a call; ``runtime.ops`` has checked them.
             indices, window, sink_keys, aux: as of a call; they are checked here.
 
         Raises:
@@ -418,10 +418,10 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         return {}
 
     def _check_values(self, scales: tuple[Any, ...]) -> None:
-        """Check the values of those scales (synchronises)."""
+        """Check the values of those scales (synchronizes)."""
 
     def _outputs(self, q: torch.Tensor, given: Mapping[str, Any], memory: Memory, *, return_lse: bool) -> _Outputs:
-        """What calls of a checked signature do beside the launch, by the index tensors and the sink that are given."""
+        """Outputs of calls with a checked signature, by the index tensors and the sink of the call."""
         batch, heads, q_len, _ = q.shape
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
         return _Outputs(

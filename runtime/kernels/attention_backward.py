@@ -95,7 +95,7 @@ class _Outputs(NamedTuple):
 class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
     """Gradients of softmax(scale * Q K^T) V over the keys of the spec's pattern, with its softcap.
 
-    Calls run on torch's current stream, do not synchronise and can be captured in a CUDA graph. The same arguments give
+    Calls run on torch's current stream, do not synchronize and can be captured in a CUDA graph. The same arguments give
     the same bits in every call, but in dQ of a spec with ``deterministic: false``.
 
     Attributes:
@@ -150,7 +150,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
             window: (left, right) of the forward, if the spec's pattern leaves them out.
             sink_keys: the keys at the beginning of the forward, likewise.
-            validate: also check the values of the index tensors. Costs a kernel and a synchronisation.
+            validate: also check the values of the index tensors. Costs a kernel and a synchronization.
             aux: the tensors of the spec's expressions by name, int32 (batch, q_len) say, as the forward was given them.
 
         Returns:
@@ -286,7 +286,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             raise ArgumentError("lse", f"has strides {lse.stride()}, expected a contiguous tensor")
 
     def _lists(self, indices: tuple[Any, ...]) -> tuple[int, int, int]:
-        """Return the batches and heads that have lists of their own, and how many entries a query block has in all.
+        """Batches and heads with lists of their own, and the number of entries of a query block.
 
         Where lists of partial and of full blocks are shared by different dimensions, those of both are taken.
         """

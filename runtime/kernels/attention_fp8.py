@@ -62,7 +62,7 @@ class Fp8AttentionKernel(AttentionKernel):
             out: (batch, heads, q_len, d) of the spec's ``output`` to write into; allocated like q by default.
             sink, return_lse, window, sink_keys: as of other kernels.
             validate: also check the values of the index tensors, of the sink and of the scales: each is positive and
-                finite. Costs a kernel and a synchronisation.
+                finite. Costs a kernel and a synchronization.
             aux: as of other kernels.
             named_indices: the index tensors by name.
 

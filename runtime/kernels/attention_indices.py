@@ -29,7 +29,7 @@ class IndexArguments:
         self.names = tuple(tensor.name for tensor in self._indices)
 
     def gather(self, indices: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the index tensors in their order, whichever way they were passed."""
+        """Index tensors in order, given by place or by name."""
         names = self.names
         for name in named:
             if name not in names:
@@ -96,7 +96,7 @@ class IndexArguments:
         return 0 if block is None else -(-q.shape[2] // block.q)
 
     def _limit(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
-        """Return what the values of an index tensor, one of those ``given``, are less than."""
+        """Exclusive upper bound of the values of an index tensor, one of those ``given``."""
         if spec.upper == "kv_len":
             return int(k.shape[2]) + 1
         if spec.upper == "query_blocks":
@@ -109,7 +109,7 @@ class IndexArguments:
         return min(int(given[name].shape[3]) for name in counted) + 1
 
     def check_values(self, q: torch.Tensor, k: torch.Tensor, indices: tuple[Any, ...]) -> None:
-        """Check the values of the index tensors (synchronises)."""
+        """Check the values of the index tensors (synchronizes)."""
         given = {spec.name: tensor for spec, tensor in zip(self._indices, indices, strict=False) if tensor is not None}
         checked = [spec for spec in self._indices if spec.name in given and spec.upper]
         limits = {spec.name: self._limit(spec, q, k, given) for spec in checked}

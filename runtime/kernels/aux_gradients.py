@@ -46,7 +46,7 @@ class AuxSums:
 
 
 def of_read(read: Read, sums: torch.Tensor, shape: Sequence[int], lengths: Mapping[str, int]) -> torch.Tensor:
-    """Return what the elements of a tensor have of the sums of one place that reads it.
+    """Gradient of a tensor's elements, from the sums of one place that reads it.
 
     Args:
         read: the place.
@@ -68,7 +68,7 @@ def of_read(read: Read, sums: torch.Tensor, shape: Sequence[int], lengths: Mappi
 
 
 def _by_index(sums: torch.Tensor, axis: int, index: Index, first: int, size: int) -> torch.Tensor:
-    """Return the sums of positions, the first of which is ``first``, by their index.
+    """Sums of positions from ``first`` on, by index.
 
     An index beyond an end is that end's. One between is that of one position: only at the ends sums are added up.
     """

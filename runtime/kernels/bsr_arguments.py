@@ -81,7 +81,7 @@ def check_values(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def check_indices(name: str, matrix: torch.Tensor, *, rising: bool = False) -> None:
-    """Check the row pointers and column numbers of a BSR tensor (synchronises).
+    """Check the row pointers and column numbers of a BSR tensor (synchronizes).
 
     Args:
         name: of the argument.

@@ -68,7 +68,7 @@ def scales_beside(scale: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def matrices_at_once(b: torch.Tensor, c: Any = None, out: Any = None, widest: int = MAX_EXTENT) -> int:
-    """Return how many matrices of a batch a launch multiplies with.
+    """Number of matrices of a batch that a launch multiplies with.
 
     Args:
         b: (batch, K, N).

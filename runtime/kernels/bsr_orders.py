@@ -66,7 +66,7 @@ class OrderMemory:
             remember(known.orders, place, order)
 
     def _forget(self, number: int) -> Any:
-        """Return what drops a matrix that is gone, unless another one has its number by then."""
+        """Callback that drops a matrix that was freed, unless another one has its number by then."""
         everything = self._known
 
         def forget(gone: ref[torch.Tensor]) -> None:

@@ -130,11 +130,11 @@ class Operand:
         self.key = (*self.key[:2], extent(row_order))
 
     def may_be_kept(self) -> bool:
-        """Return whether a later call may use this: with a gradient the checks of each must tell."""
+        """Whether a later call may use this: with a gradient every call must be checked."""
         return not (self.matrix.requires_grad and torch.is_grad_enabled())
 
     def is_current(self) -> bool:
-        """Return whether the matrix still has the tensors that it had.
+        """Whether the matrix still has the same tensors.
 
         They may have been written since, which changes nothing here; but ``resize_as_sparse_`` makes others of them.
         """
@@ -441,14 +441,14 @@ class BsrPreparation:
 
 
 def _columns_of(b: Any) -> int | None:
-    """Return the columns of a launch; None for what is no operand, which the checks of the call tell."""
+    """Columns of a launch; None for a value that is no operand, which the checks of the call refuse."""
     if not isinstance(b, torch.Tensor) or b.dim() not in (2, BATCH_RANK) or b.numel() == 0:
         return None
     return int(b.shape[1]) if b.dim() != BATCH_RANK else matrices_at_once(b) * column_step(b)
 
 
 def _parts(row_order: RowOrder | None, index: TransposedIndex | None) -> dict[str, torch.Tensor]:
-    """Return what a kernel reads of what was prepared, by parameter."""
+    """Prepared tensors that a kernel reads, by parameter."""
     parts: dict[str, torch.Tensor] = {} if index is None else index._asdict()
     if isinstance(row_order, RowClusters):
         parts |= {"rounds": row_order.rounds, "entries": row_order.entries}
@@ -482,7 +482,7 @@ def _packed_bytes(clusters: RowClusters, layout: GatheredLayout) -> int:
 
 
 def extent(row_order: RowOrder | None) -> tuple[int, ...] | None:
-    """Return what of an order of block rows a signature depends on."""
+    """Properties of an order of block rows that select a signature."""
     if isinstance(row_order, RowClusters):
         return (row_order.rows.shape[0], row_order.rounds.shape[0])
     return (row_order.limit,) if isinstance(row_order, RowSplit) else None

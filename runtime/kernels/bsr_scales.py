@@ -41,17 +41,17 @@ NO_SCALES = Scales(None, None)
 
 
 def have_scales(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
-    """Return whether calls of a kernel take scales."""
+    """Whether calls of a kernel take scales."""
     return spec.is_fp8
 
 
 def by_block(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
-    """Return whether stored blocks of A, and columns of B, have scales of their own."""
+    """Whether each stored block of A, and each column of B, has its own scales."""
     return spec.scales == "block"
 
 
 def by_row(spec: BsrSpmmSpec | BsrSddmmSpec) -> bool:
-    """Return whether rows of both operands have scales of their own."""
+    """Whether each row of both operands has its own scale."""
     return spec.scales == "row"
 
 
@@ -89,7 +89,7 @@ def check_scales(
 
 
 def check_scale_values(scales: Scales) -> None:
-    """Check that all scales are positive and finite (synchronises).
+    """Check that all scales are positive and finite (synchronizes).
 
     Raises:
         ArgumentError: with the first one that is not.
@@ -110,13 +110,13 @@ def _mapped(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> dict[str, torch
 
 
 def scale_tensors(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> dict[str, View]:
-    """Return the shapes and strides in which tensor maps see the scales."""
+    """Shapes and strides of the scales in their tensor maps."""
     names = {"scale_a": "a_scale", "scale_b": "b_scale"}
     return {names[name]: (tuple(scale.mT.shape), scale.mT.stride()) for name, scale in _mapped(spec, scales).items()}
 
 
 def scale_strides(scales: Scales) -> dict[str, int]:
-    """Return the elements from the scales of 128 elements of K to those of the next, for kernels that are told them."""
+    """Elements from the scales of 128 elements of K to those of the next, for kernels with that parameter."""
     found = {"a_scale_stride": scales.a, "b_scale_stride": scales.b}
     return {name: scale.stride(1) for name, scale in found.items() if scale is not None and scale.dim() == 2}
 
@@ -132,7 +132,7 @@ def check_scale_address(spec: BsrSpmmSpec | BsrSddmmSpec, scales: Scales) -> Non
 
 
 def _expected(spec: BsrSpmmSpec | BsrSddmmSpec, name: str, sizes: tuple[int, int, int]) -> str:
-    """Return what a scale is expected to be, in words."""
+    """Expected shape and type of a scale, in words."""
     first, columns, depth = sizes
     if not by_block(spec) and not by_row(spec):
         return "a float32 tensor () or (1,)"
@@ -168,6 +168,6 @@ def _check_of_depths(name: str, scale: Any, sizes: tuple[str, int, int], device:
     if (lines > 1 and scale.stride(0) != 1) or (scale.shape[1] > 1 and scale.stride(1) % STEP):
         raise ArgumentError(
             name,
-            f"has strides {scale.stride()}; those of neighbours along {outer} lie side by side, and those of the next "
+            f"has strides {scale.stride()}; those of neighbors along {outer} lie side by side, and those of the next "
             f"{SCALE_DEPTH} of K begin at a multiple of {STEP}: pass scale.mT.contiguous().mT, of {outer} padded so",
         )

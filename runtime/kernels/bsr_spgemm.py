@@ -65,7 +65,7 @@ class BsrSpgemmKernel(BoundCall[BsrSpgemmSpec]):
                 row may be unsorted and repeated.
             out: what to write into. A dense C: (M, N), row-major, row stride a multiple of 16 bytes. Values of a C in
                 BSR: (stored blocks, rows, cols), contiguous. The spec's dtype.
-            validate: also check the indices of all. Costs kernels and a synchronisation.
+            validate: also check the indices of all. Costs kernels and a synchronization.
 
         Returns:
             C (M, N): dense, 0 where no blocks meet; or torch.sparse_bsr with the pattern's own indices, of which

@@ -162,11 +162,11 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             scale_a: of kernels in FP8, which need it: what A's codes are multiplied with, float32 on the device. One
                 element, () or (1,); where the spec has scales of blocks (stored blocks,), contiguous.
             scale_b: the same of B: one element; where the spec has scales of blocks (N, K / 128), one for each 128 rows
-                of a column, those of neighbouring columns side by side, the next rows' at a multiple of 4 elements
+                of a column, those of neighboring columns side by side, the next rows' at a multiple of 4 elements
                 (``scale.mT.contiguous().mT``); with a batch dimension where b has one.
             out: (M, N) to write into, same rules as c; the spec's ``output`` where A and B are FP8.
             validate: also check crow_indices and col_indices, that what was prepared is still that of ``a``, and that
-                scales are positive and finite. Costs kernels and a synchronisation.
+                scales are positive and finite. Costs kernels and a synchronization.
 
         Returns:
             C (M, N), or (batch, M, N), whose matrices lie side by side: A @ B or A @ B + beta c, then the spec's
@@ -228,7 +228,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
                 otherwise each call does, to device memory of A's size, or several times that where rows of a cluster
                 are of very different lengths. For values that stay what they are, as those of weights: the copy does
                 not follow them.
-            effort: of the search for clusters, which runs on the CPU and synchronises. "best" lets clusters exchange
+            effort: of the search for clusters, which runs on the CPU and synchronizes. "best" lets clusters exchange
                 rows by simulated annealing, which takes 2 to 25 s of CPU: for 512 block rows of 16 of 512 random blocks
                 each has 202 columns, not 211, and a call takes 185.9 us, not 190.8 (docs/ladder-bsr.md, step 58).
                 "fast" does without. Other kernels search nothing.
@@ -532,7 +532,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
 
     def _b_tensors(self, b: torch.Tensor, copy_stride: int | None) -> dict[str, View]:
-        """Return the shapes and strides in which tensor maps see B, or the copy of it that is made by rows."""
+        """Shapes and strides of B, or of its copy by rows, in tensor maps."""
         by_columns: dict[str, View] = {"b_columns": (tuple(b.mT.shape), b.mT.stride())}
         if self.spec.b_layout == "column_major" and copy_stride is None:
             return {"b": by_columns["b_columns"]}

@@ -1,4 +1,4 @@
-"""Checks of the values of index tensors, which only ``validate`` looks at: it synchronises."""
+"""Checks of the values of index tensors, which only ``validate`` looks at: it synchronizes."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def pair_of(rotary: Any) -> Rotary:
 
 
 def _shown_pair(rotary: Any) -> str:
-    """Return what was given in place of a pair, in words."""
+    """The value that was given in place of a pair, in words."""
     name = type(rotary).__name__
     if not isinstance(rotary, tuple | list):
         return name

@@ -21,7 +21,7 @@ class KernelPickleError(CodegenError):
         super().__init__(f"{kernel}: a kernel object cannot be pickled, its code is loaded in this process: {remedy}")
 
     def __reduce__(self) -> tuple[type[KernelPickleError], tuple[str]]:
-        """Return how to make it anew, in another process."""
+        """Constructor and argument of the error, for another process."""
         return type(self), (self.kernel,)
 
 

@@ -54,7 +54,7 @@ def largest_blocks(weight: torch.Tensor, block: tuple[int, int], density: Any) -
 
 
 def check_places(crow: torch.Tensor, col: torch.Tensor, block_columns: int) -> None:
-    """Check the places of the blocks of a weight (synchronises). The columns of a row may be in any order.
+    """Check the places of the blocks of a weight (synchronizes). The columns of a row may be in any order.
 
     Args:
         crow: int32 or int64 (block rows + 1,): first block of each block row, and one more.

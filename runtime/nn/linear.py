@@ -29,7 +29,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
     of other strides is copied. The gradient of x takes dy by rows or by columns alike; that of W copies x and dy,
     transposed.
 
-    Optimisers work on ``values``. Places of the blocks are buffers, saved in the state, and do not change in training.
+    Optimizers work on ``values``. Places of the blocks are buffers, saved in the state, and do not change in training.
     They keep their type and their values when the layer is cast or moved, to "meta" and back with ``to_empty`` too;
     ``reset_parameters`` then draws new weights, as FSDP does for layers of ``from_mask(..., device="meta")``.
 
@@ -129,7 +129,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         if not isinstance(linear, nn.Linear):
             raise ArgumentError("linear", f"is {type(linear).__name__}, expected a torch.nn.Linear")
         if nn.parameter.is_lazy(linear.weight) or linear.weight.is_meta:
-            what = "is on meta" if linear.weight.is_meta else "is not initialised"
+            what = "is on meta" if linear.weight.is_meta else "is not initialized"
             raise ArgumentError("linear", f"{what}, so its weight has no values; from_mask needs none")
         if (density is None) == (mask is None):
             raise ArgumentError("density", "and mask: one of them is expected")

@@ -116,7 +116,7 @@ def block_sparse_attention(
 
     The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
     cache keeps it) and remembered; ``runtime.explain_attention`` says which one it is, and why. A call runs on torch's
-    current stream, does not synchronise and can be captured in a CUDA graph after a first call outside of it. Under
+    current stream, does not synchronize and can be captured in a CUDA graph after a first call outside of it. Under
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
 
@@ -151,7 +151,7 @@ def block_sparse_attention(
         return_lse: whether to return the log-sum-exp too.
         out: (batch, heads, q_len, head_dim), where to write the result; it overlaps no input. By default it is new,
             in the layout of q.
-        validate: also check the values of lists, lengths and sinks, and that the lists are whole. Synchronises.
+        validate: also check the values of lists, lengths and sinks, and that the lists are whole. Synchronizes.
         deterministic: whether gradients have the same bits in every call. False: that of q may be added up in any
             order, where that is faster: on sm_90a over lists of blocks of 128 keys, and causal with heads of up to 64.
             ``torch.use_deterministic_algorithms(True)`` has precedence. The result has the same bits either way.

@@ -33,7 +33,7 @@ Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[torch
 
 
 def _run(*arguments: Any, **options: Any) -> Found:
-    """Compute the operator: gradients that are not asked for have no elements."""
+    """Compute the operator: gradients that are not requested have no elements."""
     dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, text = arguments
     options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink, "kv_lengths": kv_lengths}
     found = attend_backward(q, k, v, tuple(tensors), scored_pattern(text), **options)
@@ -108,7 +108,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, call: _Forward, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the result, and the LSE, which the caller may not have asked for."""
+        """Compute the result, and the LSE, which the caller may not have requested."""
         sink, kv_lengths, *tensors = others
         options = {**call.options, "gradients": True}
         with torch._C._AutoDispatchBelowAutograd():

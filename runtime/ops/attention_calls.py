@@ -168,7 +168,7 @@ def attend(
         options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux}
         options |= route.numbers
         if is_new:
-            route.kernel.bind(q, k, v, *given, **options)
+            route.kernel._bind_checked(q, k, v, *given, **options)
         return route.kernel(q, k, v, *given, **options, validate=validate)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)  # says more

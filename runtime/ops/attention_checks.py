@@ -273,7 +273,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 def check_values(
     scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, int], sink: Any = None, kv_lengths: Any = None
 ) -> None:
-    """Check the values of index tensors and sinks, of lists that a kernel does not get as they are (synchronises).
+    """Check the values of index tensors and sinks, of lists that a kernel does not get as they are (synchronizes).
 
     Raises:
         ArgumentError: for the first value that is wrong.
@@ -291,7 +291,7 @@ def check_values(
 
 
 def check_overflow(overflow: torch.Tensor | None) -> None:
-    """Check that whoever made lists did not run out of entries (synchronises).
+    """Check that lists were made with enough entries (synchronizes).
 
     Raises:
         ArgumentError: if it did.

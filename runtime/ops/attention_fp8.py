@@ -158,7 +158,7 @@ def _call(
 
 
 def check_scales(scales: dict[str, torch.Tensor]) -> None:
-    """Check that scales are positive and finite (synchronises).
+    """Check that scales are positive and finite (synchronizes).
 
     Raises:
         ArgumentError: with the first one that is not.

@@ -37,7 +37,7 @@ KERNELS_KEPT = 256
 
 
 class Gradients(NamedTuple):
-    """Gradients of one call; None: not asked for.
+    """Gradients of one call; None: not requested.
 
     Attributes:
         dq: as q.

@@ -36,7 +36,7 @@ def bsr_matmul(
 
     The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
     cache keeps it) and remembered; ``runtime.explain_matmul`` says which one it is, and why. A call runs on torch's
-    current stream, does not synchronise and can be captured in a CUDA graph after a first call outside of it. Under
+    current stream, does not synchronize and can be captured in a CUDA graph after a first call outside of it. Under
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator ``sparse_kernel_codegen::bsr_matmul``;
     compiled regions take a ``BsrMatrix``, as torch.compile takes no sparse tensors. Under ``torch.autocast`` the values
     of a, b, bias and c are cast to its type.
@@ -59,7 +59,7 @@ def bsr_matmul(
         beta: what c is multiplied with, 1 by default; with 0 c is not read. It has no gradient.
         transpose_a: compute with A^T: b is then (M, N), the result (K, N), bias (K,).
         arrange: copy b and c where kernels cannot read them as they are stored, in place of an error.
-        validate: also check the values of indices, and that what was prepared is still of ``a``. Synchronises.
+        validate: also check the values of indices, and that what was prepared is still of ``a``. Synchronizes.
 
     Returns:
         (M, N), or (batch, M, N), in b's type; rows are padded to a multiple of 8 elements, N'. Matrices of a batch lie
@@ -112,7 +112,7 @@ def bsr_sddmm(
         a: (M, K), float16 or bfloat16, on a GPU; rows contiguous, row stride a multiple of 8 elements.
         b: (N, K), same rules as a.
         pattern: (M, N), as ``a`` of ``bsr_matmul``; its values are not read, and have no gradient.
-        validate: also check the values of indices. Synchronises.
+        validate: also check the values of indices. Synchronizes.
 
     Returns:
         (M, N), with the indices of the pattern and new values in a's type: torch.sparse_bsr, or a ``BsrMatrix`` if the
@@ -137,7 +137,7 @@ def bsr_sddmm(
 
 
 def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr | None]:
-    """Return the parts of a sparse matrix, and what the caller has of it that kernels take; None if that is nothing.
+    """Parts of a sparse matrix, and the caller's form of it if kernels take that; None otherwise.
 
     Raises:
         ArgumentError: for what is none.

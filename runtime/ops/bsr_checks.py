@@ -32,7 +32,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 def check_parts(name: str, a: BsrMatrix) -> None:
-    """Check that the parts of a sparse matrix are of their kinds; whoever makes one may put anything there.
+    """Check the types and ranks of the parts of a sparse matrix: a caller may construct one of anything.
 
     Raises:
         ArgumentError: for the first one that is not.

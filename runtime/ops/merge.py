@@ -10,7 +10,7 @@ from runtime.kernels.attention import AttentionResult
 
 
 def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, lse2: torch.Tensor) -> AttentionResult:
-    """Return the attention over two disjoint sets of keys, of which one has the results: ring attention, split keys.
+    """Attention over two disjoint sets of keys, from the results over each: ring attention, split keys.
 
     A result's weight is exp(lse); a side without keys (lse -inf) has none, whatever its ``out`` holds, and gradients of
     0. A ``sink`` joins one of the two calls only.

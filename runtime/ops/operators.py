@@ -43,7 +43,7 @@ class _Gradients(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
 
 def gradients_once(name: str, compute: Callable[[], tuple[Any, ...]], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Compute gradients, of which a gradient is refused only where one is asked for.
+    """Compute gradients; a gradient of one is refused only where it is requested.
 
     Args:
         name: of the operator.

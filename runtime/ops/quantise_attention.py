@@ -93,7 +93,7 @@ class QuantisedAttention:
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
     def with_queries(self, q: torch.Tensor, *, rotary: Rotary | None = None) -> QuantisedAttention:
-        """Return the same keys and values with other queries, which are quantised: those of the next step.
+        """The same keys and values with other queries, quantized here: those of the next step.
 
         A q_scale that was given is theirs too.
 
@@ -395,7 +395,7 @@ def _check_keys(k: Any, v: Any, hadamard: bool) -> None:
 
 
 def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any, k_scale: torch.Tensor | None) -> Cache:
-    """Return memory for keys: of k, v_t and k_scale, of which a given one is a view.
+    """Memory for k, v_t and k_scale; a given tensor is a view of it.
 
     Codes are zeros, as attention multiplies what lies behind the last key.
     """

@@ -84,7 +84,7 @@ def spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.dev
 
 
 def check_values(name: str, scale: torch.Tensor) -> None:
-    """Check the values of scales that are given (synchronises).
+    """Check the values of scales that are given (synchronizes).
 
     Raises:
         ArgumentError: with the first one that is out of range.

@@ -152,7 +152,7 @@ def row_order_of(how: dict[str, Any], order: Any) -> tuple[RowOrder | None, torc
 
 
 def prepare_bsr(a: torch.Tensor) -> BsrMatrix:
-    """Prepare a matrix for products of any width, with it and with its transpose (synchronises, once).
+    """Prepare a matrix for products of any width, with it and with its transpose (synchronizes, once).
 
     The result takes the place of ``a`` in ``bsr_matmul`` and ``bsr_sddmm``, also in compiled regions, which take no
     sparse tensors. Its kernels are chosen with how uneven the block rows are; those that need their order, or the

@@ -22,7 +22,7 @@ def check_layout(name: str, matrix: Any) -> None:
 
 
 def check_row_pointers(name: str, matrix: torch.Tensor) -> None:
-    """Check the row pointers of a BSR tensor (synchronises).
+    """Check the row pointers of a BSR tensor (synchronizes).
 
     Raises:
         ArgumentError: if they do not rise from 0 to the number of stored blocks, or have no values; in the capture of a

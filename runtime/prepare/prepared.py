@@ -60,7 +60,7 @@ class PreparedBsr:
         return f"<prepared BSR matrix {tuple(self.matrix.shape)}, {self.matrix.values().shape[0]} stored blocks{parts}>"
 
     def with_values(self, values: torch.Tensor) -> PreparedBsr:
-        """Return the same matrix with other values, which are not packed: each call then packs them if it must.
+        """The same matrix with other values, not packed: a kernel that needs packed ones packs them in each call.
 
         Args:
             values: (stored blocks, rows, cols), as those of the matrix.

@@ -71,7 +71,7 @@ def cluster_rows(
     ring_columns: int,
     anneal: bool = False,
 ) -> RowClusters:
-    """Form groups of block rows and put their stored blocks in rounds, on the CPU (synchronises).
+    """Form groups of block rows and put their stored blocks in rounds, on the CPU (synchronizes).
 
     The same matrix gives the same result, on one machine. The columns of a row may be in any order; one that is listed
     more than once is a stored block each time, taken in a round of its own. A column that the matrix does not have
@@ -134,7 +134,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Tensor) -> bool:
-    """Whether groups and rounds are valid ones of a matrix (synchronises).
+    """Whether groups and rounds are valid ones of a matrix (synchronizes).
 
     They are if each stored block is taken exactly once, by the slot that its row is in, and its column is in that place
     of the ring then; if each block row is in one slot, of the first of its group; and if the rounds of the groups
@@ -386,7 +386,7 @@ def _disjoint(pairs: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
 
 
 def _in_pairs(wants: torch.Tensor) -> torch.Tensor:
-    """Return an order of rows in which each second one is, of those that are left, the nearest to the one before.
+    """Order of rows in which each second row is the nearest to the row before it, among those left.
 
     Args:
         wants: float32 (rows, columns): 1 for what a row lists, else 0.

@@ -26,7 +26,7 @@ class RowSplit(NamedTuple):
 
 
 def split_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowSplit:
-    """Cut block rows, on their device and without a synchronisation.
+    """Cut block rows, on their device and without a synchronization.
 
     Args:
         crow_indices: (block rows + 1,): first block of each block row, and one more.

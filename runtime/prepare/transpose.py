@@ -20,7 +20,7 @@ class TransposedIndex(NamedTuple):
 
 
 def transposed_index(a: torch.Tensor) -> TransposedIndex:
-    """Return the index of a BSR matrix, on its device and without a synchronisation."""
+    """Return the index of a BSR matrix, on its device and without a synchronization."""
     crow, col = a.crow_indices(), a.col_indices()
     block_columns = a.shape[1] // a.values().shape[2]
     numbers = torch.arange(crow.shape[0] - 1, device=a.device)

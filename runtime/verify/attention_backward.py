@@ -55,7 +55,7 @@ class Exact(NamedTuple):
     aux: tuple[Gradients, Gradients, Gradients]
 
     def of(self, name: str) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Return a gradient, what rounding makes of it, and what is left of roundings in any case."""
+        """A gradient, its rounding error, and the error floor of all roundings."""
         if name in self.gradients:
             return self.gradients[name], self.rounded[name], self.noise
         right, rounded, noise = (each[name] for each in self.aux)
@@ -151,7 +151,7 @@ def forwards_lse(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> tor
 def by_torch(
     spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor, weight: torch.Tensor
 ) -> Gradients | None:
-    """Return the gradients of torch's own attention in the kernel's type; None for what torch cannot say."""
+    """Gradients of torch's own attention in the kernel's type; None where torch cannot compute them."""
     if spec.softcap is not None or spec.score is not None or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
@@ -177,7 +177,7 @@ def run(
 def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice in poisoned memory and compare it with the oracle and with torch.
 
-    Errors are told in units of what each gradient is held to, as their sizes differ by orders.
+    Errors are in units of the tolerance of each gradient, as their sizes differ by orders.
     """
     spec = kernel.spec
     dtype = TORCH_DTYPES[spec.dtype]

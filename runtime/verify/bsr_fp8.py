@@ -149,7 +149,7 @@ def limits(
     reference: torch.Tensor,
     part: Callable[[torch.Tensor], torch.Tensor] = lambda product: product,
 ) -> tuple[float | None, float]:
-    """Return the error of torch's kernel, if it has one, and what an error is held to.
+    """Error of torch's kernel, if there is one, and the tolerance.
 
     Args:
         spec: of the kernel.

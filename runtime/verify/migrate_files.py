@@ -78,7 +78,7 @@ class Migration:
     """Carries files over, one after another, and tells what became of each.
 
     Args:
-        told: is told what became of each.
+        told: called with the outcome of each.
         out: where sources and receipts are, if not where ``codegen render`` puts them.
         check: whether nothing is written.
 

@@ -86,7 +86,7 @@ def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:
 
 
 def driver_version() -> str:
-    """Return the version of the installed driver, or, where that is not told, of the CUDA it supports."""
+    """Version of the installed driver, or of the CUDA it supports if the driver's is unknown."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().split()
         return next(word for word in words if "." in word and word[0].isdigit())

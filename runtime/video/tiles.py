@@ -35,7 +35,7 @@ def check_sizes(name: str, sizes: Any) -> Sizes:
 
 
 class VideoTiles:
-    """A permutation of a video's tokens into tiles, so that blocks of attention are neighbourhoods in time and space.
+    """A permutation of a video's tokens into tiles, so that blocks of attention are neighborhoods in time and space.
 
     Tokens come in the order of a (frames, rows, columns) grid, as patch embeddings leave them, with text tokens behind
     or before them where a model has both in one sequence. In tiles they are ordered by tile, within a tile by frame,

@@ -12,7 +12,7 @@ def tile_window(tiles: VideoTiles, window: Sizes) -> Pattern:
     """Return the pattern in which each tile sees the tiles of a window around it.
 
     At the borders of the video the window is moved inwards, so that every tile sees as many tiles (sliding tile
-    attention, and NATTEN's neighbourhoods, do the same): along an axis of n tiles, tile i sees those from
+    attention, and NATTEN's neighborhoods, do the same): along an axis of n tiles, tile i sees those from
     min(max(i - window // 2, 0), n - window) on, ``window`` of them; all n of them where ``window`` is not less.
 
     Args:

@@ -46,7 +46,7 @@ class OracleKernel:
         self.calls = 0
         self.asked_lse: list[bool] = []
 
-    def bind(self, *arguments: Any, **options: Any) -> None:
+    def _bind_checked(self, *arguments: Any, **options: Any) -> None:
         """Nothing is kept for the call, which checks all again."""
 
     def __call__(

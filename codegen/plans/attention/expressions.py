@@ -80,7 +80,7 @@ def _items(node: Node) -> list[Item]:
 def expressions_flags(
     spec: AttentionSpec | BlockMaskSpec, shared: Side = "", *, gradients: bool = False
 ) -> ExpressionsFlags:
-    """Return what templates ask of the mask and of the score, and in gradients of its derivative.
+    """Template parameters of the mask and the score; for gradients, of the score's derivative too.
 
     Args:
         spec: of the attention, or of the lists of a mask.
@@ -117,7 +117,7 @@ def _shares(parts: Sequence[Statement]) -> bool:
 
 
 def aux_sum_flags(reads: Sequence[Read]) -> tuple[AuxSumFlags, ...]:
-    """Return what templates ask of the elements whose gradients are summed up."""
+    """Template parameters of the elements whose gradients are summed."""
     found: list[AuxSumFlags] = []
     for number, read in enumerate(reads):
         slope = _slope_flags(read.slope, kernel_form(read.slope))
@@ -207,7 +207,7 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 
 def expression_registers(spec: AttentionSpec | BlockMaskSpec, *, gradients: bool = False) -> int:
-    """Return an allowance for what a thread keeps of a mask and of a score, in gradients of its derivative too."""
+    """Allowance of registers for a mask and a score; for gradients, for the score's derivative too."""
     of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
     if isinstance(spec, BlockMaskSpec) or spec.score is None:
         return of_mask
@@ -218,12 +218,12 @@ def expression_registers(spec: AttentionSpec | BlockMaskSpec, *, gradients: bool
 
 
 def aux_slope_registers(reads: Sequence[Read]) -> int:
-    """Return an allowance for what a thread keeps of the derivatives by elements: of one at a time."""
+    """Allowance of registers for derivatives by elements of aux tensors, one at a time."""
     return max((_kept_of(printed(kernel_form(read.slope))) for read in reads if read.slope != ONE), default=0)
 
 
 def _kept_of(made: Printed) -> int:
-    """Return an allowance for what a thread keeps of an expression: parts of two queries, of a key, and of their pair.
+    """Allowance of registers for an expression: for parts of two queries, of a key, and of their pair.
 
     A load for each pair has its address in 64 bits, and the next ones are under way with it.
     """

@@ -27,7 +27,7 @@ UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pa
 
 
 def is_fp8(spec: AttentionSpec) -> bool:
-    """Return whether a spec's inputs are FP8."""
+    """Whether a spec's inputs are FP8."""
     return spec.is_fp8
 
 
@@ -93,7 +93,7 @@ def output_columns(spec: AttentionSpec) -> int:
 
 
 def sum_columns(spec: AttentionSpec) -> int:
-    """Return the columns of P V behind those of O: none where O is worked on in pieces, which registers are few for."""
+    """Columns of P V behind those of O, for row sums; 0 where registers are short and O is computed in pieces."""
     fits = spec.head_dim + SUM_COLUMNS < spec.tile.n or spec.accumulate_every != 1
     return SUM_COLUMNS if spec.head_dim <= 128 and fits else 0
 
@@ -131,7 +131,7 @@ def registers(spec: AttentionSpec) -> int:
 
 
 def producer_has_more(sizes: Sizes) -> bool:
-    """Return whether a producer thread spills in 40 registers: of lists with many scales, or two for each sub-tile.
+    """Whether a producer thread spills in 40 registers: with lists of many scales, or two scales for each sub-tile.
 
     One list of 64-key blocks does not, where tiles are divided and lengths are those of tensors; with 40 it is 1 to 2%
     faster (771 / 709 and 757 / 700 TFLOPS of topk32, H200).
@@ -172,7 +172,7 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
 
 
 def fma_groups(spec: AttentionSpec) -> int:
-    """Return in how many groups of 16 keys, of four, a quarter of the exponentials is by FMA.
+    """Groups of 16 keys, of four, in which FMA computes a quarter of the exponentials.
 
     None where fp32 weights are added up: those by FMA are never 0.
     """
@@ -180,7 +180,7 @@ def fma_groups(spec: AttentionSpec) -> int:
 
 
 def asks_groups(sizes: Sizes) -> bool:
-    """Return whether a loop goes over the groups of keys: of one load, or of the rows of ones."""
+    """Whether the kernel loops over groups of keys: those of one load, or of the rows of ones."""
     return sizes.step_blocks == 1 or sum_columns(sizes.spec) > 0
 
 
@@ -195,7 +195,7 @@ def o_bytes(spec: AttentionSpec) -> int:
 
 
 def fp8_params() -> tuple[Param, ...]:
-    """Return the parameters of the scales, and of how many there are."""
+    """Parameters of the scales and of their number."""
     return (*scale_params(), i32("last_column", "last column of a head"))
 
 

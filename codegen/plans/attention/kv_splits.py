@@ -62,7 +62,7 @@ def check_kv_splits(spec: AttentionSpec) -> None:
 
 
 def what_sub_tiles_are(spec: AttentionSpec) -> str:
-    """Return the doc of the number of sub-tiles, without what each of them owns."""
+    """Comment of the number of sub-tiles."""
     return "sub-tiles of a tile: KV splits" if spec.kv_splits > 1 else "sub-tiles of a tile: query blocks"
 
 

@@ -261,7 +261,7 @@ def _check_tile(spec: AttentionSpec) -> None:
 
 
 def _may_be_high(spec: AttentionSpec) -> bool:
-    """Return whether a warp may have 32 rows."""
+    """Whether a warp may have 32 rows."""
     return spec.head_dim <= WIDEST_OF_HIGH_WARPS
 
 
@@ -295,7 +295,7 @@ def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
 
 
 def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> list[Constant]:
-    """Return what the walk over key blocks needs, with so many K and V tiles in flight."""
+    """Constants of the walk over key blocks, with ``ahead`` K and V tiles in flight."""
     pattern, block = spec.pattern, spec.pattern.fixed_block
     found = []
     if block is not None:

@@ -54,7 +54,7 @@ def line_bytes(row_bytes: int) -> int:
 
 
 def o_row_bytes(spec: AttentionSpec) -> int:
-    """Return the bytes of a row of O, which is as wide as Q only without FP8."""
+    """Bytes of a row of O: without FP8 those of a row of Q."""
     return spec.head_dim * (DTYPES[spec.output].bytes if is_fp8(spec) else DTYPES[spec.dtype].bytes)
 
 

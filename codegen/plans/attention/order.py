@@ -23,6 +23,6 @@ def order_params(spec: AttentionSpec) -> list[Param]:
 
 
 def heads_in_l2(spec: AttentionSpec, kv_len: int, heads_per_kv_head: int, heads: int) -> int:
-    """Return how many of all ``heads`` (or packs of heads) are scheduled together: those of one K/V head at least."""
+    """Heads (or packs of heads) that are scheduled together, of all ``heads``: at least those of one K/V head."""
     kv_head_bytes = kv_len * 2 * spec.head_dim * DTYPES[spec.dtype].bytes
     return min(max(1, L2_BYTES // kv_head_bytes) * heads_per_kv_head, heads)

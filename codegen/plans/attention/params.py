@@ -30,7 +30,7 @@ def sub_tile_doc(listed: bool) -> str:
 
 
 def asks_heads(spec: AttentionSpec) -> bool:
-    """Return whether a kernel for sm_90a needs the head, or the query, of a row; others always do."""
+    """Whether a kernel for sm_90a needs the head, or the query, of a row; other kernels always do."""
     asks = spec.pattern.masks_pairs or spec.sink or spec.lse or spec.score is not None or spec.is_fp8
     return asks or not ARCHS[spec.arch].has_wgmma
 
@@ -108,7 +108,7 @@ def block_of(spec: AttentionSpec | AttentionBackwardSpec) -> Block:
 
 
 def needs_query_blocks(spec: AttentionSpec) -> bool:
-    """Return whether the kernel needs the number of lists.
+    """Whether the kernel needs the number of lists.
 
     A tile for sm_90a may have several, the last of which are not there. A tile with one begins with a query, so its
     list is there.
@@ -121,7 +121,7 @@ def needs_query_blocks(spec: AttentionSpec) -> bool:
 
 
 def list_constants(block: Block, block_steps: int) -> list[Constant]:
-    """Return what the index lists count in."""
+    """Constants of the units that index lists count in."""
     return [
         Constant("kBlockKeys", block.kv, "keys of a listed block"),
         *([Constant("kBlockSteps", block_steps, "steps in a listed block")] if block_steps > 1 else []),
@@ -129,7 +129,7 @@ def list_constants(block: Block, block_steps: int) -> list[Constant]:
 
 
 def block_constants(block: Block, m: int, n: int) -> list[Constant]:
-    """Return what the index lists of a tile of m queries and steps of n keys count in."""
+    """Constants of the units that index lists count in, for a tile of m queries and steps of n keys."""
     queries = Constant("kBlockQueries", block.q, "queries that share a list")
     return [*list_constants(block, max(1, block.kv // n)), *([queries] if block.q > m else [])]
 
@@ -151,7 +151,7 @@ def _pack_sizes(spec: AttentionSpec) -> list[Param]:
 
 
 def logit_constants(spec: AttentionSpec) -> list[Constant]:
-    """Return the constants of what becomes of logits.
+    """Constants of the scale, softcap and score of logits.
 
     A softcap is softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + 2^(2 log2(e) x / softcap)).
     """

@@ -10,7 +10,7 @@ WIDEST_STEP = 256  # N of the widest wgmma
 
 
 def register_sum(spec: AttentionSpec, registers: Registers, *, holds_q: bool) -> str:
-    """Return what the registers are for, and how many a wider step would need, if those are too many.
+    """Uses of the registers, in words, and how many a wider step would need if that exceeds the budget.
 
     Args:
         spec: the spec.

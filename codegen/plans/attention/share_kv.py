@@ -73,14 +73,14 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
 
 
 def list_length(spec: AttentionSpec) -> int:
-    """Return the entries of a list, which :func:`check_share_kv_loads` wants to be known."""
+    """Entries of a list; :func:`check_share_kv_loads` requires a fixed number."""
     length = spec.pattern.list_length
     assert length is not None
     return length
 
 
 def has_long_tiles(spec: AttentionSpec) -> bool:
-    """Return whether a tile has so many steps that a longer prologue of the tile pays."""
+    """Whether tiles have so many steps that a longer prologue of the tile pays."""
     return spec.share_kv_loads and (spec.l2_lockstep or list_length(spec) >= LONG_TILE)
 
 
@@ -123,7 +123,7 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> Non
 
 
 def sub_tile_owns(spec: AttentionSpec) -> str:
-    """Return what each sub-tile owns, in words."""
+    """Key blocks or parts of them that each sub-tile owns, in words."""
     return "list" if spec.share_kv_loads else "key blocks and K/V rings"
 
 

@@ -82,7 +82,7 @@ class Sizes:
 
     @property
     def skip_masked(self) -> bool:
-        """Whether warpgroups skip steps of their tile of which they see no key.
+        """Whether warpgroups skip steps of their tile without visible keys.
 
         With ping_pong all take part in each step. A step wider than the distance of the first warpgroup from the last
         is hardly ever hidden from one of them.

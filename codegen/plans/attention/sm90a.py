@@ -195,7 +195,7 @@ def _check_tile(spec: AttentionSpec) -> None:
 
 
 def _splits(sizes: Sizes) -> Splits:
-    """Return the register splits with enough for the producer; of FP8 the one by which neither spills."""
+    """Register splits with enough for the producer; for FP8 the split by which neither side spills."""
     spec, every = sizes.spec, REGISTER_SPLITS[sizes.consumers]
     if fp8.is_fp8(spec):
         return (max(every) if fp8.producer_has_more(sizes) else min(every),)
@@ -218,7 +218,7 @@ def _split(splits: Splits, needed: int) -> tuple[int, int]:
 def _registers(
     sizes: Sizes, splits: Splits, resident: int, accumulators: int, most: int
 ) -> tuple[Registers, tuple[Constant, Constant] | tuple[()]]:
-    """Return a consumer thread's registers, and what setmaxnreg is told, if threads do not just start with all."""
+    """Register budget of a consumer thread, and setmaxnreg values (none if all registers are allocated at launch)."""
     overhead, expression = _overhead(sizes), expression_registers(sizes.spec)
     if sizes.consumers == resident == 1:
         return Registers(accumulators, overhead, most, expression), ()

@@ -142,7 +142,7 @@ def _sub_tile_constants(sizes: Sizes) -> list[Constant]:
 
 
 def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
-    """Return how column groups of Q, K, V and O lie in shared memory."""
+    """Constants of the layout of Q, K, V and O in shared memory, by column group."""
     spec = sizes.spec
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
     if at.o_aliases_q and not spec.share_kv_loads:  # a warpgroup's rows of O lie where its rows of Q were
@@ -189,7 +189,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
 
 
 def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
-    """Return how Q, K, V and O are read and written."""
+    """Tensor maps of Q, K, V and O."""
     spec, rows, columns = sizes.spec, sizes.rows, sizes.columns
     kv_map = TensorMap((columns, spec.tile.n // sizes.step_blocks, 1, 1), SWIZZLE)
     q_queries = WARPGROUP_ROWS if spec.share_kv_loads else rows.box_queries

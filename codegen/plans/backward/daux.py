@@ -164,7 +164,7 @@ def _has_pairs(reads: tuple[Read, ...]) -> bool:
 
 
 def _pair_stride(spec: AttentionBackwardSpec) -> int:
-    return spec.tile.n + 1  # so that neither a column's nor a diagonal's neighbours share a bank
+    return spec.tile.n + 1  # so that neither a column's nor a diagonal's neighbors share a bank
 
 
 def _operands(reads: tuple[Read, ...]) -> tuple[Param, ...]:

@@ -130,7 +130,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
 
 
 def _dq_queries(spec: AttentionBackwardSpec) -> int:
-    """Return the queries of which a warpgroup has dQ: 64 columns of a head each, so with heads of 64 a half of them."""
+    """Queries whose dQ a warpgroup computes: each has 64 columns of a head, so with heads of 64 half the queries."""
     return spec.tile.m // 2 if spec.head_dim == 64 else spec.tile.m
 
 
@@ -174,7 +174,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
-    """Return how the tensor maps address their tensors: dK and dV leave by 64 rows of a warpgroup."""
+    """Tensor maps of the operands and gradients: a warpgroup stores dK and dV 64 rows at a time."""
     q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
     return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, "dk_map": out, "dv_map": out}
 

@@ -114,7 +114,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 
 
 def _is_whole(spec: AttentionBackwardSpec) -> bool:
-    """Return whether registers hold all that a tile keeps: else dK and dV have thread blocks of their own."""
+    """Whether registers hold a whole tile; otherwise dK and dV have thread blocks of their own."""
     return spec.head_dim <= LARGEST_WHOLE
 
 

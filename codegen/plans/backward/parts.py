@@ -139,12 +139,12 @@ def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
 
 
 def transposes(spec: AttentionBackwardSpec) -> bool:
-    """Return whether the kernel walks over lists the other way round."""
+    """Whether the kernel walks over transposed lists."""
     return not spec.by_queries and spec.pattern.fixed_block is not None
 
 
 def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
-    """Return whether several tiles share the list of a key block."""
+    """Whether several tiles share the list of a key block."""
     block = spec.pattern.fixed_block
     return transposes(spec) and block is not None and block.kv > spec.tile.n
 
@@ -168,7 +168,7 @@ def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
 
 
 def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
-    """Return what the prologue and the walk over a tile's steps need."""
+    """Constants of the prologue and of the walk over a tile's steps."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     listed: list[Constant] = []
     if block is not None and spec.by_queries:

@@ -80,7 +80,7 @@ class Sizes:
 
 
 def divides_products(spec: AttentionBackwardSpec) -> bool:
-    """Return whether dK and dV of 64 keys are too many registers for one warpgroup."""
+    """Whether dK and dV of 64 keys exceed the registers of one warpgroup."""
     return spec.gradients == "dkdv" and spec.head_dim > LARGEST_SUMMED
 
 

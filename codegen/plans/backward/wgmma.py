@@ -140,7 +140,7 @@ def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
-    """Return how the tensor maps address their tensors: gradients leave by 64 rows of a warpgroup."""
+    """Tensor maps of the operands and gradients: a warpgroup stores gradients 64 rows at a time."""
     q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
     gradients = {"dq_map": out} if spec.gradients == "dq" else {"dk_map": out, "dv_map": out}
     return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, **gradients}

@@ -24,7 +24,7 @@ def copy_prologue(spec: BsrSpmmSpec, stem: str) -> Prologue | None:
 
 
 def copy_tiles(spec: BsrSpmmSpec, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many tiles of the copy lie one above the other, and side by side, in a B of this shape."""
+    """Tiles of the copy of a B of this shape: (down, across)."""
     return (-(-rows // group_columns(spec)), -(-columns // COPY_COLUMNS)) if copies_b(spec) else (0, 0)
 
 
@@ -54,7 +54,7 @@ def copy_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def copy_maps(spec: BsrSpmmSpec) -> dict[str, TensorMap]:
-    """Return how the copy reads B. It is written as the product reads it."""
+    """Tensor map by which the copy reads B. The copy is written through the map of the product."""
     return {"b_columns_map": TensorMap((group_columns(spec), COPY_COLUMNS), SWIZZLE)} if copies_b(spec) else {}
 
 

@@ -19,17 +19,17 @@ SCHEDULER = "tiles drawn beyond each thread block's first, thread blocks that en
 
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:
-    """Return whether long block rows are split along K: with a dynamic scheduler and small blocks."""
+    """Whether long block rows are split along K: with a dynamic scheduler and small blocks."""
     return spec.is_dynamic and spec.block.rows < 64
 
 
 def announcement_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes that the scheduler publishes of a tile, or of a unit, which has two words more."""
+    """Bytes that the scheduler publishes for a tile, or for a unit, which has two more words."""
     return 4 * ((6 if cuts_rows(spec) else 4) + WARP)
 
 
 def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
-    """Return the bytes of the queue from the scheduler to the others, and what it holds."""
+    """Bytes of the queue from the scheduler to the other warps, and its contents in words."""
     work = "units" if cuts_rows(spec) else "tiles"
     return QUEUE * announcement_bytes(spec), f"published {work}, and the first of their block columns"
 
@@ -40,7 +40,7 @@ def queue_barriers() -> tuple[int, str]:
 
 
 def schedule_flags(spec: BsrSpmmSpec, next_block: str = "++block") -> SchedulerFlags:
-    """Return what templates ask of how thread blocks get their work."""
+    """Template parameters of the tile scheduler."""
     work = "unit" if cuts_rows(spec) else "tile"
     return SchedulerFlags(
         scheduler=f"bsr_spmm/{'dynamic' if spec.is_dynamic else 'static'}_scheduler.cuh.j2",
@@ -61,12 +61,12 @@ def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 
 def _is_high(spec: BsrSpmmSpec) -> bool:
-    """Return whether a tile has 128 rows, all of one block."""
+    """Whether a tile has 128 rows, all of one block."""
     return spec.tile.m == HIGH_TILE == (spec.block.cols if spec.transpose_a else spec.block.rows)
 
 
 def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
-    """Return how many column tiles are worked on at once: one at least.
+    """Column tiles that are worked on at once, at least one.
 
     As many as have their part of B, ``depth`` rows of it, in the L2. With a static scheduler, lower tiles come one at a
     time: they read more of B for their FLOPs, and the L2 limits them.
@@ -84,13 +84,13 @@ def tile_place(spec: BsrSpmmSpec) -> str:
 
 
 def place_params(spec: BsrSpmmSpec, rows: str, doc: str) -> tuple[Param, ...]:
-    """Return the parameters that say how many tiles there are, and where: ``rows`` is the name of the rows of tiles."""
+    """Parameters of the number of tiles and their places; ``rows`` names the rows of tiles."""
     bands = PLACE_PARAMS if spec.is_dynamic or _is_high(spec) else ()
     return (i32(rows, doc), *bands, i32("tiles", f"{rows} times the tiles of one"))
 
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that say which tile is where."""
+    """Parameters of the places of tiles."""
     place = place_params(spec, "block_rows", "block rows of A")
     if not spec.is_dynamic:
         return place

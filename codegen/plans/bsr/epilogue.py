@@ -29,17 +29,17 @@ def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
 
 
 def epilogue_constants(spec: BsrSpmmSpec, c_bytes: int) -> tuple[Constant, ...]:
-    """Return the constants of c, of which a warpgroup takes ``c_bytes``."""
+    """Constants of c; a warpgroup loads ``c_bytes`` of it."""
     return (Constant("kCInBytes", c_bytes, "bytes of c of a warpgroup's part of a tile"),) if spec.accumulate else ()
 
 
 def epilogue_maps(spec: BsrSpmmSpec, c_map: TensorMap) -> dict[str, TensorMap]:
-    """Return the tensor map of c, which is read as C is written."""
+    """Tensor map of c, with the box of C."""
     return {"c_in_map": c_map} if spec.accumulate else {}
 
 
 def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
-    """Return what the templates ask: whether a bias is added, the activation's name, and C as a formula."""
+    """Template parameters of the epilogue: the bias, the activation's name, and C as a formula."""
     product = "A^T B" if spec.transpose_a else "A B"
     product = f"{product} + beta c" if spec.accumulate else product
     adds_bias = spec.epilogue is not None and spec.epilogue.bias

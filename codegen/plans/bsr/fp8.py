@@ -102,7 +102,7 @@ def check_scales(spec: Fp8Spec) -> None:
 
 
 def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
-    """Return what templates of kernels by mma.sync ask."""
+    """Template parameters of kernels by mma.sync."""
     kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
     return MmaSyncFp8Flags(
         multiply=f"bsr_fp8/multiply_{kind}.cuh.j2",
@@ -114,14 +114,14 @@ def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
 
 
 def mma_sync_summary(spec: Fp8Spec) -> tuple[tuple[str, str], ...]:
-    """Return how sums are made, for ``explain``."""
+    """How products are summed, for ``explain``."""
     promoted = spec.accumulate_every or spec.scales != "tensor"
     sums = "taken in by fp32 after each product of 32" if promoted else "of a whole row in the tensor core"
     return (("scales", scaling(spec)), ("sums", sums))
 
 
 def scaling(spec: Fp8Spec) -> str:
-    """Return what the scales are, in words."""
+    """The scales, in words."""
     if spec.scales == "block":
         return f"A has a scale for each stored block, B one for each {SCALE_COLUMNS} rows of a column"
     if spec.scales == "row":
@@ -197,7 +197,7 @@ def check_blocks(spec: Fp8Spec) -> None:
 
 
 def interval(spec: Fp8Spec) -> int:
-    """Return how many steps the tensor core accumulates: with scales of blocks or rows one, which has its own."""
+    """Steps that the tensor core accumulates: 1 with scales of blocks or rows, as each step has its own."""
     return spec.accumulate_every if spec.scales == "tensor" else 1
 
 
@@ -224,7 +224,7 @@ def _box_row_bytes(spec: Fp8Spec) -> int:
 
 
 def c_map(spec: Fp8Spec) -> TensorMap:
-    """Return how a box of C is stored: in a sampled product it lies in one stored block."""
+    """Tensor map of C: in a sampled product a box lies in one stored block."""
     columns = _box_row_bytes(spec) // OUTPUT_BYTES[spec.output]
     further = () if isinstance(spec, BsrSpmmSpec) else (1,)
     return TensorMap((columns, PIECE_ROWS, *further), _box_row_bytes(spec), dtype=spec.output)
@@ -285,7 +285,7 @@ def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
 
 
 def fp8_flags(spec: Fp8Spec) -> BsrFp8Flags:
-    """Return what templates of both kernels ask."""
+    """Template parameters of both kernels."""
     kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
     return BsrFp8Flags(
         mma_n=spec.block.rows,

@@ -50,7 +50,7 @@ STAGING_BYTES = 8192  # a warpgroup's, of C
 
 
 def gathers_rows(spec: BsrSpmmSpec) -> bool:
-    """Return whether a tile has many block rows, which the caller has grouped."""
+    """Whether a tile has many block rows, which the caller has grouped."""
     if spec.mma == "wgmma":
         return not spec.transpose_a and spec.block.rows in BLOCK_ROWS.values() and spec.tile.m > spec.block.rows
     return spec.mma == "mma" and spec.copy_ == "tma"
@@ -62,14 +62,14 @@ def slots(spec: BsrSpmmSpec) -> int:
 
 
 def packet_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of what a round needs of A at most: a block for each slot, and where its rows of B are."""
+    """Largest bytes of A in a round: a block for each slot, and the places of its rows of B."""
     needed = slots(spec) * (block_bytes(spec) + ENTRY_BYTES)
     unit = 16 * CLUSTER  # parts are copied, each by one thread block of the cluster
     return -(-needed // unit) * unit
 
 
 def ring_columns(spec: BsrSpmmSpec) -> int:
-    """Return the block columns whose rows of B fit the ring, which has the rest of shared memory."""
+    """Block columns whose rows of B fit the ring, which takes the rest of shared memory."""
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
 
 
@@ -172,7 +172,7 @@ def build(
 
 
 def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
-    """Return the constants of what loads rounds, and of what both sides know."""
+    """Constants of the producers of rounds, and those that both sides use."""
     chunks = block_bytes(spec) // CHUNK_BYTES
     assert slots(spec) * chunks % PACK_THREADS == 0, "threads that pack have equally many chunks"
     return (
@@ -228,7 +228,7 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
 
 
 def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, str], ...]:
-    """Return what the head of the source says of the kernel."""
+    """Summary of the kernel at the head of its source."""
     return (
         ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
         ("tile", f"{tile}: {slots(spec)} block rows, grouped beforehand by the columns they share"),

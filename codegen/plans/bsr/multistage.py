@@ -144,7 +144,7 @@ class Tiles:
         )
 
     def summary(self) -> tuple[tuple[str, str], ...]:
-        """Return how the tiles are worked on, for ``explain``."""
+        """Schedule of the tiles, for ``explain``."""
         depth = MMA_SYNC_DEPTH if self.spec.is_fp8 else MMA
         how = "WMMA 16 x 16 x 16" if self.spec.mma == "wmma" else f"mma.sync 16 x 8 x {depth}"
         part = f"{self.warps} warps of {self.warp_rows} x {self.warp_columns}"

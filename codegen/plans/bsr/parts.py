@@ -128,7 +128,7 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
 
 
 def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumulators: int, shared: int) -> Registers:
-    """Return the register budget of a kernel for small blocks, of which ``ctas_per_sm`` thread blocks share an SM.
+    """Register budget of a kernel for small blocks with ``ctas_per_sm`` thread blocks on an SM.
 
     Raises:
         SpecError: where registers or shared memory do not suffice for them; each thread block costs 1 KB of its own.
@@ -161,7 +161,7 @@ def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
 
 
 def copies_b(spec: BsrSpmmSpec) -> bool:
-    """Return whether B, stored by columns, is copied by rows before it is multiplied: for the small blocks of wgmma.
+    """Whether B, stored by columns, is copied by rows before the product: for the small blocks of wgmma.
 
     Operands of 8 bits are multiplied K-major, as columns are.
     """
@@ -170,7 +170,7 @@ def copies_b(spec: BsrSpmmSpec) -> bool:
 
 
 def reads_columns(spec: BsrSpmmSpec) -> bool:
-    """Return whether the product reads columns of B."""
+    """Whether the product reads columns of B."""
     return spec.b_layout == "column_major" and not copies_b(spec)
 
 
@@ -180,13 +180,13 @@ def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def b_and_c(spec: BsrSpmmSpec) -> str:
-    """Return how B and C are stored, in words."""
+    """Layouts of B and C, in words."""
     by_columns = spec.b_layout == "column_major"
     return "B, C dense, B stored by columns and C by rows" if by_columns else "B, C dense and row-major"
 
 
 def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
-    """Return the parameters that say where B is, ``rows`` being the name of how many it has."""
+    """Parameters of the layout of B; ``rows`` names its number of rows."""
     if reads_columns(spec):
         return (tensor_map("b_map", "B, by columns", (rows, "N")),)
     b = "the copy of B" if copies_b(spec) else "B"
@@ -197,7 +197,7 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
 
 
 def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags:
-    """Return what the templates of kernels ask in which a wgmma is as high as a C tile: the main loop's operands.
+    """Template parameters of the main loop of kernels in which a wgmma is as high as a C tile.
 
     Args:
         spec: the spec.
@@ -278,7 +278,7 @@ def spmm_shared(
 
 
 def spmm_b_maps(spec: BsrSpmmSpec, step_blocks: int = 1) -> dict[str, TensorMap]:
-    """Return how B is read: by column group, or, where a tile has all of its columns, as a whole. By columns always so.
+    """Tensor map of B: by column group; whole where a tile has all columns of B, or B is stored by columns.
 
     One copy brings the rows that one of a step's ``step_blocks`` blocks of A meets.
     """

@@ -16,7 +16,7 @@ PART_SHARE = 30
 
 
 def row_cutting(spec: BsrSpmmSpec) -> RowCutting:
-    """Return how long block rows are split."""
+    """How long block rows are split."""
     part_bytes = spec.tile.m * spec.tile.n * FLOAT_BYTES
     block_bytes = spec.block.cols * spec.tile.n * DTYPES[spec.dtype].bytes
     cheap = -(-PART_SHARE * 2 * part_bytes // block_bytes)
@@ -24,12 +24,12 @@ def row_cutting(spec: BsrSpmmSpec) -> RowCutting:
 
 
 def blocks_of_step(spec: BsrSpmmSpec) -> int:
-    """Return how many blocks of A a step has."""
+    """Blocks of A in a step."""
     return spec.tile.k // spec.block.cols
 
 
 def chunk_params() -> tuple[Param, ...]:
-    """Return the parameters that say which unit of work is where, and where parts are left."""
+    """Parameters of the places of work units and of partial sums."""
     return (
         pointer("chunks", "int4", "of each chunk: block row, first block, end, first chunk of the row or -1"),
         pointer("chunk_count", "int", "chunks of all block rows"),

@@ -132,7 +132,7 @@ def _check(spec: BsrSddmmSpec) -> None:
 
 
 def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) -> tuple[SharedLayout, int]:
-    """Return the shared memory, and how many pieces of C a warp has room for: two if they fit beside the ring."""
+    """Shared memory, and pieces of C that a warp has room for: two if they fit beside the ring."""
     arch, warps = ARCHS[spec.arch], CONSUMERS * WARPGROUP // WARP
     for pieces in (2, 1):
         shared, ring, tile = SharedLayout(), stage_ring(spec.stages), spec.tile

@@ -162,7 +162,7 @@ def _tile_order(spec: BsrSpgemmSpec) -> str:
 
 
 def _arguments(spec: BsrSpgemmSpec) -> Arguments:
-    """Return how the arguments of a launch follow from the shape of a problem."""
+    """Arguments of a launch as functions of the shape of a problem."""
     if spec.output == "bsr":
         return of_pattern
     return of_tickets if spec.is_dynamic else OfRuns(RUN_TILES)
@@ -178,7 +178,7 @@ def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
 
 
 def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
-    """Return the parameters that say which tiles C has."""
+    """Parameters of the tiles of C."""
     if spec.output == "bsr":
         return (
             pointer("c_crow_indices", "int", "first block of each block row of C, and one more"),

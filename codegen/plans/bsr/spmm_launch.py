@@ -51,14 +51,14 @@ def arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
 
 
 def group_rows(spec: BsrSpmmSpec, block_rows: int, blocks: int) -> int:
-    """Return how many block rows, of ``block_rows`` with ``blocks`` in all, have their part of A in the L2 at once."""
+    """Block rows, of ``block_rows`` with ``blocks`` in all, whose part of A is in the L2 at once."""
     a_bytes = blocks * spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
     groups = max(1, -(-a_bytes // L2_BYTES))
     return max(1, -(-block_rows // groups))
 
 
 def whole_rows(spec: BsrSpmmSpec, depth: int, columns: int, stride: int) -> int:
-    """Return the rows of B, from the first, of which a copy may bring whole groups of columns.
+    """Rows of B, from the first, whose column groups one copy may bring together.
 
     The last group may reach beyond its row, into those below, whose elements are then brought and not used. The last
     rows have too few below them, and a copy brings all rows that meet a block column.

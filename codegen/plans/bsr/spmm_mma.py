@@ -165,7 +165,7 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tuple[Constant, ...]:
-    """Return how tiles lie in shared memory where B is stored by rows: those of A and B are of different length."""
+    """Constants of the tiles in shared memory where B is stored by rows: rows of A and of B differ in length."""
     a_chunks, b_chunks = k // copy, n // copy
     a_rows_per_line = max(1, LINE_BYTES // (a_chunks * COPY_BYTES))
     a_pass_rows = Constant(
@@ -181,7 +181,7 @@ def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tup
 
 
 def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
-    """Return how tiles lie in shared memory where B is stored by columns: these are as long as rows of A."""
+    """Constants of the tiles in shared memory where B is stored by columns: its rows are as long as those of A."""
     chunks = k // copy
     return (
         Constant("kRowChunks", chunks, "chunks of a tile row: of a row of A, of a column of B"),

@@ -166,7 +166,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that say what a thread block computes."""
+    """Parameters of the work of a thread block."""
     return chunk_params() if spec.is_dynamic else (i32("block_rows", "block rows of A"), TILES_PARAM)
 
 
@@ -180,7 +180,7 @@ def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:
 
 
 def _step_bytes(a_bytes: int, b_bytes: int, step_blocks: int) -> tuple[Constant, ...]:
-    """Return the constants of what a stage of the ring has of A and B."""
+    """Constants of the parts of A and B in a stage of the ring."""
     if step_blocks == 1:
         return (
             Constant("kABytes", a_bytes, "bytes of a block of A"),

@@ -61,7 +61,7 @@ def _plans(one: Side, other: Side) -> dict[str, Any]:
 def _differing(
     one: Mapping[str, Any], other: Mapping[str, Any], leave_out: Sequence[str] = ()
 ) -> list[tuple[str, Any, Any]]:
-    """Return the names of which two mappings have other values, in the order of the first."""
+    """Names whose values differ between two mappings, in the order of the first."""
     flat, flat_other = dict(_flat(one)), dict(_flat(other))
     names = [*flat, *(name for name in flat_other if name not in flat)]
     told = [(name, flat.get(name, ABSENT), flat_other.get(name, ABSENT)) for name in names]

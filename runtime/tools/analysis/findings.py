@@ -12,10 +12,10 @@ from runtime.tools.analysis.bounds import pipes_of
 from runtime.tools.analysis.disassembly import Disassembly
 from runtime.tools.analysis.ncu import Counters
 
-STALLS = 3  # reasons that are told
-LEAST_STALL = 0.1  # warps, of a reason that is told
-CONFLICTS = 0.05  # share of wavefronts of shared memory from which on conflicts are told as such
-BALANCED = 0.1  # share that a kernel is off the machine's balance where both sides are told
+STALLS = 3  # reasons that are listed
+LEAST_STALL = 0.1  # warps, of a listed reason
+CONFLICTS = 0.05  # share of wavefronts of shared memory from which on conflicts are reported
+BALANCED = 0.1  # share that a kernel is off the machine's balance where both sides are reported
 _PCT = "avg.pct_of_peak_sustained_active"
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(?P<name>\w+)_per_issue_active\.ratio")
 REASONS = {
@@ -50,7 +50,7 @@ class Finding:
     Attributes:
         about: the respect.
         text: the finding.
-        counted: whether counters tell it; else it follows from the plan and the machine code.
+        counted: whether counters show it; otherwise it follows from the plan and the machine code.
     """
 
     about: str

@@ -49,7 +49,7 @@ def main_loop(instructions: Sequence[Instruction]) -> Loop | None:
 
 
 def loops(instructions: Sequence[Instruction]) -> list[Loop]:
-    """Return the natural loops of a function by their beginnings: a branch to what every way to it passes."""
+    """Natural loops of a function by their headers: back edges to a dominator."""
     graph = _Graph(instructions)
     above = graph.dominators()
     latches: dict[int, list[int]] = {}

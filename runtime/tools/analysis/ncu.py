@@ -139,5 +139,5 @@ def _wide(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tupl
 
 
 def _number(text: str) -> float | None:
-    """Return a value; None of what is not available, or no number."""
+    """A value; None if it is unavailable or no number."""
     return float(text.replace(",", "")) if _NUMBER.fullmatch(text.strip()) else None

@@ -40,7 +40,7 @@ class Workload(BaseModel):
 
 @dataclass(frozen=True)
 class Counted:
-    """Counters, of which launch, and who counted.
+    """Counters of a launch, and the tool that counted.
 
     Attributes:
         counters: what was counted.

@@ -63,7 +63,7 @@ class Function:
 
 
 def parse(text: str, source: str = "") -> tuple[Function, ...]:
-    """Return the functions of what nvdisasm printed.
+    """Functions in the output of nvdisasm.
 
     Args:
         text: the output of ``nvdisasm -c``, or of ``nvdisasm -gi -c`` if the code has line information.

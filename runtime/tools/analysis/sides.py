@@ -33,7 +33,7 @@ class Side:
     """A kernel that is compared with another one.
 
     Attributes:
-        label: as it was asked for.
+        label: as the caller named it.
         stem: its name.
         fields: those of its spec.
         source: its source.

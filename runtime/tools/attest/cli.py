@@ -32,7 +32,7 @@ def attest_command(
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="A private ed25519 key in PEM.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write the two files.")],
     allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Attest a tree that is not as its commit has it; the names are told.")
+        bool, typer.Option("--allow-dirty", help="Allow a tree with changes; list the changed files.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -63,7 +63,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the SHA-256 of a public key (its DER), by which signatures name it."""
+    """SHA-256 of a public key (its DER): the key ID of signatures."""
     serialization, _ = _modules()
     formats = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(key.public_bytes(*formats)).hexdigest()

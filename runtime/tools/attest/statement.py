@@ -68,7 +68,7 @@ class Subject(_Read):
 
 
 class Parameters(_Read):
-    """What the build was asked for."""
+    """External parameters of the build."""
 
     kernels: Annotated[list[str], Field(min_length=1)]
 
@@ -133,7 +133,7 @@ def statement_of(value: Any, path: Path) -> Statement:
 
 
 def sha256_of(data: bytes) -> str:
-    """Return the hash by which subjects and materials are known."""
+    """Digest of subjects and materials."""
     return hashlib.sha256(data).hexdigest()
 
 

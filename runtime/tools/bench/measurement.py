@@ -164,7 +164,7 @@ def pattern_words(spec: AttentionSpec, indices: tuple[torch.Tensor, ...]) -> str
 
 
 def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of a pattern that have one value for each batch: half of what they count."""
+    """Tensors of a pattern with one value for each batch: half the largest value."""
     return tuple(
         torch.full((batch,), {"kv_len": length}[tensor.upper] // 2, dtype=torch.int32, device="cuda")
         for tensor in spec.pattern.index_tensors

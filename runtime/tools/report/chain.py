@@ -112,7 +112,7 @@ def _launch(kernel: Kernel) -> Link:
 
 
 def _code(kernel: Kernel) -> list[Link]:
-    """Return the links of what the compiler made, which the receipt names."""
+    """Links of the compiler's outputs, which the receipt names."""
     receipt = kernel.receipt
     if receipt is None:
         return [Link("cubin", "", "what the compiler makes of the source", "", "there is no receipt", None)]

@@ -64,7 +64,7 @@ class Changes:
     """Differences of two commits.
 
     Attributes:
-        labels: the commits as they were asked for, and
+        labels: the commits as the caller named them, and
         commits: their hashes.
         count: kernels that one of them has.
         changed: those that differ.

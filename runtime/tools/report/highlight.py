@@ -1,4 +1,4 @@
-"""Sources as HTML: five kinds of words coloured, and a place to link to at each function."""
+"""Sources as HTML: five kinds of words colored, and a place to link to at each function."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CLASSES: tuple[tuple[_TokenType, str], ...] = (
 
 
 def yaml_html(text: str) -> Markup:
-    """Return YAML, coloured."""
+    """Return YAML, colored."""
     return Markup("").join(_coloured(text, _lexer("yaml")))
 
 
 def cuda_html(source: str) -> Markup:
-    """Return a generated source, coloured, with an anchor before each function."""
+    """Return a generated source, colored, with an anchor before each function."""
     anchors = {each.first: anchor_of(each) for each in functions(source)}
     parts, line, start, lines = [], 1, 0, source.splitlines(keepends=True)
     for number in [*sorted(anchors), len(lines) + 1]:
@@ -48,7 +48,7 @@ def anchor_of(function: Function) -> str:
 
 
 def _paragraphs(text: str) -> Markup:
-    """Return a part of a source. Kernels have many paragraphs in common, and each is coloured once."""
+    """Return a part of a source. Kernels have many paragraphs in common, and each is colored once."""
     return Markup("").join(_paragraph(part) for part in re.split(r"(?<=\n\n)", text))
 
 
@@ -64,7 +64,7 @@ def _lexer(language: str) -> Lexer:
 
 
 def _coloured(text: str, lexer: Lexer) -> Iterator[Markup]:
-    """Yield spans; neighbours of one kind are one."""
+    """Yield spans; neighbors of one kind are one."""
     kind, run = "", ""
     for token, value in lexer.get_tokens(text):
         found = next((name for among, name in _CLASSES if token in among), "")

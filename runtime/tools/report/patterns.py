@@ -67,7 +67,7 @@ def sampled_example(spec: BsrSddmmSpec) -> Example:
 
 @cache
 def _positional(pattern: PatternBase) -> Example:
-    """Return a pattern that positions decide: a square of as many keys as show its shape."""
+    """Example of a pattern of positions: a square of enough keys to show its shape."""
     length = _length(pattern)
     values = {tensor.name: length // 4 for tensor in pattern.index_tensors if tensor.per_batch}
     step = length // ROWS
@@ -89,7 +89,7 @@ def _positional(pattern: PatternBase) -> Example:
 
 
 def _length(pattern: PatternBase) -> int:
-    """Return a length at which the parts of a pattern can be told from each other."""
+    """Length at which the parts of a pattern are distinct."""
     # Fields are in keys, those of patterns with blocks in blocks.
     fields = [value for name, value in pattern if type(value) is int and name != "block"]
     reach = max(fields, default=0) * (pattern.block_keys or 1)
@@ -145,7 +145,7 @@ def _stored(block: BlockShape, which: str) -> Example:
 
 @cache
 def product_example(spec: BsrSpgemmSpec) -> Example:
-    """Return an example of a product of two BSR matrices: how many pairs of blocks meet in each block of C."""
+    """Example of a product of two BSR matrices: the number of pairs of blocks for each block of C."""
     source, size = random.Random(SEED), 16
     a, b = _matrix(size, size, source), _matrix(size, size, source)
 
@@ -161,7 +161,7 @@ def product_example(spec: BsrSpgemmSpec) -> Example:
 
 
 def _grid(rows: int, columns: int, shade: Shade, title: str) -> Markup:
-    """Draw cells; neighbours in a row are one shape."""
+    """Draw cells; neighbors in a row are one shape."""
     drawing, height = Drawing(title), SIDE
     width, tall = SIDE / columns, height / rows
     drawing.rect(0, 0, SIDE, height, "none frame")

@@ -25,7 +25,7 @@ class Resources:
         spill_bytes: bytes of spill stores and loads.
         stack_bytes: bytes of stack of a thread.
         static_shared_bytes: shared memory known to the compiler.
-        dynamic_shared_bytes: shared memory asked for at launch.
+        dynamic_shared_bytes: dynamic shared memory of a launch.
         instructions: how often each of the opcodes that receipts count occurs in the cubin.
     """
 

@@ -105,13 +105,13 @@ def view_of(kernel: Kernel, found: Found) -> View:
     return View(kernel, tuple(rows_of(kernel, found)), *resources_of(kernel))
 
 
-def kernel_page(view: View, tree: Tree, neighbours: tuple[Kernel | None, Kernel | None]) -> str:
+def kernel_page(view: View, tree: Tree, neighbors: tuple[Kernel | None, Kernel | None]) -> str:
     """Return the page of a kernel.
 
     Args:
         view: what is known of it.
         tree: what the report is of.
-        neighbours: the kernels before and after it in the index.
+        neighbors: the kernels before and after it in the index.
     """
     kernel, rows = view.kernel, view.rows
     named = kernel.named
@@ -122,8 +122,8 @@ def kernel_page(view: View, tree: Tree, neighbours: tuple[Kernel | None, Kernel 
         .render(
             tree=tree,
             kernel=kernel,
-            before=neighbours[0],
-            after=neighbours[1],
+            before=neighbors[0],
+            after=neighbors[1],
             listing=row_of(named, kernel.standing),
             sections=list(SECTIONS.items()),
             titles=SECTIONS,

@@ -1,4 +1,4 @@
-"""Drawings: SVG as text, coloured by the classes of the site's style sheet."""
+"""Drawings: SVG as text, colored by the classes of the site's style sheet."""
 
 from __future__ import annotations
 

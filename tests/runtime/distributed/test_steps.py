@@ -16,7 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from runtime.distributed import Layout, SendPlan, keys_received, local_lists  # noqa: E402
 from runtime.distributed.exchange import add_up  # noqa: E402
 from runtime.distributed.layout import layout_of  # noqa: E402
-from runtime.distributed.lists import blocks_of, chosen, names_of, relabelled, wanted_blocks  # noqa: E402
+from runtime.distributed.lists import blocks_of, chosen, names_of, relabeled, wanted_blocks  # noqa: E402
 from runtime.distributed.plan import Plan  # noqa: E402
 from runtime.distributed.steps import OWN, Steps, listed_steps, steps_of  # noqa: E402
 from runtime.distributed.strided import strided_lists  # noqa: E402
@@ -192,7 +192,7 @@ def test_lists_name_the_same_keys_where_they_arrive(drawn: tuple[Layout, BlockLi
         buffer = torch.cat(parts, 2)
         names = names_of(wanted[rank], layout, rank, length, block=BLOCK, caps=caps)
         assert not names.missing
-        found = relabelled(scored_of(pattern), lists.index_tensors(), names.table)
+        found = relabeled(scored_of(pattern), lists.index_tensors(), names.table)
         for counts, before, after in (
             (lists.kv_num_blocks, lists.kv_indices, found[1]),
             (lists.full_kv_num_blocks, lists.full_kv_indices, found[3]),

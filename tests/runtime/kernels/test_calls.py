@@ -1123,7 +1123,8 @@ def test_a_repeated_call_runs_through_few_files(score: Any) -> None:
 
     call()
     files = {file for file, *_ in entered_by(call)}
-    assert len(files - {"runtime/driver/tensor_map.py"}) <= 12, sorted(files)  # which makes the maps of new addresses
+    files -= {"runtime/driver/tensor_map.py"}  # which makes the maps of new addresses
+    assert 0 < len(files) <= 12, sorted(files)
 
 
 @pytest.mark.parametrize("name", ["h100_window", "l4_window", "h100_sink_window", "l4_sink_window_d96"])

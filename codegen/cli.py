@@ -145,6 +145,7 @@ def render_command(
     out: Annotated[
         str | None,
         typer.Option(
+            "--out",
             metavar="DIR",
             help="Where to write; - prints. Without it the project's own specs go to its generated/, "
             "others to the current folder.",
@@ -294,7 +295,9 @@ def _plan_asked_for(spec: str | None, problem: str | None) -> tuple[Plan, Choice
 
 @app.command("schema")
 def schema_command(
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="stdout")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write.", show_default="stdout")
+    ] = None,
 ) -> None:
     """Print the JSON schema of spec files, by which editors complete and check them.
 

@@ -80,13 +80,14 @@ def named_device(name: str, device: Any) -> torch.device:
 
 
 def present_device(name: str, device: Any) -> torch.device:
-    """Return a device that tensors can be made on; fake ones can on all.
+    """Return a device that tensors can be made on; fake ones, and those of a trace, can on all.
 
     Raises:
         ArgumentError: as ``named_device``, and for a CUDA device that torch does not see.
     """
     found = named_device(name, device)
-    if found.type != "cuda" or torch._C._len_torch_dispatch_stack():
+    # Dynamo cannot trace the depth of the stack of modes: what it compiles must not come to it.
+    if found.type != "cuda" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return found
     count = torch.cuda.device_count()
     if (found.index or 0) >= count:

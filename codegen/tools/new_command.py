@@ -35,10 +35,13 @@ def new_command(
         str | None,
         typer.Option(help="The GPU (H100, L4, ...), or an architecture.", autocompletion=_complete_device),
     ] = None,
-    head_dim: Annotated[int | None, typer.Option(metavar="N", help="Elements of a head, of attention.")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option("--head-dim", metavar="N", help="Elements of a head, of attention.")
+    ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
+            "--pattern",
             metavar="KIND,FIELD=VALUE,...",
             help="Keys that a query sees, of attention.",
             autocompletion=_complete_pattern,
@@ -46,7 +49,9 @@ def new_command(
     ] = None,
     problem: Annotated[
         str | None,
-        typer.Option(metavar="FIELD=VALUE,...", help="Sizes, type, options; or a BSR product: see docs/select.md."),
+        typer.Option(
+            "--problem", metavar="FIELD=VALUE,...", help="Sizes, type, options; or a BSR product: see docs/select.md."
+        ),
     ] = None,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Ask for what is not given.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,

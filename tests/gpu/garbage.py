@@ -56,6 +56,11 @@ def has_indices(spec: Spec) -> bool:
     return bool(spec.index_tensors) if isinstance(spec, AttentionSpec) else not isinstance(spec, UnchosenSpec)
 
 
+def result_type(spec: AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec) -> str:
+    """Name of the type of a kernel's result: of the inputs, unless they are FP8."""
+    return spec.output if spec.dtype in FP8 else spec.dtype
+
+
 def spoil(spec: Spec, positional: list[Any], seed: int) -> Garbage:
     """Return the arguments of a call with garbage in the place of their indices.
 
@@ -161,7 +166,7 @@ def check(kernel: Any, garbage: Garbage, named: dict[str, Any]) -> None:
     """
     spec = kernel.spec
     if isinstance(spec, AttentionSpec):
-        dtype = TORCH_DTYPES[spec.output]
+        dtype = TORCH_DTYPES[result_type(spec)]
         outs = [torch.full_like(garbage.given[0], float("nan"), dtype=dtype) for _ in range(2)]
         lses = [
             kernel(*arguments, **named, out=out).lse
@@ -191,7 +196,7 @@ def check(kernel: Any, garbage: Garbage, named: dict[str, Any]) -> None:
         assert not bool(found[garbage.zeros].any()), "a block whose column is out of range is not zeros"
         results = [found, torch.where(garbage.zeros[:, None, None], 0, results[1].values())]
     largest = float(results[1].abs().max())
-    allowed = 4 * ROUNDOFF[spec.output if spec.dtype in FP8 else spec.dtype] * largest
+    allowed = 4 * ROUNDOFF[result_type(spec)] * largest
     torch.testing.assert_close(*(result.float() for result in results), rtol=0, atol=allowed)
 
 

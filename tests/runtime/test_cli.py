@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from codegen.cases import case_names
@@ -405,3 +406,20 @@ def test_every_command_that_reports_can_do_so_as_json() -> None:
     assert len(leaves) > 8
     without = [name for name, found in leaves.items() if "--json" not in {o for p in found.params for o in p.opts}]
     assert without == ["schema"]  # which is JSON
+
+
+def test_every_option_with_a_metavar_declares_its_name() -> None:
+    """typer 0.27 takes the metavar of the others for their name where both differ in case alone: --SPEC."""
+    apps = [app, *(group.typer_instance for group in app.registered_groups)]
+    options: dict[str, OptionInfo] = {
+        f"{command.callback.__name__}: {name}": found
+        for each in apps
+        for command in each.registered_commands
+        for name, hint in get_type_hints(command.callback, include_extras=True).items()
+        for found in getattr(hint, "__metadata__", ())
+        if isinstance(found, OptionInfo) and found.metavar is not None
+    }
+    assert "tune_command: spec" in options
+    # What is annotated has its first name as the default.
+    declared = {name: [str(each) for each in (found.default, *found.param_decls)] for name, found in options.items()}
+    assert [name for name, names in declared.items() if not any(each.startswith("--") for each in names)] == []

@@ -9,6 +9,7 @@ import pytest
 from each import for_each
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
+from codegen.planning import plan_for
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 torch = pytest.importorskip("torch")
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 import attention_oracle  # noqa: E402
 from gpu import garbage, small_call  # noqa: E402
 
+from runtime.kernels.arguments import TORCH_DTYPES  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.kernels.attention_backward import AttentionGradients  # noqa: E402
 from runtime.verify.attention import Case, Inputs, oracle  # noqa: E402
@@ -23,6 +25,7 @@ from runtime.verify.bsr_sddmm import sampled  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 INDEXED = [named for named in shipped_specs() if garbage.has_indices(named.spec)]
+FORWARD = [named for named in INDEXED if not isinstance(named.spec, AttentionBackwardSpec)]
 LENGTH = 300
 
 
@@ -68,6 +71,12 @@ def test_every_index_tensor_is_spoilt_and_row_pointers_are_not(named: NamedSpec)
         assert int(proper.col_indices().min()) >= 0 and int(proper.col_indices().max()) < most
 
 
+@for_each("named", lambda: FORWARD, lambda named: named.stem)
+def test_the_type_of_a_result_is_what_the_kernel_writes(named: NamedSpec) -> None:
+    spec: Any = named.spec
+    assert garbage.result_type(spec) == plan_for(named).output
+
+
 class Attention:
     """Stands for a kernel: the oracle, after ``spoil`` has changed the index tensors."""
 
@@ -79,6 +88,7 @@ class Attention:
         taken = tuple(self.spoil(tensor, what) for tensor, what in zip(indices, self.spec.index_tensors, strict=True))
         case = Case("garbage", heads=q.shape[1], kv_heads=k.shape[1], q_len=q.shape[2], kv_len=k.shape[2])
         exact, lse, _ = oracle(self.spec, case, Inputs(q, k, v, taken, None))
+        assert out.dtype == TORCH_DTYPES[self.spec.dtype]
         return AttentionResult(out.copy_(exact), lse.float())
 
 

@@ -88,7 +88,7 @@ def profile_command(
     spec: SpecArgument,
     counters: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Counters that ncu --csv wrote elsewhere.", show_default=False),
+        typer.Option("--counters", metavar="FILE", help="Counters that ncu --csv wrote elsewhere.", show_default=False),
     ] = None,
     static: Annotated[bool, typer.Option("--static", help="The static part alone, where there is ncu too.")] = False,
     as_json: JsonOption = False,

@@ -94,12 +94,18 @@ def verify_attestation_command(
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The public key in PEM.")],
     tree: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The source tree to compare; else this package's.", show_default=False),
+        typer.Option(
+            "--tree", metavar="DIR", help="The source tree to compare; else this package's.", show_default=False
+        ),
     ] = None,
-    rebuild: Annotated[int, typer.Option(metavar="N", min=0, help="Kernels to compile anew, other ones each day.")] = 0,
+    rebuild: Annotated[
+        int, typer.Option("--rebuild", metavar="N", min=0, help="Kernels to compile anew, other ones each day.")
+    ] = 0,
     turn: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Which turn of --rebuild it is; else the day's.", show_default=False),
+        typer.Option(
+            "--turn", metavar="N", min=0, help="Which turn of --rebuild it is; else the day's.", show_default=False
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

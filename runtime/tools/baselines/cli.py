@@ -39,12 +39,20 @@ def bench_command(
     repeats: Annotated[int, typer.Option(min=2, help="Of each timing: noise is their range.")] = REPEATS,
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Compare with stored timings of this device and driver.", show_default=False),
+        typer.Option(
+            "--baseline",
+            metavar="FILE",
+            help="Compare with stored timings of this device and driver.",
+            show_default=False,
+        ),
     ] = None,
     save_baseline: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Store the timings; rows of other kernels in the file stay.", show_default=False
+            "--save-baseline",
+            metavar="FILE",
+            help="Store the timings; rows of other kernels in the file stay.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

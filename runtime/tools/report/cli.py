@@ -26,7 +26,9 @@ def report_command(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write: a folder of its own.")],
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="COMMIT COMMIT", help="Also a page of what two commits differ in.", show_default=False),
+        typer.Option(
+            "--diff", metavar="COMMIT COMMIT", help="Also a page of what two commits differ in.", show_default=False
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

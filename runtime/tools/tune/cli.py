@@ -32,6 +32,7 @@ def tune_command(
     spec: Annotated[
         str | None,
         typer.Option(
+            "--spec",
             metavar="SPEC",
             help="The current spec: it says what is computed, and problems only their sizes. Else codegen.select's.",
             autocompletion=complete,
@@ -41,6 +42,7 @@ def tune_command(
     over: Annotated[
         list[str] | None,
         typer.Option(
+            "--over",
             metavar="FIELD=VALUE,...",
             help="The space: values of a field in turn, as tile.m=64,128; may be said again. Other fields are the "
             "current spec's.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -38,3 +41,14 @@ def test_small_integers_are_exact() -> None:
     a, b = (torch.randint(-4, 5, (2, 3, length, 100), generator=draw).float() for length in (37, 41))
     assert torch.equal(products(a, b), a @ b.mT)
     assert products(torch.zeros((3, 40)), torch.ones((2, 40))).eq(0).all()
+
+
+def test_the_example_of_the_page_allows_what_the_accumulation_differs_by() -> None:
+    """docs/specs.md compares sums that are promoted every 2 steps of 128 with those of every step."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "specs.md").read_text(encoding="utf-8")
+    (absolute,) = re.findall(r"assert_close\(scaled, c, atol=([\d.]+), rtol=2\*\*-7\)", page)
+    draw = torch.Generator().manual_seed(0)
+    a, b = ((torch.randn(256, 384, generator=draw) * 16).to(torch.float8_e4m3fn).float() for _ in range(2))
+    rare, often = (products(a, b, flush_every=steps * 128) / 16**2 for steps in (2, 1))
+    assert 0.02 < float((rare - often).abs().max()) < float(absolute)
+    torch.testing.assert_close(often.bfloat16(), rare.bfloat16(), atol=float(absolute), rtol=2**-7)

@@ -136,15 +136,17 @@ def recorded(
 ) -> Callable[..., None]:
     """A function that ends the test if a record shows that the same run passed.
 
-    Call it once, before anything is compiled, with every text that decides the outcome: first the generated source or
-    the program, after replacements, then the cases.
+    Call it before anything is compiled, with every text that decides the outcome: first the generated source or the
+    program, after replacements, then the cases. A test that loops calls it with the same texts each time.
     """
-    called = False
+    called: tuple[str, ...] = ()
 
     def end_if_known(source: str, *more: str) -> None:
         nonlocal called
-        assert not called, "call recorded once, with all texts"
-        called = True
+        if called:
+            assert called == (source, *more), "call recorded with all texts, the same each time"
+            return
+        called = (source, *more)
         options, node_id = request.config.option, request.node.nodeid
         key = key_of(node_id, request.node.path, source, more)
         if options.all_host:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
+from each import looped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,8 +154,8 @@ int main(int, char** word) {
 """
 
 
-def build(folder: Path, kernel: dict[str, Any]) -> Path:
-    """Compile the host program of a kernel."""
+def program_of(kernel: dict[str, Any]) -> str:
+    """The host program of a kernel."""
     fields = {"op": "attention", "tile": {"m": 128, "n": KEYS}, **kernel}
     plan = plan_for(find_spec(fields))
     source = render_plan(plan)
@@ -183,20 +186,27 @@ def build(folder: Path, kernel: dict[str, Any]) -> Path:
         group = constants["kGroupKeys"]
         program = MMA_PROGRAM
         values |= {"functions": own, "group": group, "half_step": constants.get("kHalfStep", KEYS // int(group))}
-    (folder / "main.cpp").write_text((COMMON + program) % values, encoding="utf-8")
-    options = ("-std=c++17", "-O1", "-Wno-unknown-pragmas")
-    subprocess.run(["g++", *options, "main.cpp", "-o", "main"], cwd=folder, check=True)
-    return folder / "main"
+    return (COMMON + program) % values
 
 
+Recorded = Callable[..., None]
 Rows = Sequence[Sequence[Sequence[float]]]  # [step][row][key]
 
 
 class Softmax:
-    """The host program of one kernel."""
+    """The host program of one kernel, compiled when it first runs."""
 
-    def __init__(self, program: Path, dtype: str) -> None:
-        self.program, self.epsilon = program, EPSILON[dtype]
+    def __init__(self, folder: Path, kernel: dict[str, Any]) -> None:
+        self.folder, self.source, self.epsilon = folder, program_of(kernel), EPSILON[kernel.get("dtype", "fp16")]
+
+    @cached_property
+    def program(self) -> Path:
+        if shutil.which("g++") is None:
+            pytest.skip("no g++ to compile the host program with")
+        (self.folder / "main.cpp").write_text(self.source, encoding="utf-8")
+        options = ("-std=c++17", "-O1", "-Wno-unknown-pragmas")
+        subprocess.run(["g++", *options, "main.cpp", "-o", "main"], cwd=self.folder, check=True)
+        return self.folder / "main"
 
     def run(self, scores: Rows, values: Rows) -> tuple[list[float], list[float], int, float]:
         """Return the rows' results, their log2 of the sum of 2^score, steps that raised row_max, the largest weight."""
@@ -233,10 +243,14 @@ class Softmax:
 
 @pytest.fixture(params=KERNELS, scope="module")
 def softmax(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Softmax:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ to compile the host program with")
-    kernel = KERNELS[request.param]
-    return Softmax(build(tmp_path_factory.mktemp("softmax"), kernel), kernel.get("dtype", "fp16"))
+    return Softmax(tmp_path_factory.mktemp("softmax"), KERNELS[request.param])
+
+
+@pytest.fixture(scope="module")
+def of_the_day(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Softmax]:
+    """Some of the kernels, others each day."""
+    names = random.Random(pytestconfig.option.kernel_seed).sample(sorted(KERNELS), 3)
+    return [Softmax(tmp_path_factory.mktemp("softmax"), KERNELS[name]) for name in names]
 
 
 def rows(steps: int, value: Callable[[int, int, int], float]) -> list[list[list[float]]]:
@@ -254,32 +268,46 @@ def single(x: float) -> float:
     return found
 
 
+@looped
 @pytest.mark.parametrize("steps", [1, 2, 5, 15, 16, 40])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 8.0, 64.0])
-def test_scores_that_are_much_alike_raise_no_row_max(softmax: Softmax, steps: int, spread: float) -> None:
+def test_scores_that_are_much_alike_raise_no_row_max(
+    softmax: Softmax, recorded: Recorded, steps: int, spread: float
+) -> None:
+    recorded(softmax.source)
     scores = rows(steps, lambda *at: spread * noise(*at))
     raised = softmax.check(scores, rows(steps, lambda *at: noise(at[2], *at[:2])))
     if spread <= 0.5:
         assert raised == 0
 
 
+@looped
 @pytest.mark.parametrize(("above", "raised"), [(0.5, 0), (0.99, 0), (1.0, 1), (30.0, 1)])
-def test_a_step_raises_row_max_from_twice_its_weight_on(softmax: Softmax, above: float, raised: int) -> None:
+def test_a_step_raises_row_max_from_twice_its_weight_on(
+    softmax: Softmax, recorded: Recorded, above: float, raised: int
+) -> None:
+    recorded(softmax.source)
     scores = rows(8, lambda *at: above if at == (4, 1, 7) else 0.0 if at[2] == 0 else -1.0)
     assert softmax.check(scores, rows(8, noise)) == raised
 
 
+@looped
 @pytest.mark.parametrize("rise", [0.5, 3.0, 20.0, -0.5, -3.0, -20.0])
 @pytest.mark.parametrize("steps", [3, 30])
-def test_scores_that_rise_or_fall_from_step_to_step(softmax: Softmax, rise: float, steps: int) -> None:
+def test_scores_that_rise_or_fall_from_step_to_step(
+    softmax: Softmax, recorded: Recorded, rise: float, steps: int
+) -> None:
+    recorded(softmax.source)
     scores = rows(steps, lambda *at: rise * at[0] + noise(*at))
     raised = softmax.check(scores, rows(steps, lambda *at: noise(at[1], *at[::2])))
     if rise == 20.0:
         assert raised == steps - 1
 
 
+@looped
 @pytest.mark.parametrize("step", [0, 1, 2, 19])
-def test_the_weight_of_a_key_that_decides_its_row_is_exact(softmax: Softmax, step: int) -> None:
+def test_the_weight_of_a_key_that_decides_its_row_is_exact(softmax: Softmax, recorded: Recorded, step: int) -> None:
+    recorded(softmax.source)
     here = (step, 1, 5)
     scores = rows(20, lambda *at: 10000.3 if at == here else noise(*at))
     values = rows(20, lambda *at: 1.3125 if at == here else noise(*at))
@@ -287,15 +315,22 @@ def test_the_weight_of_a_key_that_decides_its_row_is_exact(softmax: Softmax, ste
     softmax.check(scores, values)
 
 
+@looped
 @pytest.mark.parametrize("hidden", [1, 3, 20])
-def test_steps_without_keys_change_nothing(softmax: Softmax, hidden: int) -> None:
+def test_steps_without_keys_change_nothing(softmax: Softmax, recorded: Recorded, hidden: int) -> None:
+    recorded(softmax.source)
     for first in (True, False):
         scores = rows(20, lambda *at, first=first: HIDDEN if (at[0] < hidden) == first else -300.0 + noise(*at))
         softmax.check(scores, rows(20, noise))
 
 
+@looped
 @pytest.mark.parametrize("step", [0, 1, 7])
-def test_a_row_without_keys_stays_as_it_is_while_the_other_moves(softmax: Softmax, step: int) -> None:
+def test_a_row_without_keys_stays_as_it_is_while_the_other_moves(
+    softmax: Softmax, recorded: Recorded, step: int
+) -> None:
+    recorded(softmax.source)
+
     def score(*at: int) -> float:
         if at[0] != step:
             return noise(*at)
@@ -306,9 +341,10 @@ def test_a_row_without_keys_stays_as_it_is_while_the_other_moves(softmax: Softma
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_scores(softmax: Softmax, data: st.DataObject) -> None:
+def test_any_scores(of_the_day: list[Softmax], data: st.DataObject) -> None:
     steps = data.draw(st.integers(1, 24))
     level = data.draw(st.lists(st.floats(-2000, 2000, width=32), min_size=steps, max_size=steps))
     spread = data.draw(st.sampled_from([0.0, 1.0, 30.0]))
     scores = rows(steps, lambda *at: single(level[at[0]] + spread * noise(*at)))
-    softmax.check(scores, rows(steps, noise))
+    for softmax in of_the_day:
+        softmax.check(scores, rows(steps, noise))

@@ -15,7 +15,7 @@ from typing import Literal
 import codegen
 from codegen.arch import ARCHS
 from codegen.errors import CodegenError
-from runtime.compile import inspection, toolchain
+from runtime.compile import compilers, inspection, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import run_nvrtc
 from runtime.driver.api import call, driver
@@ -90,7 +90,12 @@ def compiler() -> Finding:
     if new:
         remedy = toolchain.newer_nvrtc(max(ARCHS[name].since_cuda for name in new))
         return Finding("note", f"{found}, which is too old for {', '.join(new)}", remedy)
-    return Finding("ok", str(found))
+    if found.package == compilers.record().compiler:
+        return Finding("ok", str(found))
+    told = f"{found}: {compilers.difference(found.package)}"
+    if refused := compilers.troubles(found.package):
+        told += f"; refused with it: {refused}"
+    return Finding("note", told, compilers.MEND)
 
 
 def headers() -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from runtime import doctor
 from runtime.cli import app
-from runtime.compile import toolchain
+from runtime.compile import compilers, toolchain
 from runtime.errors import DeviceError, ToolchainError
 
 pytestmark = pytest.mark.nvrtc
@@ -51,6 +52,18 @@ def test_what_goes_wrong_in_a_look_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     assert found.remedy.startswith("pip install 'sparse-kernel-codegen[cu13]'")
     monkeypatch.setitem(doctor.LOOKS, "GPU", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     assert doctor.look("GPU").told == "ZeroDivisionError: division by zero"
+
+
+def test_another_compiler_than_that_of_the_receipts_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(toolchain.nvrtc(), package=compilers.record().compiler)
+    monkeypatch.setattr(toolchain, "nvrtc", lambda: found)
+    assert doctor.compiler() == doctor.Finding("ok", str(found))
+    other = replace(found, package="nvidia-cuda-nvrtc 13.5.37")
+    monkeypatch.setattr(toolchain, "nvrtc", lambda: other)
+    noted = doctor.compiler()
+    assert (noted.state, noted.remedy) == ("note", compilers.MEND)
+    assert "code differs, cases were not run on it" in noted.told and compilers.record().compiler in noted.told
+    assert "refused with it: h100_select_topk spills 24 bytes" in noted.told
 
 
 @pytest.mark.parametrize("name", ["codegen", "runtime"])

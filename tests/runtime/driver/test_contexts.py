@@ -295,7 +295,7 @@ def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(
         loading,
-        "compile_generated",
+        "code_of",
         lambda generated, target, cache: SimpleNamespace(plan=generated.plan, named=find_spec("h100_topk32")),
     )
 

@@ -19,7 +19,7 @@ from codegen.receipts import Count, MissingReceipt, Receipt, Sha256, receipt_pat
 from runtime.compile.compiler import Compiled
 from runtime.compile.inspection import resources
 from runtime.compile.toolchain import compiler_version
-from runtime.errors import SpillError
+from runtime.errors import SpillError, ToolchainError
 
 RECORD = Path(__file__).with_name("compilers.json")
 MEND = "pip install 'sparse-kernel-codegen[cu13]'"
@@ -57,12 +57,13 @@ def caveat(package: str | None = None) -> str:
     """What a compiler's code is not, in a sentence with the command that mends it; "" for that of the receipts.
 
     Args:
-        package: the compiler, as ``compiler_version`` names it; by default the one that is installed.
-
-    Raises:
-        ToolchainError: without a compiler, if none is given.
+        package: the compiler, as ``compiler_version`` names it; by default the one that is installed, of which there
+            is nothing to say where there is none.
     """
-    found = compiler_version()[1] if package is None else package
+    try:
+        found = compiler_version()[1] if package is None else package
+    except ToolchainError:
+        return ""
     return f"{difference(found)}: {MEND}" if found != record().compiler else ""
 
 

@@ -29,6 +29,8 @@ from runtime.log import logger
 
 PACKAGE = "sparse_kernel_codegen_cubins"
 """The import name of the wheel, in which the files lie as in a folder: ``h100_topk32.cubin``, ``l4_topk32.ptx``."""
+DISTRIBUTION = "sparse-kernel-codegen-cubins"
+"""The same to pip."""
 CUBINS = "CODEGEN_CUBINS"
 """Environment variable: a folder to take code from in place of the wheel, or 0 to take none."""
 OF_RECEIPT = "that of the receipt"
@@ -85,6 +87,14 @@ def folder() -> Path | None:
         return place
     found = importlib.util.find_spec(PACKAGE)
     return None if found is None or not found.submodule_search_locations else Path(found.submodule_search_locations[0])
+
+
+def is_there() -> bool:
+    """Whether there is a folder that code is taken from."""
+    try:
+        return folder() is not None
+    except ToolchainError:
+        return False
 
 
 def find(generated: Generated, target: Target, cache: KernelCache | None = None) -> Compiled | None:

@@ -66,6 +66,28 @@ def test_another_compiler_than_that_of_the_receipts_is_noted(monkeypatch: pytest
     assert "refused with it: h100_select_topk spills 24 bytes" in noted.told
 
 
+def test_cubins_are_counted_and_make_a_compiler_dispensable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ToolchainError(f"NVRTC is not installed: {toolchain.INSTALL}")
+
+    monkeypatch.setattr(toolchain, "nvrtc", missing)
+    monkeypatch.setenv("CODEGEN_CUBINS", "0")
+    assert doctor.look("cubins").state == "ok" and doctor.look("NVRTC").state == "wrong"
+    monkeypatch.setenv("CODEGEN_CUBINS", str(tmp_path))
+    (tmp_path / "h100_dense.cubin").touch()
+    assert doctor.look("cubins") == doctor.Finding("ok", f"{tmp_path}, 1 compiled kernels")
+    noted = doctor.look("NVRTC")
+    assert noted.state == "note" and "shipped kernels that come compiled run without" in noted.told
+    play(monkeypatch, 13000, (9, 0))
+    assert doctor.look("driver") == doctor.Finding("ok", "CUDA 13.0")
+    monkeypatch.setenv("CODEGEN_CUBINS", str(tmp_path / "none"))
+    assert doctor.look("cubins").state == "wrong" and "CODEGEN_CUBINS" in doctor.look("cubins").told
+    assert doctor.look("NVRTC").state == "wrong"
+    monkeypatch.delenv("CODEGEN_CUBINS")
+    monkeypatch.setattr(doctor.prebuilt, "folder", lambda: tmp_path)
+    assert doctor.look("cubins").remedy.startswith("pip install 'sparse-kernel-codegen-cubins==")
+
+
 @pytest.mark.parametrize("name", ["codegen", "runtime"])
 def test_another_module_of_the_same_name_is_noted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(doctor._root())])

@@ -6,7 +6,7 @@ with each version.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import Field
@@ -42,7 +42,7 @@ class CompilerRecord(SpecModel):
         return spilled | {stem: "does not compile" for stem in self.refused.get(version, {})}
 
 
-@cache
+@lru_cache(maxsize=1)
 def record() -> CompilerRecord:
     """The record of this package."""
     return json_model(CompilerRecord, read_text(RECORD))

@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,6 @@ from codegen.library import NamedSpec
 RECORD = "CODEGEN_RECORD"
 """Environment variable: the file that gets a line of JSON for each kernel that a process loads."""
 
-_told: set[tuple[str, NamedSpec, str]] = set()
 _lock = threading.Lock()
 
 
@@ -34,14 +34,15 @@ def note(named: NamedSpec, target: Literal["cubin", "ptx"]) -> None:
         FileError: if the file cannot be written.
     """
     given = os.environ.get(RECORD, "")
-    if not given:
-        return
-    with _lock:
-        if (given, named, target) in _told:
-            return
-        text = json.dumps(line_of(named, target)) + "\n"
-        _append(Path(given).expanduser(), text.encode())
-        _told.add((given, named, target))
+    if given:
+        with _lock:
+            _append_once(given, named, target)
+
+
+@lru_cache(maxsize=4096)  # of more kernels some have several lines, of which `codegen warm` takes one
+def _append_once(file: str, named: NamedSpec, target: Literal["cubin", "ptx"]) -> None:
+    text = json.dumps(line_of(named, target)) + "\n"
+    _append(Path(file).expanduser(), text.encode())
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -295,7 +297,8 @@ def test_what_is_chosen_is_a_line_of_the_log(
     with caplog.at_level(logging.DEBUG, "sparse_kernel_codegen"):
         loading.load_kernel("h100_topk32")
         assert caplog.records == [], "nothing is chosen"
-        loading.load_kernel({"op": "attention", "head_dim": 128, "pattern": {"kind": "causal"}}, problem)
+        fields = {"op": "attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 128, "pattern": {"kind": "causal"}}
+        loading.load_kernel(fields, problem)
     (record,) = caplog.records
     assert re.match(r"\w+causal\w*: (measured|nearest|predicted): ", record.getMessage())
 

@@ -23,7 +23,9 @@ from runtime.compile import compilers, toolchain
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.errors import SpillError
 
-PROJECT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.nvrtc
+
+PROJECT = Path(__file__).resolve().parents[3]
 OTHER = "nvidia-cuda-nvrtc 13.5.37"
 NAME = "l4_topk32_d64"
 UPDATE = "run: python scripts/compilers.py --folder DIR"

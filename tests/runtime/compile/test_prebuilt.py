@@ -23,7 +23,9 @@ from runtime.compile import compilers, loading, nvrtc_child, prebuilt, toolchain
 from runtime.compile.compiler import Compiled, Target, compile_spec
 from runtime.errors import NoJitError, ToolchainError
 
-PROJECT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.nvrtc
+
+PROJECT = Path(__file__).resolve().parents[3]
 NAME = "l4_topk32_d64"
 KERNELS = (NAME, "h100_select_topk")
 KINDS: tuple[Target, ...] = ("cubin", "ptx")

@@ -26,6 +26,8 @@ from runtime.compile.cache import KernelCache
 from runtime.errors import ToolchainError
 from runtime.tools.warm.requests import read_requests
 
+pytestmark = pytest.mark.nvrtc
+
 run = CliRunner()
 NAME = "l4_topk32_d64"
 PROBLEM: dict[str, Any] = {

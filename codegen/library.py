@@ -159,8 +159,8 @@ def _specs(folder: Path) -> tuple[NamedSpec, ...]:
     return tuple(sorted(specs, key=lambda named: named.stem))
 
 
-def shipped_twin(named: NamedSpec) -> NamedSpec:
-    """The shipped spec that equals one without a file, whose source and receipt it has; else the spec itself."""
+def shipped_as(named: NamedSpec) -> NamedSpec:
+    """The shipped spec that equals one without a file, and has a source and a receipt; else the spec itself."""
     if named.path is not None:
         return named
     return next((each for each in shipped_specs() if each.spec == named.spec), named)

@@ -10,7 +10,7 @@ import torch
 
 from codegen.alternatives import suggest_for
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, shipped_file, shipped_twin
+from codegen.library import NamedSpec, shipped_as, shipped_file
 from codegen.render import generate
 from codegen.select import Problem, choose
 from codegen.spec import Spec
@@ -110,7 +110,7 @@ def load_kernel(
     where = _device(device) if torch.cuda.is_available() else None
     device_name = None if where is None else torch.cuda.get_device_name(where)
     choice = choose(spec, problem, device=device_name)
-    named = shipped_twin(choice.named)
+    named = shipped_as(choice.named)
     if choice.rule != "written":
         logger().debug("%s: %s: %s", named.stem, choice.rule, choice.reason)
     generated = generate(named)

@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 from codegen.errors import CodegenError  # noqa: E402
 from codegen.files import write_if_changed  # noqa: E402
 from codegen.json_rows import json_rows  # noqa: E402
-from codegen.library import GENERATED, NamedSpec, shipped_specs  # noqa: E402
-from codegen.receipts import Receipt, receipt_path, source_sha256  # noqa: E402
+from codegen.library import NamedSpec, shipped_specs  # noqa: E402
+from codegen.receipts import Receipt, read_receipt, receipt_path, source_sha256  # noqa: E402
 from codegen.render import Generated, generate  # noqa: E402
 from runtime.compile import child, compilers, inspection  # noqa: E402
 from runtime.compile.compiler import options_of  # noqa: E402
@@ -104,7 +104,7 @@ class Results:
 
 def receipt_of(named: NamedSpec) -> Receipt:
     """The receipt of a shipped kernel."""
-    return Receipt.read(receipt_path(named.stem, GENERATED / named.subfolder))
+    return read_receipt(named, receipt_path(named))
 
 
 def todo(kernels: list[Generated], versions: list[str], results: Results) -> Iterator[tuple[str, Generated]]:

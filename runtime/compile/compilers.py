@@ -12,10 +12,10 @@ from pathlib import Path
 from pydantic import Field
 
 from codegen.files import read_text
-from codegen.library import GENERATED, shipped_twin
+from codegen.library import shipped_as
 from codegen.patterns.base import SpecModel
 from codegen.plain import json_model
-from codegen.receipts import Count, MissingReceipt, Receipt, Sha256, receipt_path
+from codegen.receipts import Count, MissingReceipt, Sha256, read_receipt, receipt_path
 from runtime.compile.compiler import Compiled
 from runtime.compile.inspection import resources
 from runtime.compile.toolchain import compiler_version
@@ -92,11 +92,11 @@ def check_spills(compiled: Compiled) -> None:
         SpillError: naming kernel, compiler, and the command that mends it.
     """
     spilled = resources(compiled).spill_bytes if compiled.target == "cubin" and compiled.log else 0
-    named = shipped_twin(compiled.named) if spilled else compiled.named
+    named = shipped_as(compiled.named) if spilled else compiled.named
     if not spilled or not named.is_shipped:
         return
     try:
-        told = Receipt.read(receipt_path(named.stem, GENERATED / named.subfolder)).cubin
+        told = read_receipt(named, receipt_path(named)).cubin
     except MissingReceipt:
         return
     if told.spill_bytes < spilled:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from codegen.errors import CodegenError, FileError
 from codegen.files import is_file, read_bytes
-from codegen.library import GENERATED
-from codegen.receipts import Receipt, ReceiptError, receipt_path, source_sha256
+from codegen.receipts import ReceiptError, read_receipt, receipt_path, source_sha256
 from codegen.render import Generated
 from codegen.wording import shown
 from runtime.compile.cache import KernelCache
@@ -149,7 +148,7 @@ def disagreement(generated: Generated, target: Target, code: bytes) -> str:
     """Why code is not that of the receipt of a shipped kernel, in words; "" if it is."""
     named = generated.named
     try:
-        receipt = Receipt.read(receipt_path(named.stem, GENERATED / named.subfolder))
+        receipt = read_receipt(named, receipt_path(named))
     except ReceiptError as error:
         return f"its receipt cannot be read: {error}"
     if receipt.source.sha256 != source_sha256(generated.source):

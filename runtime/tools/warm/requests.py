@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from codegen.errors import CodegenError, FileError, SpecError
 from codegen.files import read_text
-from codegen.library import NamedSpec, find_spec, shipped_twin, unnamed_stem
+from codegen.library import NamedSpec, find_spec, shipped_as, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.patterns.base import SpecModel
 from codegen.plain import first_reason, json_value
@@ -105,7 +105,7 @@ def _of_line(entry: Mapping[str, Any]) -> Request:
     if isinstance(line.spec, str):
         return Request(find_spec(line.spec), line.target)
     spec = parse_spec(line.spec)
-    named = shipped_twin(NamedSpec(line.name or unnamed_stem(spec), spec))
+    named = shipped_as(NamedSpec(line.name or unnamed_stem(spec), spec))
     if line.name and (named.stem, named.origin) != (line.name, line.origin):
         named = NamedSpec(line.name, spec, line.origin)
     return Request(named, line.target)

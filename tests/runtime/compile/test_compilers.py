@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from scripts import SCRIPTS, imported
 
 from codegen.errors import CodegenError
-from codegen.library import GENERATED, NamedSpec, find_spec, shipped_names, shipped_specs
-from codegen.receipts import Receipt, receipt_path, source_sha256
+from codegen.library import NamedSpec, find_spec, shipped_names, shipped_specs
+from codegen.receipts import Receipt, read_receipt, receipt_path, source_sha256
 from codegen.render import generate
 from runtime.compile import compilers, toolchain
 from runtime.compile.compiler import Compiled, compile_spec
@@ -43,8 +43,7 @@ def asked_for(extra: str) -> list[Requirement]:
 
 
 def test_the_default_extra_installs_the_compiler_of_the_receipts() -> None:
-    named = {receipt_path(each.stem, GENERATED / each.subfolder) for each in shipped_specs()}
-    packages = {Receipt.read(path).cubin.compiler_package for path in named}
+    packages = {read_receipt(each, receipt_path(each)).cubin.compiler_package for each in shipped_specs()}
     assert packages == {compilers.record().compiler}
     name, _, version = compilers.record().compiler.partition(" ")
     (nvrtc,) = (each for each in asked_for("cu13") if each.name == name)

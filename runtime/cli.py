@@ -29,18 +29,20 @@ from codegen.render import render
 from codegen.tools import new_command as _new_command  # noqa: F401 - its command
 from codegen.tools.report import JsonOption, Report, report
 from codegen.wording import in_shell, one_line
+from runtime.compile import compilers, prebuilt, toolchain
 from runtime.compile import rows as compile_rows
-from runtime.compile import toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import usage
+from runtime.errors import SpillError
 from runtime.tools.analysis import cli as _analysis  # noqa: F401 - its commands
 from runtime.tools.attest import cli as _attest  # noqa: F401 - its commands
 from runtime.tools.baselines import cli as _baselines  # noqa: F401 - its command
 from runtime.tools.bench.required import require_gpu
 from runtime.tools.report import cli as _report  # noqa: F401 - its command
 from runtime.tools.tune import cli as _tune  # noqa: F401 - its command
+from runtime.tools.warm import cli as _warm  # noqa: F401 - its command
 
 if TYPE_CHECKING:
     from runtime.verify.receipts import Comparison
@@ -51,6 +53,9 @@ OutOption = Annotated[
         "--out", metavar="DIR", help="Where sources and receipts are; else where render puts them.", show_default=False
     ),
 ]
+
+NOT_COMPARED = 3
+"""The exit code of ``compile --check`` where nothing differs, and receipts are of another compiler."""
 
 cache_app = typer.Typer(name="cache", help="Look after the cache of compiled kernels.", no_args_is_help=True)
 app.add_typer(cache_app)
@@ -74,7 +79,8 @@ def compile_command(
 ) -> None:
     """Compile specs to cubins with NVRTC and report what they use. Needs no GPU.
 
-    With --check the exit code is 1 if a cubin is not that of its receipt, or if none could be compared.
+    The exit code is 1 if a shipped kernel spills registers with this compiler, or with --check if a cubin is not that
+    of its receipt; else 3 if a receipt is of another compiler, so that its cubin was not compared.
 
     [bold]Examples[/bold]
       codegen compile h100_topk32
@@ -85,20 +91,29 @@ def compile_command(
     made: list[Compiled] = []
     comparisons: list[Comparison] = []
     with report(as_json=as_json) as told:
-        told.note("compiler", toolchain.compiler_version()[1], compile_rows.header(names))
+        compiler = toolchain.compiler_version()[1]
+        caveat = compilers.caveat(compiler)
+        told.note("compiler", compiler)
+        told.note("compiler_of_receipts", compilers.record().compiler)
+        told.note("caveat", caveat, compile_rows.header(names))
         for named in told.steps("compiling", named_specs, lambda named: named.stem):
             compiled = compile_spec(named)
             used = usage(compiled)
             made.append(compiled)
-            told.row(compile_rows.fields_of(compiled, used), compile_rows.lines_of(compiled, used, names))
+            fields = {**compile_rows.fields_of(compiled, used), "refused": _refused(compiled)}
+            told.row(fields, compile_rows.lines_of(compiled, used, names))
             if check:
                 comparisons.append(_compared(compiled))
+                told.rows[-1] |= {"compared": comparisons[-1].outcome}
         for compiled, row in zip(made, told.rows, strict=True):  # an entry may have had to go for a later one
             row |= {"source": source_place(compiled.named), "cubin": cubin_place(compiled)}
             source, cubin = one_line(row["source"], MOST_OF_PLACE), one_line(row["cubin"], MOST_OF_PLACE)
             told.say(f"{compiled.named.stem}: source {source}, cubin {cubin}")
         if check:
             _conclude(told, comparisons)
+        elif caveat:
+            typer.echo(caveat, err=True)
+        _leave(any(row["refused"] for row in told.rows), comparisons)
 
 
 @app.command("export")
@@ -168,23 +183,41 @@ def _tell_differences(comparison: Comparison) -> None:
         typer.echo(difference, err=True)
 
 
+def _refused(compiled: Compiled) -> str:
+    """Why this compiler's code of a kernel is not run, told on standard error; "" if it is."""
+    try:
+        compilers.check_spills(compiled)
+    except SpillError as error:
+        typer.echo(str(error), err=True)
+        return str(error)
+    return ""
+
+
 def _conclude(told: Report, comparisons: Sequence[Comparison]) -> None:
-    """Say how many cubins were compared with their receipts; leave with exit code 1 if one differs, or none was."""
-    others = sorted({comparison.of_other for comparison in comparisons} - {""})
+    """Say how many cubins were compared with their receipts, and with which compiler the others can be."""
     count = sum(not comparison.of_other for comparison in comparisons)
-    _, package = toolchain.compiler_version()
     told.note("differences", [line for comparison in comparisons for line in comparison.differences])
     told.note("compared", count, f"{count} of {len(comparisons)} compared with their receipts")
-    if others:
-        wanted = " or ".join(f"pip install {in_shell(other.replace(' ', '=='))}" for other in others)
-        named = ", ".join(map(one_line, others))
-        typer.echo(
-            f"{'not all were' if count else 'nothing was'} compared: receipts are of {named}, this is {package}; "
-            f"to compare: {wanted}",
-            err=True,
-        )
-    if not count or any(comparison.differences for comparison in comparisons):
+    told.note("not_compared", len(comparisons) - count)
+    others = sorted({comparison.of_other for comparison in comparisons} - {""})
+    if not others:
+        return
+    _, package = toolchain.compiler_version()
+    known = compilers.record().compiler
+    mends = [compilers.MEND if each == known else f"pip install {in_shell(each.replace(' ', '=='))}" for each in others]
+    typer.echo(
+        f"{'not all were' if count else 'nothing was'} compared: {package} is not the compiler of the receipts, "
+        f"{', '.join(map(one_line, others))}: code differs, cases were not run on it; to compare: {' or '.join(mends)}",
+        err=True,
+    )
+
+
+def _leave(refused: bool, comparisons: Sequence[Comparison]) -> None:
+    """Leave with an exit code if not all is well."""
+    if refused or any(comparison.differences for comparison in comparisons):
         raise typer.Exit(CHECK_FAILED)
+    if any(comparison.of_other for comparison in comparisons):
+        raise typer.Exit(NOT_COMPARED)
 
 
 def source_place(named: NamedSpec) -> str:
@@ -292,7 +325,8 @@ def measure_command(
     with report(as_json=as_json) as told:
         for named in told.steps("measuring", named_specs, lambda named: named.stem):
             path = receipt_path(named, home_of(named) if out is None else out)
-            kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
+            with prebuilt.ignored():
+                kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
             found = compared(compiled, path, strict=True)
             if not found.differences and read_receipt(named, path).source.sha256 != source_sha256(compiled.source):
                 found = Comparison((f"{named.stem}: its receipt is of another source; run: {verify_line(named)}",))

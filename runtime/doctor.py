@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -15,11 +16,11 @@ from typing import Literal
 import codegen
 from codegen.arch import ARCHS
 from codegen.errors import CodegenError
-from runtime.compile import inspection, toolchain
+from runtime.compile import compilers, inspection, prebuilt, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import run_nvrtc
 from runtime.driver.api import call, driver
-from runtime.errors import NoJitError
+from runtime.errors import NoJitError, ToolchainError
 
 HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "mma.h")
 PACKAGE = "sparse-kernel-codegen"
@@ -90,7 +91,12 @@ def compiler() -> Finding:
     if new:
         remedy = toolchain.newer_nvrtc(max(ARCHS[name].since_cuda for name in new))
         return Finding("note", f"{found}, which is too old for {', '.join(new)}", remedy)
-    return Finding("ok", str(found))
+    if found.package == compilers.record().compiler:
+        return Finding("ok", str(found))
+    told = f"{found}: {compilers.difference(found.package)}"
+    if refused := compilers.troubles(found.package):
+        told += f"; refused with it: {refused}"
+    return Finding("note", told, compilers.MEND)
 
 
 def headers() -> Finding:
@@ -121,6 +127,20 @@ def cache() -> Finding:
     return Finding("ok", f"{found.folder}, {count} entries")
 
 
+def cubins() -> Finding:
+    """Look for compiled kernels that need no compiler."""
+    place = prebuilt.folder()
+    if place is None:
+        return Finding("ok", "no wheel of cubins: kernels are compiled at their first call, or by codegen warm")
+    count = sum(1 for path in place.iterdir() if path.suffix in (".cubin", ".ptx"))
+    told = f"{place}, {count} compiled kernels"
+    version = _version(prebuilt.DISTRIBUTION)
+    if not os.environ.get(prebuilt.CUBINS) and version != codegen.__version__:
+        remedy = f"pip install '{prebuilt.DISTRIBUTION}=={codegen.__version__}'"
+        return Finding("note", f"{told}, of version {version}: those that receipts do not name are ignored", remedy)
+    return Finding("ok", told)
+
+
 def gpu_driver() -> Finding:
     """Ask the driver for its version."""
     try:
@@ -130,7 +150,10 @@ def gpu_driver() -> Finding:
         return Finding("note", f"no CUDA driver: kernels are compiled, not run ({reason})", "install NVIDIA's driver")
     version = (number // 1000, number % 1000 // 10)
     told = f"CUDA {version[0]}.{version[1]}"
-    nvrtc = toolchain.nvrtc().version
+    try:
+        nvrtc = toolchain.nvrtc().version
+    except ToolchainError:  # its own line says so
+        return Finding("ok", told)
     if version[0] < nvrtc[0]:
         remedy = f"update the driver, or pip install 'sparse-kernel-codegen[cu{version[0]}]'"
         return Finding("wrong", f"{told}, which loads no cubin of NVRTC {nvrtc[0]}.{nvrtc[1]}", remedy)
@@ -185,10 +208,15 @@ LOOKS: dict[str, Callable[[], Finding]] = {
     "headers": headers,
     "cuobjdump": disassembler,
     "cache": cache,
+    "cubins": cubins,
     "driver": gpu_driver,
     "GPU": gpus,
     "torch": torch,
 }
+
+
+NEED_COMPILER = ("NVRTC", "headers", "cuobjdump")
+"""Looks at what only a compilation needs."""
 
 
 def look(name: str) -> Finding:
@@ -200,7 +228,10 @@ def look(name: str) -> Finding:
         return Finding("note", told, "unset CODEGEN_NO_JIT to try; exported and cached kernels load all the same")
     except CodegenError as error:
         told, _, remedy = str(error).partition(": pip install ")
-        return Finding("wrong", told, f"pip install {remedy}" if remedy else "see the message")
+        remedy = f"pip install {remedy}" if remedy else "see the message"
+        if name in NEED_COMPILER and prebuilt.is_there():
+            return Finding("note", f"{told}; shipped kernels that come compiled run without", remedy)
+        return Finding("wrong", told, remedy)
     except Exception as error:
         return Finding("wrong", f"{type(error).__name__}: {error}", "reinstall what it names, or report it")
 

@@ -10,6 +10,30 @@ class ToolchainError(CodegenError):
     """NVRTC, a CUDA header or a CUDA tool is missing, does not fit or failed; the message says what mends it."""
 
 
+class SpillError(ToolchainError):
+    """A compiler makes code of a shipped kernel that spills registers, which that of its receipt does not.
+
+    Attributes:
+        kernel: its name.
+        compiler: the package of the compiler.
+        spill_bytes: bytes of spill stores and loads.
+        expected: the package of the compiler of the receipt.
+        remedy: the command that installs that one.
+    """
+
+    def __init__(self, kernel: str, compiler: str, spill_bytes: int, expected: str, remedy: str) -> None:
+        self.kernel, self.compiler, self.spill_bytes = kernel, compiler, spill_bytes
+        self.expected, self.remedy = expected, remedy
+        super().__init__(
+            f"{kernel} is refused with {compiler}, whose code spills {spill_bytes} bytes; that of {expected}, the "
+            f"compiler of its receipt, does not: {remedy}"
+        )
+
+    def __reduce__(self) -> tuple[type[SpillError], tuple[str, str, int, str, str]]:
+        """The constructor and its arguments, for another process."""
+        return type(self), (self.kernel, self.compiler, self.spill_bytes, self.expected, self.remedy)
+
+
 class CompileError(CodegenError):
     """NVRTC refused a source.
 

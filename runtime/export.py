@@ -17,6 +17,7 @@ from codegen.tools.exports import RECORD, check_exportable, exported_names, file
 from codegen.tools.sized_launch import SizedLaunch, sized_launch
 from codegen.wording import one_line, shown
 from runtime.compile.compiler import Compiled, compile_spec
+from runtime.compile.compilers import check_spills
 from runtime.verify.receipts import cubin_record, unverified
 
 MOST_SMS = 4096
@@ -113,8 +114,10 @@ def export(named: NamedSpec, out: Path, sized: SizedLaunch | None = None) -> Exp
     Raises:
         FileError: when the folder holds something else, or cannot be written.
         ToolchainError, CompileError, CacheError, NoJitError: when there is no cubin.
+        SpillError: when that of a shipped kernel spills registers, and that of its receipt does not.
     """
     compiled = compile_spec(named)
+    check_spills(compiled)
     told = receipt_of(compiled)
     folder = out / named.stem
     files = files_of(compiled.generated, compiled.code, compiled.log, told, sized)

@@ -10,7 +10,7 @@ import torch
 
 from codegen.alternatives import suggest_for
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, shipped_file
+from codegen.library import NamedSpec, as_shipped, shipped_file
 from codegen.render import generate
 from codegen.select import Problem, choose
 from codegen.spec import Spec
@@ -18,8 +18,9 @@ from codegen.wording import shown
 from runtime.checks import check_flag, named_device
 from runtime.compile import jit
 from runtime.compile.cache import KernelCache
-from runtime.compile.compiler import Compiled, compile_generated
+from runtime.compile.compiler import Compiled
 from runtime.compile.exported import read_compiled
+from runtime.compile.loading import code_of
 from runtime.driver import process
 from runtime.driver.context import entered
 from runtime.driver.launch import LoadedKernel
@@ -34,6 +35,7 @@ from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.kernels.quantise import QuantiseKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
+from runtime.log import logger
 from runtime.operators import operator_of, part
 
 Kernel = (
@@ -90,8 +92,11 @@ def load_kernel(
         DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there. In a
             process that was forked after the first use of CUDA.
         ToolchainError, CompileError, CacheError: when the kernel cannot be built.
+        SpillError: when the compiler that is installed makes code of a shipped kernel that spills registers, which the
+            code of its receipt does not.
         NoJitError: when it would have to be, and CODEGEN_NO_JIT=1 forbids that.
-        ExportError, FileError: for a folder that is no exported kernel, or is not as it was exported.
+        ExportError, FileError: for a folder that is no exported kernel, or is not as it was exported; for a file of
+            CODEGEN_RECORD that cannot be written.
     """
     process.claim(torch_forked=torch.cuda._is_in_bad_fork())
     check_flag("forward_compatible", forward_compatible)
@@ -104,7 +109,10 @@ def load_kernel(
         return _load_exported(folder, problem, device, forward_compatible)
     where = _device(device) if torch.cuda.is_available() else None
     device_name = None if where is None else torch.cuda.get_device_name(where)
-    named = choose(spec, problem, device=device_name).named
+    choice = choose(spec, problem, device=device_name)
+    named = as_shipped(choice.named)
+    if choice.rule != "written":
+        logger().debug("%s: %s: %s", named.stem, choice.rule, choice.reason)
     generated = generate(named)
     if where is None:
         raise DeviceError(f"{named.stem} cannot be loaded: torch sees no CUDA device (`codegen compile` needs none)")
@@ -112,7 +120,7 @@ def load_kernel(
     native = torch.cuda.get_device_capability(where) == generated.plan.arch.compute_capability
     if not native and jit.is_forbidden():
         raise NoJitError(named.stem, named.spec.hash, "the driver would compile its PTX for this device", _NATIVE)
-    return _loaded(compile_generated(generated, "cubin" if native else "ptx", cache), where)
+    return _loaded(code_of(generated, "cubin" if native else "ptx", cache), where)
 
 
 def _folder(spec: object) -> Path | None:

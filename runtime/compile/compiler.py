@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from runtime.compile import child, jit, nvrtc_child, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.cache_entry import Identity, cache_key
 from runtime.errors import CompileError, NoJitError, ToolchainError
+from runtime.log import logger
 
 Target = Literal["cubin", "ptx"]
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
@@ -44,7 +46,7 @@ class Compiled:
     @property
     def identity(self) -> Identity:
         """What the cache knows it by."""
-        return Identity(self.key, self.named.stem, _arch(self.plan, self.target), self.target)
+        return Identity(self.key, self.named.stem, arch_of(self.plan, self.target), self.target)
 
     @property
     def named(self) -> NamedSpec:
@@ -84,13 +86,17 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
     named, plan = generated.named, generated.plan
     if jit.is_forbidden():
         return _cached(generated, target, cache or KernelCache())
-    options, key = _options(plan, target), _key(generated, target)
+    options, key = options_of(plan, target), _key(generated, target)
 
     def build() -> tuple[bytes, str]:
         toolchain.check_arch(plan.arch)
-        return run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
+        since = time.monotonic()
+        made = run_nvrtc(generated.source, named.source_file, target, options, plan.headers)
+        package = toolchain.compiler_version()[1]
+        logger().info("%s: compiled in %.1f s with %s", named.stem, time.monotonic() - since, package)
+        return made
 
-    identity = Identity(key, named.stem, _arch(plan, target), target)
+    identity = Identity(key, named.stem, arch_of(plan, target), target)
     entry, was_cached = (cache or KernelCache()).get_or_build(identity, build)
     return Compiled(generated, target, entry.code, entry.log, options, key, was_cached, entry.findings)
 
@@ -103,17 +109,17 @@ def _cached(generated: Generated, target: Target, cache: KernelCache) -> Compile
         CacheError: when the cache cannot be read.
     """
     named, plan = generated.named, generated.plan
-    what = f"{_arch(plan, target)} {target}"
+    what = f"{arch_of(plan, target)} {target}"
     try:
         key = _key(generated, target)
     except ToolchainError as error:
         reason = f"the cache {cache.folder} names its entries by their compiler, which is not found: {error}"
         raise jit.missing(named, what, reason) from None
-    entry = cache.find(Identity(key, named.stem, _arch(plan, target), target))
+    entry = cache.find(Identity(key, named.stem, arch_of(plan, target), target))
     if entry is None:
         compiler = toolchain.compiler_version()[1]
         raise jit.missing(named, what, f"the cache {cache.folder} has no entry {key}, which is of {compiler}")
-    return Compiled(generated, target, entry.code, entry.log, _options(plan, target), key, True, entry.findings)
+    return Compiled(generated, target, entry.code, entry.log, options_of(plan, target), key, True, entry.findings)
 
 
 def key_of(named: NamedSpec, target: Target = "cubin") -> str:
@@ -126,12 +132,14 @@ def key_of(named: NamedSpec, target: Target = "cubin") -> str:
     return _key(generate(named), target)
 
 
-def _arch(plan: Plan, target: Target) -> str:
+def arch_of(plan: Plan, target: Target) -> str:
+    """What a kernel is compiled for: "sm_90a", of PTX "compute_89"."""
     return plan.arch.name if target == "cubin" else plan.arch.virtual
 
 
-def _options(plan: Plan, target: Target) -> tuple[str, ...]:
-    return (f"--gpu-architecture={_arch(plan, target)}", *OPTIONS)
+def options_of(plan: Plan, target: Target = "cubin") -> tuple[str, ...]:
+    """The compiler's options for a kernel, in order, without include folders."""
+    return (f"--gpu-architecture={arch_of(plan, target)}", *OPTIONS)
 
 
 def _key(generated: Generated, target: Target) -> str:
@@ -140,7 +148,7 @@ def _key(generated: Generated, target: Target) -> str:
         spec=plan.spec.canonical_json(),
         source=generated.source,
         compiler=" ".join(toolchain.compiler_version()),
-        options=_options(plan, target),
+        options=options_of(plan, target),
         headers=toolchain.headers_digest(plan.headers),
         target=target,
     )

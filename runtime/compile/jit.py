@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from codegen.library import NamedSpec
-from codegen.wording import shown
-from runtime.errors import NoJitError, ToolchainError
+from runtime.environment import flag
+from runtime.errors import NoJitError
 
 NO_JIT = "CODEGEN_NO_JIT"
 
@@ -17,10 +15,7 @@ def is_forbidden() -> bool:
     Raises:
         ToolchainError: for what is neither yes nor no.
     """
-    given = os.environ.get(NO_JIT, "")
-    if given not in ("", "0", "1"):
-        raise ToolchainError(f"{NO_JIT} is {shown(given)}; 1 (nothing is compiled) or 0 is expected")
-    return given == "1"
+    return flag(NO_JIT, "nothing is compiled")
 
 
 def missing(named: NamedSpec, what: str, looked: str) -> NoJitError:

@@ -18,6 +18,7 @@ from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures, call_key, check_scale
 from runtime.kernels.attention import AttentionKernel, AttentionResult
 from runtime.kernels.pattern_numbers import numbers_for
+from runtime.log import logger
 from runtime.ops.attention_checks import (
     KV_LENGTHS,
     check_lists,
@@ -216,7 +217,9 @@ def remember(call: Call) -> Route:
 @lru_cache(maxsize=CLASSES_KEPT)
 def _kernel_of(shape_class: ShapeClass, device: torch.device) -> AttentionKernel:
     """The kernel of a class of calls on a device; classes may share it."""
-    return _loaded(chosen(shape_class).named, device)
+    choice = chosen(shape_class)
+    logger().debug("%s: %s: %s", choice.named.stem, choice.rule, choice.reason)
+    return _loaded(choice.named, device)
 
 
 @lru_cache(maxsize=KERNELS_KEPT)

@@ -19,6 +19,7 @@ from runtime.kernels.arguments import Signatures
 from runtime.kernels.bsr_preparation import Parts
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.log import logger
 from runtime.ops.attention_calls import KERNELS_KEPT
 from runtime.ops.attention_choice import DTYPES, arch_of, rounded
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
@@ -231,6 +232,7 @@ def sampled_product(pattern: BsrMatrix, a: torch.Tensor, *, arch: str | None = N
 def _route(product: Product, a: BsrMatrix, device: torch.device) -> Route:
     """Choose, compile and load the kernel of a product."""
     found = resolve(product)
+    logger().debug("%s: %s: %s", found.choice.named.stem, found.choice.rule, found.choice.reason)
     ordered = product.kernel or (product.ordered and takes_order(found.choice))
     return Route(
         _loaded(found.choice.named, device),

@@ -94,6 +94,11 @@ class Comparison:
     differences: tuple[str, ...] = ()
     of_other: str = ""
 
+    @property
+    def outcome(self) -> str:
+        """In a word: ``same``, ``differs`` (or has no receipt), ``other compiler``."""
+        return "other compiler" if self.of_other else "differs" if self.differences else "same"
+
 
 def compared(compiled: Compiled, path: Path, *, strict: bool = False) -> Comparison:
     """Compare a cubin with the receipt at ``path``.

@@ -28,7 +28,7 @@ from codegen.receipts import (
 )
 from codegen.render import generate, render
 from runtime.cli import app
-from runtime.compile import inspection, toolchain
+from runtime.compile import compilers, inspection, toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.errors import ToolchainError
 
@@ -262,12 +262,15 @@ def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.M
     other = other.model_copy(update={"compiler_package": "nvidia-cuda-nvrtc 12.8.93"})
     right.model_copy(update={"cubin": other}).write(path)
     result = run.invoke(app, ["compile", name, "--check"])
-    assert result.exit_code == 1 and "0 of 1 compared with their receipts\n" in result.stdout
+    assert result.exit_code == 3 and "0 of 1 compared with their receipts\n" in result.stdout
     _, package = toolchain.compiler_version()
     assert result.stderr == (
-        f"nothing was compared: receipts are of nvidia-cuda-nvrtc 12.8.93, this is {package}; "
-        "to compare: pip install nvidia-cuda-nvrtc==12.8.93\n"
+        f"nothing was compared: {package} is not the compiler of the receipts, nvidia-cuda-nvrtc 12.8.93: code "
+        "differs, cases were not run on it; to compare: pip install nvidia-cuda-nvrtc==12.8.93\n"
     )
+    document = json.loads(run.invoke(app, ["compile", name, "--check", "--json"]).stdout)
+    assert (document["compared"], document["not_compared"]) == (0, 1) and document["complete"]
+    assert [row["compared"] for row in document["rows"]] == ["other compiler"]
 
 
 def test_measure_adds_to_the_receipt_of_this_very_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,8 +326,28 @@ def test_compile_check_of_some_that_cannot_be_compared(tmp_path: Path, monkeypat
         other = made.cubin.model_copy(update={"compiler_package": package}) if package else made.cubin
         made.model_copy(update={"cubin": other}).write(tmp_path / f"{name}.json")
     result = run.invoke(app, ["compile", *names, "--check"])
-    assert result.exit_code == 0 and "1 of 2 compared with their receipts\n" in result.stdout
-    assert "not all were compared: receipts are of nvidia-cuda-nvrtc 12.8.93" in result.stderr
+    assert result.exit_code == 3 and "1 of 2 compared with their receipts\n" in result.stdout
+    assert "not all were compared: " in result.stderr and "receipts, nvidia-cuda-nvrtc 12.8.93: " in result.stderr
+    rows = json.loads(run.invoke(app, ["compile", *names, "--check", "--json"]).stdout)["rows"]
+    assert [row["compared"] for row in rows] == ["same", "other compiler"]
+    (tmp_path / f"{names[0]}.json").unlink()
+    assert run.invoke(app, ["compile", *names, "--check"]).exit_code == 1, "what differs comes first"
+
+
+def test_a_shipped_kernel_that_spills_with_another_compiler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime import cli
+
+    def compiled(named: NamedSpec) -> Any:
+        made = compile_spec(named)
+        log = made.log.replace("0 bytes spill stores", "8 bytes spill stores")
+        return replace(made, log=log) if named.stem == "l4_topk32_d64" else made
+
+    monkeypatch.setattr(cli, "compile_spec", compiled)
+    monkeypatch.setattr(compilers, "compiler_version", lambda: ("NVRTC 13.9", "nvidia-cuda-nvrtc 13.9.1"))
+    result = run.invoke(app, ["compile", "l4_topk32_d64", "l4_bsr_sddmm_b64", "--json"])
+    assert result.exit_code == 1 and "l4_topk32_d64 is refused with nvidia-cuda-nvrtc 13.9.1" in result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [bool(row["refused"]) for row in rows] == [True, False] and rows[0]["spill_bytes"] == 8
 
 
 @pytest.mark.parametrize("ending", [ToolchainError("no more"), KeyboardInterrupt(), RuntimeError("a defect")])

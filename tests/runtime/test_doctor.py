@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from runtime import doctor
 from runtime.cli import app
-from runtime.compile import toolchain
+from runtime.compile import compilers, toolchain
 from runtime.errors import DeviceError, ToolchainError
 
 pytestmark = pytest.mark.nvrtc
@@ -51,6 +52,40 @@ def test_what_goes_wrong_in_a_look_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     assert found.remedy.startswith("pip install 'sparse-kernel-codegen[cu13]'")
     monkeypatch.setitem(doctor.LOOKS, "GPU", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     assert doctor.look("GPU").told == "ZeroDivisionError: division by zero"
+
+
+def test_another_compiler_than_that_of_the_receipts_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(toolchain.nvrtc(), package=compilers.record().compiler)
+    monkeypatch.setattr(toolchain, "nvrtc", lambda: found)
+    assert doctor.compiler() == doctor.Finding("ok", str(found))
+    other = replace(found, package="nvidia-cuda-nvrtc 13.5.37")
+    monkeypatch.setattr(toolchain, "nvrtc", lambda: other)
+    noted = doctor.compiler()
+    assert (noted.state, noted.remedy) == ("note", compilers.MEND)
+    assert "code differs, cases were not run on it" in noted.told and compilers.record().compiler in noted.told
+    assert "refused with it: h100_select_topk spills 24 bytes" in noted.told
+
+
+def test_cubins_are_counted_and_make_a_compiler_dispensable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ToolchainError(f"NVRTC is not installed: {toolchain.INSTALL}")
+
+    monkeypatch.setattr(toolchain, "nvrtc", missing)
+    monkeypatch.setenv("CODEGEN_CUBINS", "0")
+    assert doctor.look("cubins").state == "ok" and doctor.look("NVRTC").state == "wrong"
+    monkeypatch.setenv("CODEGEN_CUBINS", str(tmp_path))
+    (tmp_path / "h100_dense.cubin").touch()
+    assert doctor.look("cubins") == doctor.Finding("ok", f"{tmp_path}, 1 compiled kernels")
+    noted = doctor.look("NVRTC")
+    assert noted.state == "note" and "shipped kernels that come compiled run without" in noted.told
+    play(monkeypatch, 13000, (9, 0))
+    assert doctor.look("driver") == doctor.Finding("ok", "CUDA 13.0")
+    monkeypatch.setenv("CODEGEN_CUBINS", str(tmp_path / "none"))
+    assert doctor.look("cubins").state == "wrong" and "CODEGEN_CUBINS" in doctor.look("cubins").told
+    assert doctor.look("NVRTC").state == "wrong"
+    monkeypatch.delenv("CODEGEN_CUBINS")
+    monkeypatch.setattr(doctor.prebuilt, "folder", lambda: tmp_path)
+    assert doctor.look("cubins").remedy.startswith("pip install 'sparse-kernel-codegen-cubins==")
 
 
 @pytest.mark.parametrize("name", ["codegen", "runtime"])

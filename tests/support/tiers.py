@@ -84,6 +84,10 @@ GROUPS: dict[str, Group] = {
     "new specs": Group(tests_in("codegen/tools", "new"), ("codegen/tools/new*.py", "codegen/tools/wizard.py")),
     # Packages that import no others of runtime/
     "compiler": Group(tests_in("runtime/compile", "child", "toolchain", "findings"), ("runtime/compile",)),
+    "code before the first call": Group(
+        (*tests_in("runtime/compile", "compilers", "prebuilt"), *tests_in("runtime/tools/warm", "warm")),
+        ("runtime/compile", "runtime/tools/warm", "runtime/log.py", "scripts/*.py", "generated"),
+    ),
     "cache": Group(
         tests_in("runtime/compile", "cache", "cache_files", "cache_lock", "cache_trust"),
         ("runtime/compile", "tests/stress/cache*.py"),

@@ -16,10 +16,12 @@ def main(spec: str, launches: int, seconds: float = 0.0) -> None:
     """
     import torch  # noqa: PLC0415
 
+    from runtime.compile import prebuilt  # noqa: PLC0415
     from runtime.kernel import load_kernel  # noqa: PLC0415
     from runtime.tools.bench.measurement import workload_of  # noqa: PLC0415
 
-    kernel = load_kernel(spec, forward_compatible=True)
+    with prebuilt.ignored():
+        kernel = load_kernel(spec, forward_compatible=True)
     with torch.no_grad():
         load = workload_of(kernel.spec)(kernel)
         for _ in range(launches):

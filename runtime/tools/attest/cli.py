@@ -98,6 +98,15 @@ def verify_attestation_command(
             "--tree", metavar="DIR", help="The source tree to compare; else this package's.", show_default=False
         ),
     ] = None,
+    cubins: Annotated[
+        Path | None,
+        typer.Option(
+            "--cubins",
+            metavar="WHEEL",
+            help="Also compare the code in a wheel of cubins, or in a folder.",
+            show_default=False,
+        ),
+    ] = None,
     rebuild: Annotated[
         int, typer.Option("--rebuild", metavar="N", min=0, help="Kernels to compile anew, other ones each day.")
     ] = 0,
@@ -116,13 +125,14 @@ def verify_attestation_command(
     [bold]Examples[/bold]
       codegen verify-attestation attestation/kernels.intoto.json --key key.pub.pem
       codegen verify-attestation attestation/kernels.intoto.json --key key.pub.pem --rebuild 5
+      codegen verify-attestation attestation/kernels.intoto.json --key key.pub.pem --cubins cubins.whl
     """
     from runtime.tools.attest import keys  # noqa: PLC0415
 
     keys.require()
     from runtime.tools.attest.envelope import opened  # noqa: PLC0415
     from runtime.tools.attest.statement import PACKAGE_FOLDER, statement_of  # noqa: PLC0415
-    from runtime.tools.attest.verification import check_compiler, compared, files_of  # noqa: PLC0415
+    from runtime.tools.attest.verification import check_compiler, compared, compared_code, files_of  # noqa: PLC0415
 
     public = keys.public_key(key)
     statement = statement_of(opened(file, public), file)
@@ -137,6 +147,10 @@ def verify_attestation_command(
         code = PACKAGE_FOLDER if tree is None else tree / "codegen"
         found = list(compared(hashes, folder, code, file.parent))
         _tell(told, "tree", found)
+        if cubins is not None:
+            code_found = list(compared_code(hashes, cubins, folder))
+            _tell(told, "cubins", code_found)
+            found += code_found
         if rebuild:
             found += _rebuild(told, statement, hashes, rebuild, turn)
         if any(each.failed for each in found):

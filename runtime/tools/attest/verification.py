@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from codegen.errors import CodegenError, FileError, MissingFileError
-from codegen.files import read_bytes
+from codegen.files import is_file, read_bytes
 from codegen.library import find_spec
-from codegen.receipts import source_sha256
+from codegen.receipts import read_receipt, receipt_path, source_sha256
 from codegen.render import generate, render
 from codegen.wording import in_shell, one_line, shown
 from runtime.compile import toolchain
@@ -21,6 +24,8 @@ from runtime.tools.attest.statement import CODE, CUBINS, SBOM, Statement, code_s
 FOLDERS = ("specs", "templates", "generated")
 """Of a tree, those whose files are attested one by one."""
 MOST_BYTES = 16 << 20
+MOST_OF_WHEEL = 512 << 20
+CODE_SUFFIXES = (".cubin", ".ptx")
 State = Literal["ok", "changed", "missing", "not attested"]
 
 
@@ -31,7 +36,8 @@ class Finding:
     Attributes:
         name: its name in the statement.
         state: ``ok``; ``changed``: its hash is another one; ``missing``: it is not there; ``not attested``: a source of
-            the tree that the statement does not name, which is no failure.
+            the tree that the statement does not name, which is no failure. ``missing`` is also code of a wheel that
+            the statement does not know.
     """
 
     name: str
@@ -94,6 +100,61 @@ def _state(name: str, sha256: str, tree: Path, code: Path, beside: Path) -> Stat
     except MissingFileError:
         return "missing"
     return "ok" if found == sha256 else "changed"
+
+
+def compared_code(hashes: Mapping[str, str], place: Path, tree: Path) -> Iterator[Finding]:
+    """Yield what became of each compiled kernel of a wheel, or of a folder.
+
+    Cubins are attested by themselves, PTX by the receipts, which are attested.
+
+    Args:
+        hashes: what ``files_of`` returned.
+        place: the wheel that scripts/cubin_wheel.py builds, or a folder with its files.
+        tree: the folder with generated/.
+
+    Raises:
+        FileError: for what is neither, or has no compiled kernel.
+    """
+    code = dict(_code_in(place))
+    if not code:
+        raise FileError(
+            place, "has no cubin: a wheel of scripts/cubin_wheel.py, or a folder with its files is expected"
+        )
+    for name, data in sorted(code.items()):
+        stem, kind = PurePosixPath(name).stem, PurePosixPath(name).suffix
+        known = hashes.get(f"{CUBINS}{stem}.cubin") if kind == ".cubin" else _attested_ptx(stem, hashes, tree)
+        yield Finding(name, "missing" if known is None else "ok" if known == sha256_of(data) else "changed")
+
+
+def _attested_ptx(stem: str, hashes: Mapping[str, str], tree: Path) -> str | None:
+    """The hash of a kernel's PTX by its receipt; None if there is no such kernel, or its receipt is not attested."""
+    try:
+        named = find_spec(stem)
+    except CodegenError:
+        return None
+    path = receipt_path(named, tree / "generated")
+    attested = hashes.get(path.relative_to(tree).as_posix())
+    if attested is None or not is_file(path) or sha256_of(read_bytes(path, MOST_BYTES)) != attested:
+        return None
+    return read_receipt(named, path).cubin.ptx_sha256
+
+
+def _code_in(place: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the compiled kernels of a wheel or of a folder, by name."""
+    if place.is_dir():
+        for path in place.iterdir():
+            if path.suffix in CODE_SUFFIXES:
+                yield path.name, read_bytes(path, MOST_BYTES)
+        return
+    data = read_bytes(place, MOST_OF_WHEEL)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for entry in archive.infolist():
+                name = PurePosixPath(entry.filename)
+                if name.suffix in CODE_SUFFIXES and entry.file_size <= MOST_BYTES:
+                    yield name.name, archive.read(entry)
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error) as error:
+        raise FileError(place, f"is no wheel: {error}") from None
 
 
 def sample(kernels: Sequence[str], count: int, turn: int) -> list[str]:

@@ -14,7 +14,7 @@ from codegen.library import NamedSpec
 from codegen.plain import json_value
 from codegen.receipts import source_sha256
 from codegen.wording import alternatives, one_line, shown
-from runtime.compile import toolchain
+from runtime.compile import prebuilt, toolchain
 from runtime.errors import DeviceError
 from runtime.kernel import Kernel, load_kernel
 from runtime.tools.baselines.peers import peers_of
@@ -81,7 +81,8 @@ def measure(named: NamedSpec, sizes: Mapping[str, int], names: Collection[str], 
     Raises:
         CodegenError: for a kernel whose plain case is wrong, or that cannot be run.
     """
-    kernel = load_kernel(named, forward_compatible=True)
+    with prebuilt.ignored():
+        kernel = load_kernel(named, forward_compatible=True)
     torch._dynamo.reset()  # FlexAttention is compiled for each kernel anew
     with torch.no_grad():
         if wrong := plain_failure(kernel):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -286,6 +288,21 @@ def test_a_kernel_is_loaded_in_the_context_of_its_device(
     assert seen == [OWN] and contexts.stack == stack
 
 
+def test_what_is_chosen_is_a_line_of_the_log(
+    contexts: Contexts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fake_gpu(monkeypatch)
+    monkeypatch.setattr(loading, "LoadedKernel", lambda compiled: None)
+    problem = {"heads": 16, "q_len": 8192, "kv_len": 8192}
+    with caplog.at_level(logging.DEBUG, "sparse_kernel_codegen"):
+        loading.load_kernel("h100_topk32")
+        assert caplog.records == [], "nothing is chosen"
+        fields = {"op": "attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 128, "pattern": {"kind": "causal"}}
+        loading.load_kernel(fields, problem)
+    (record,) = caplog.records
+    assert re.match(r"\w+causal\w*: (measured|nearest|predicted): ", record.getMessage())
+
+
 def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Play a machine with H100s, the fourth of four torch's current one, and a compiler."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -295,7 +312,7 @@ def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(
         loading,
-        "compile_generated",
+        "code_of",
         lambda generated, target, cache: SimpleNamespace(plan=generated.plan, named=find_spec("h100_topk32")),
     )
 

@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from codegen.library import ROOT, find_spec
 from codegen.render import render
 from runtime.cli import app
 from runtime.compile import toolchain
+from runtime.compile.compiler import compile_spec
 from runtime.tools.attest import cli, keys, statement, verification
 from runtime.tools.attest.envelope import sealed, signed_bytes
 from runtime.tools.attest.statement import Tree
@@ -124,6 +126,45 @@ def test_what_is_attested_holds(attested: Path) -> None:
     assert "rebuilt: 1 of 1 as attested" in result.stdout and "these are of turn 0: l4_bsr_spmm_b128" in result.stdout
     document = json.loads(check("--json").stdout)
     assert document["complete"] and {row["state"] for row in document["rows"]} == {"ok", "not attested"}
+
+
+@pytest.fixture(scope="module")
+def code(written: Path) -> dict[str, bytes]:
+    """The compiled code of the attested kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CODEGEN_CACHE_DIR", str(written.parent / "cache"))
+        return {
+            f"{name}.{kind}": compile_spec(find_spec(name), kind).code for name in KERNELS for kind in ("cubin", "ptx")
+        }
+
+
+@pytest.mark.parametrize("as_wheel", [True, False])
+def test_the_code_of_a_wheel_is_compared(attested: Path, code: dict[str, bytes], as_wheel: bool) -> None:
+    def checked(files: dict[str, bytes]) -> tuple[int, str]:
+        place = Path("cubins.whl" if as_wheel else "cubins")
+        if as_wheel:
+            with zipfile.ZipFile(place, "w") as archive:
+                for name, data in files.items():
+                    archive.writestr(f"sparse_kernel_codegen_cubins/{name}", data)
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            for name, data in files.items():
+                (place / name).write_bytes(data)
+        result = check("--cubins", str(place))
+        return result.exit_code, result.output
+
+    exit_code, said = checked(code)
+    assert exit_code == 0 and "cubins: 4 of 4 as attested\n" in said
+    for name, data in code.items():
+        exit_code, said = checked({**code, name: data + b"\0"})
+        assert exit_code == 1 and f"changed: {name}\n" in said and "cubins: 3 of 4 as attested\n" in said
+    exit_code, said = checked({**code, "h100_dense.cubin": b"code", "h100_dense.ptx": b"code"})
+    assert exit_code == 1 and "missing: h100_dense.cubin\nmissing: h100_dense.ptx\n" in said
+    exit_code, said = checked({})
+    assert exit_code == 2 and "has no cubin: a wheel of scripts/cubin_wheel.py" in said
+    Path("cubins.whl").write_bytes(b"no zip")
+    assert "cubins.whl: is no wheel: File is not a zip file" in refused(check("--cubins", "cubins.whl"))
 
 
 def test_the_statement_names_sources_receipts_cubins_and_what_they_are_of(written: Path) -> None:

@@ -1,0 +1,174 @@
+"""Compiles every shipped kernel with other versions of NVRTC, and records which of them spill registers.
+
+    python scripts/compilers.py --folder /tmp/nvrtc                       # the versions that the record has
+    python scripts/compilers.py --folder /tmp/nvrtc 12.6.85 13.5.37       # these too
+
+The record is runtime/compile/compilers.json, which ``codegen doctor`` and ``codegen compile`` read. pip installs each
+version into a folder of its own. A compilation that ``results.jsonl`` of the folder has already is not repeated, so a
+run that was ended goes on where it was, and a change of a kernel costs the compilations of that kernel alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from codegen.errors import CodegenError  # noqa: E402
+from codegen.files import write_if_changed  # noqa: E402
+from codegen.json_rows import json_rows  # noqa: E402
+from codegen.library import NamedSpec, shipped_specs  # noqa: E402
+from codegen.receipts import Receipt, read_receipt, receipt_path, source_sha256  # noqa: E402
+from codegen.render import Generated, generate  # noqa: E402
+from runtime.compile import child, compilers, inspection  # noqa: E402
+from runtime.compile.compiler import options_of  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """An installed NVRTC.
+
+    Attributes:
+        version: of its package.
+        library: its file.
+        folders: of the CUDA headers beside it.
+    """
+
+    version: str
+    library: Path
+    folders: tuple[Path, ...]
+
+
+def packages(version: str) -> list[str]:
+    """The packages of an NVRTC and of CUDA's headers, as pip is asked for them."""
+    major, minor, _ = version.split(".")
+    suffix, headers = ("-cu12", "nvidia-cuda-nvcc-cu12") if major == "12" else ("", "nvidia-cuda-crt")
+    wanted = f"=={major}.{minor}.*"
+    return [f"nvidia-cuda-nvrtc{suffix}=={version}", f"nvidia-cuda-runtime{suffix}{wanted}", f"{headers}{wanted}"]
+
+
+def installed(version: str, folder: Path) -> Compiler:
+    """The NVRTC of a version, which pip installs if the folder does not have it."""
+    place = folder / version
+    if not place.is_dir():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place)]
+        subprocess.run([*command, *packages(version)], check=True)
+    (library,) = place.glob("nvidia/*/lib/libnvrtc.so.*")
+    return Compiler(version, library, tuple(sorted(place.glob("nvidia/*/include"))))
+
+
+def outcome(compiler: Compiler, generated: Generated) -> dict[str, Any]:
+    """What the compiler made of a kernel: registers and bytes of spills, or its first error."""
+    stem = generated.named.stem
+    request = {
+        "library": child.text_of(compiler.library),
+        "folders": [child.text_of(folder) for folder in compiler.folders],
+        "headers": generated.plan.headers,
+        "source": generated.source,
+        "name": generated.named.source_file,
+        "target": "cubin",
+        "options": options_of(generated.plan),
+    }
+    told, _ = child.ask(request, stem)
+    row = {"version": compiler.version, "kernel": stem, "source": source_sha256(generated.source)}
+    if told["status"]:
+        lines = [line for line in told["log"].splitlines() if "error" in line]
+        return {**row, "refused": (lines or [told["error"]])[0]}
+    used = inspection.told_by_compiler(stem, told["log"])
+    return {**row, "registers": used.registers, "spills": used.spill_bytes}
+
+
+class Results:
+    """Outcomes by version and source, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.is_file() else []
+        self.rows = {(row["version"], row["source"]): row for row in map(json.loads, lines)}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep an outcome."""
+        self.rows[row["version"], row["source"]] = row
+        with self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def receipt_of(named: NamedSpec) -> Receipt:
+    """The receipt of a shipped kernel."""
+    return read_receipt(named, receipt_path(named))
+
+
+def todo(kernels: list[Generated], versions: list[str], results: Results) -> Iterator[tuple[str, Generated]]:
+    """What has no outcome yet: all versions of a kernel before the next kernel."""
+    for generated in kernels:
+        for version in versions:
+            if (version, source_sha256(generated.source)) not in results.rows:
+                yield version, generated
+
+
+def recorded(
+    kernels: Sequence[Generated], versions: Sequence[str], rows: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> compilers.CompilerRecord:
+    """The record of outcomes by version and source.
+
+    Args:
+        kernels: the shipped kernels.
+        versions: with which all of them were compiled.
+        rows: ``spills``, or ``refused`` where a kernel does not compile.
+
+    Raises:
+        CodegenError: if receipts are of several compilers.
+    """
+    packages = sorted({receipt_of(each.named).cubin.compiler_package for each in kernels})
+    if len(packages) != 1:
+        raise CodegenError(f"receipts are of several compilers, {', '.join(packages)}: verify all with one of them")
+    sources = {each.named.stem: source_sha256(each.source) for each in kernels}
+
+    def of(field: str) -> dict[str, dict[str, Any]]:
+        found = {
+            version: {stem: rows[version, source].get(field) for stem, source in sources.items()}
+            for version in versions
+        }
+        told = {version: {stem: value for stem, value in each.items() if value} for version, each in found.items()}
+        return {version: each for version, each in told.items() if each}
+
+    return compilers.CompilerRecord(
+        compiler=packages[0], versions=tuple(versions), spills=of("spills"), refused=of("refused"), sources=sources
+    )
+
+
+def main() -> None:
+    """Compile what is missing, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", help="of the package, such as 13.5.37")
+    parser.add_argument("--folder", type=Path, required=True, help="for the compilers and the results")
+    parser.add_argument("--jobs", type=int, default=2, help="compilations at a time")
+    arguments = parser.parse_args()
+    known = compilers.record().versions if compilers.RECORD.is_file() else ()
+    versions = sorted({*known, *arguments.versions}, key=compilers.numbers)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    compiler = {version: installed(version, arguments.folder) for version in versions}
+    results = Results(arguments.folder / "results.jsonl")
+    kernels = [generate(named) for named in shipped_specs()]
+    likeliest = sorted(kernels, key=lambda each: receipt_of(each.named).cubin.registers, reverse=True)
+    work = list(todo(likeliest, versions, results))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        rows = pool.map(lambda pair: outcome(compiler[pair[0]], pair[1]), work)
+        for count, row in enumerate(rows, 1):
+            results.add(row)
+            print(f"{count}/{len(work)} {row}", flush=True)
+    found = recorded(kernels, versions, results.rows)
+    write_if_changed(compilers.RECORD, json_rows(found.model_dump(mode="json")))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from codegen.errors import CodegenError, FileError, SpecError
 from codegen.files import read_text
-from codegen.library import NamedSpec, find_spec, as_shipped, unnamed_stem
+from codegen.library import NamedSpec, as_shipped, find_spec, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.patterns.base import SpecModel
 from codegen.plain import first_reason, json_value

@@ -1,0 +1,487 @@
+// Generated from specs/backward/l4_causal_d192_dq.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/backward/l4_causal_d192_dq.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32}}
+// spec hash: 31086e65b6b4274e5429c875547881b1195890a961af489aa17f276f0709a86e
+// seal: sha256 2ddfacb5e17c64985193cb3a67995c5a1f3eacc9b6e5708bf45298092c9d6268
+
+// Attention backward for sm_89, gradient of Q
+// over the keys that the pattern shows:
+//   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
+// Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
+// every run gives the same bits.
+//
+// Who does what
+//   Every warp owns 16 queries of the tile, dQ of them in registers, and every thread takes part in the copies:
+//   S = Q K^T and dP = dO V^T from shared memory, dQ += dS K with dS in registers, as A operand.
+//
+// Pipeline
+//   Q and dO of the tile stay in shared memory: a thread has no registers for them beside dQ. K and V pass through a
+//   ring of kStages stages, step i in stage i mod kStages. cp.async (one group a step) keeps kStages - 1 steps in
+//   flight.
+//   producer: all threads, cp.async    consumer: all warps, ldmatrix
+//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (everybody's part)
+//   empty: the same __syncthreads: all warps are done with the step before, whose stage is then filled anew
+//
+// Symbols
+//   tile        kTileM queries of one head, which a thread block works on
+//   step        kTileN keys: a key block. Blocks are numbered from key 0 on
+//   q, dout     where this lane reads 16 queries of the warp, 16 columns at a time, as A operands
+//   s, dp       S and dP: 16 queries of the warp x kTileN keys; ds_frag: dS in 16 bits, as A operand
+//   [j][i]      of s, dp and dq: a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}; rows are queries, columns keys or elements of a head
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+struct RowStats;
+constexpr int kHeadDim = 192;  // elements of a head
+constexpr int kTileM = 64;  // query rows of a tile
+constexpr int kTileN = 32;  // keys of one step
+constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
+constexpr int kStages = 2;  // depth of the ring
+constexpr int kThreads = 128;  // 4 warps of 16 rows
+constexpr int kRowBytes = 384;  // bytes of a row of a head
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kRowLines = 3;  // lines of a row
+constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kPassRows = 16;  // rows that all threads copy at a time
+constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
+constexpr int kKvBytes = 12288;  // bytes of K, or of V, of a step
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
+constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
+
+// Dynamic shared memory: 98312 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 24576 bytes: Q of the tile; in the end dQ on its way out
+constexpr int kDoutOffset = 24576;  // 24576 bytes: dO of the tile
+constexpr int kRingOffset = 49152;  // 49152 bytes: 2 stages, each K and V of a step
+constexpr int kStepMetaOffset = 98304;  // 8 bytes: metadata of the steps in the ring
+
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLog2E = 1.44269504088896f;
+
+// Launch: 128 threads a block, 98312 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 1 at a time on an SM.
+// Before it, with the same parameters: l4_causal_d192_dq_prologue, 1024 threads a block.
+struct Params {
+  const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
+  const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
+  const unsigned short* v;  // V, as K
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
+  unsigned short* dq;  // dQ, as Q
+  int64 dq_batch_stride;  // elements from one batch to the next
+  int64 dq_head_stride;  // elements from one head to the next
+  int64 dq_row_stride;  // elements from one row to the next
+  const unsigned short* out;  // O (batch, heads, q_len, head_dim)
+  int64 out_batch_stride;  // elements from one batch to the next
+  int64 out_head_stride;  // elements from one head to the next
+  int64 out_row_stride;  // elements from one row to the next
+  const unsigned short* dout;  // dO, as O
+  int64 dout_batch_stride;  // elements from one batch to the next
+  int64 dout_head_stride;  // elements from one head to the next
+  int64 dout_row_stride;  // elements from one row to the next
+  const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
+  RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  int q_len;  // queries of a head
+  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int kv_len;  // keys of a head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int batch_heads;  // batch * heads
+  int query_tiles;  // tiles of kTileM queries of a head
+  int head_chunks;  // 16-byte chunks of a row of a head
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
+// infinity and 0: their weights are 2^-inf = 0.
+struct RowStats {
+  float lse_log2, delta;
+};
+
+// Two 16-bit elements to floats.
+__device__ __forceinline__ float2 unpack(uint32 pair) {
+  float2 found;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 { low, high }, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}\n" : "=f"(found.x), "=f"(found.y) : "r"(pair));
+  return found;
+}
+
+// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+extern "C" __global__ void __launch_bounds__(kPrologueThreads)
+    l4_causal_d192_dq_prologue(const __grid_constant__ Params p) {
+  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
+  const int64 batch_head = row / p.padded_q_len;
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
+  float delta = 0.0f;
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
+    const uint4 o = *reinterpret_cast<const uint4*>(
+        p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
+    const uint4 d = *reinterpret_cast<const uint4*>(
+        p.dout + batch * p.dout_batch_stride + head * p.dout_head_stride + query * p.dout_row_stride + chunk * 8);
+    const uint32 o_pairs[4] = {o.x, o.y, o.z, o.w}, d_pairs[4] = {d.x, d.y, d.z, d.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack(o_pairs[i]), b = unpack(d_pairs[i]);
+      delta += a.x * b.x + a.y * b.y;
+    }
+  }
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
+  if (chunk == 0) {
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
+    p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
+  }
+}
+
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
+  // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
+  // matter only to rows past the last query.
+  return seqlen.position(0);
+}
+
+struct KvBlockIterator {
+  int count;           // key blocks that these queries see
+  int first_diagonal;  // the last key that the first query sees
+
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
+    const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
+    const int last_key = min(last_query + diagonal_of(seqlen), seqlen.kv_end() - 1);
+    first_diagonal = first_query + diagonal_of(seqlen);
+    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of them come before key 0.
+    count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
+  }
+  // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
+  __device__ __forceinline__ int at(int i) { return count - 1 - i; }
+  // Whether some pair of the i-th block is hidden.
+  __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
+};
+
+// Whether a query sees a key that exists:
+//   kv_idx <= q_idx + (kv_len - q_len)
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + (p.kv_len - p.q_len);
+}
+
+// A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.
+struct Tile {
+  int first_query, head, batch;
+
+  __device__ __forceinline__ explicit Tile(const Params& p) {
+    const int index = blockIdx.x, batch_head = index / p.query_tiles;
+    first_query = (p.query_tiles - 1 - index % p.query_tiles) * kTileM;
+    head = batch_head % p.heads;
+    batch = batch_head / p.heads;
+  }
+};
+
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
+// of 8 consecutive rows into 8 different groups of banks.
+__device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
+  return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
+}
+
+// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+__device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
+  return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
+}
+
+// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+__device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
+__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
+
+// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
+// become zeros, and so do chunks of a row from `head_chunks` on.
+template <int kRows>
+__device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows,
+    int head_chunks) {
+  int rows[kRowLines];  // that have this thread's chunk of a line
+#pragma unroll
+  for (int line = 0; line < kRowLines; ++line) {
+    rows[line] = line * kLineChunks + copy_chunk() < head_chunks ? valid_rows : 0;
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; row += kPassRows) {
+    const uint32 chunk = to + chunk_offset(copy_row() + row, copy_chunk());
+#pragma unroll
+    for (int line = 0; line < kRowLines; ++line) {
+      cp_async_16(chunk + line * kLineChunks * 16, from + line * kLineChunks * 8, row < rows[line]);
+    }
+    from += kPassRows * row_stride;
+  }
+}
+
+// d = A B^T for this warp's 16 queries and one step: A from its rows in shared memory, B the keys of the step.
+__device__ __forceinline__ void compute_scores(float (&d)[kTileN / 8][4], uint32 a_lane, uint32 b_tile) {
+  // Matrices of one ldmatrix of B: its rows 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  const int lane = threadIdx.x % 32;
+  const uint32 b_lane = b_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[j][i] = 0.0f;
+  }
+#pragma unroll
+  for (int slice = 0; slice < kHeadDim / 16; ++slice) {
+    uint32 a[4];
+    ldmatrix_x4(a, further_on(a_lane, slice * 2));
+#pragma unroll
+    for (int row = 0; row < kTileN; row += 16) {
+      uint32 b[4];
+      ldmatrix_x4(b, further_on(b_lane, slice * 2) + row * kRowBytes);
+      mma_m16n8k16(d[row / 8], a, b[0], b[1]);
+      mma_m16n8k16(d[row / 8 + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on
+// the way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
+__device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const uint32 (&a)[kTileN / 16][4],
+    uint32 b_lane) {
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int columns = 0; columns < kHeadDim; columns += 16) {
+      uint32 b[4];
+      ldmatrix_x4_trans(b, further_on(b_lane, columns / 8) + k * 16 * kRowBytes);
+      mma_m16n8k16(d[columns / 8], a[k], b[0], b[1]);
+      mma_m16n8k16(d[columns / 8 + 1], a[k], b[2], b[3]);
+    }
+  }
+}
+
+// Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta,
+    int query, const KvEnd& kv_end) {
+  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + j * 8 + i % 2;
+      bool keep = key < kv_end;
+      keep &= meta % 2 == 0 || visible(p, batch, query + i / 2 * 8, key);
+      if (!keep) s[j][i] = kMinusInfinity;
+    }
+  }
+}
+
+// dS = P (dP - delta), packed to 16 bits; P: the weights of a step. The accumulators of two 8-column tiles are the A
+// operand of 16 keys.
+__device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4], const float (&s)[kTileN / 8][4],
+    const float (&dp)[kTileN / 8][4], const RowStats (&stats)[2], float scale_log2) {
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = k * 2 + i / 2, row = i % 2;
+      const float low = ex2(s[j][row * 2] * scale_log2 - stats[row].lse_log2);
+      const float high = ex2(s[j][row * 2 + 1] * scale_log2 - stats[row].lse_log2);
+      ds_frag[k][i] = pack(low * (dp[j][row * 2] - stats[row].delta), high * (dp[j][row * 2 + 1] - stats[row].delta));
+    }
+  }
+}
+
+// Writes a warp's 16 rows of dQ over its rows of Q in the tile at `staging`, then from there to
+// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has `rows`
+// of them.
+__device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4], float factor, unsigned char* staging,
+    unsigned short* to, int64 row_stride, int rows, int head_chunks) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint32 at = chunk_offset(warp_row + row * 8 + lane / 4, j) + lane % 4 * 4;
+      *reinterpret_cast<uint32*>(staging + at) = pack(d[j][row * 2] * factor, d[j][row * 2 + 1] * factor);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int pass = 0; pass < 16 / kWarpPassRows; ++pass) {
+    const int row = warp_row + pass * kWarpPassRows + lane / kLineChunks;
+#pragma unroll
+    for (int line = 0; line < kRowLines; ++line) {
+      const int chunk = line * kLineChunks + lane % kLineChunks;
+      if (row < rows && chunk < head_chunks) {
+        *reinterpret_cast<uint4*>(to + row * row_stride + chunk * 8) =
+            *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    l4_causal_d192_dq(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
+  const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
+
+  // Start the pipeline: Q and dO with the first step.
+  const int first_row = tile.first_query + copy_row();
+  copy_rows<kTileM>(base + kQOffset,
+      p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride + first_row * p.q_row_stride + copy_chunk() * 8,
+      p.q_row_stride, seqlen.q_len() - first_row, p.head_chunks);
+  copy_rows<kTileM>(base + kDoutOffset,
+      p.dout + tile.batch * p.dout_batch_stride + tile.head * p.dout_head_stride + first_row * p.dout_row_stride +
+          copy_chunk() * 8,
+      p.dout_row_stride, seqlen.q_len() - first_row, p.head_chunks);
+  const uint32 my_rows = warp * 16 * kRowBytes + lane_offset;
+  const uint32 q = base + kQOffset + my_rows, dout = base + kDoutOffset + my_rows;
+
+  int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
+  const int kv_head = tile.head / p.heads_per_kv_head;
+  const unsigned short* k = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride + copy_chunk() * 8;
+  const unsigned short* v = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride + copy_chunk() * 8;
+  const KvEnd kv_end(p, tile.batch);
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+  // Starts the copy of step `number` as one group; an empty group after the last step. Steps are asked for in order.
+  auto fetch = [&](int number, int stage) {
+    if (number < blocks.count) {
+      const int step = blocks.at(number), first_key = step * kTileN, row = first_key + copy_row();
+      // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
+      const bool masked = blocks.masked(number, step);
+      const int meta = step * 2 + masked;
+      if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
+      const uint32 to = base + kRingOffset + stage * 2 * kKvBytes;
+      copy_rows<kTileN>(to, k + row * p.k_row_stride, p.k_row_stride, kv_end - row, p.head_chunks);
+      copy_rows<kTileN>(to + kKvBytes, v + row * p.v_row_stride, p.v_row_stride, kv_end - row, p.head_chunks);
+    }
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int number = 0; number < kStages - 1; ++number) fetch(number, number);
+
+  const int query = tile.first_query + warp * 16 + lane / 4;  // and query + 8
+  const RowStats* of_head = p.stats + (static_cast<int64>(tile.batch) * p.heads + tile.head) * p.padded_q_len;
+  const RowStats stats[2] = {of_head[query], of_head[query + 8]};
+  float dq[kHeadDim / 8][4] = {};
+  int stage = 0;
+#pragma unroll 1
+  for (int i = 0; i < blocks.count; ++i) {
+    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups of steps are committed: only those after this one still run
+    __syncthreads();
+    fetch(i + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
+    const uint32 k_tile = base + kRingOffset + stage * 2 * kKvBytes;
+    float s[kTileN / 8][4], dp[kTileN / 8][4];
+    uint32 ds_frag[kTileN / 16][4];
+    compute_scores(s, q, k_tile);
+    compute_scores(dp, dout, k_tile + kKvBytes);
+    const int meta = step_meta[stage];
+    if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query, kv_end);
+    score_gradients(ds_frag, s, dp, stats, p.scale_log2);
+    add_gradient(dq, ds_frag, k_tile + lane_offset);
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+  }
+
+  // Queries without keys have no step: zeros. A warp's rows of Q, over which dQ is staged, are read by no other.
+  if (blocks.count == 0) {  // nobody has waited for Q and dO
+    cp_async_wait<0>();
+    __syncthreads();
+  }
+  __syncwarp();
+  unsigned short* to = p.dq + tile.batch * p.dq_batch_stride + tile.head * p.dq_head_stride;
+  store_gradient(dq, p.scale, shared + kQOffset, to + tile.first_query * p.dq_row_stride, p.dq_row_stride,
+      seqlen.q_len() - tile.first_query, p.head_chunks);
+}

@@ -1,0 +1,532 @@
+// Generated from specs/backward/l4_causal_d64_dkdv.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/backward/l4_causal_d64_dkdv.yaml
+// spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":128}}
+// spec hash: 1dde2b7fc2c63aec911ccc8783ed720f45c09abf0dc56542d21be8fcf786572c
+// seal: sha256 661a4dcbed9f1257677bcd77a6532eabf6417a6e9f6618e16e58d18a1ccf2232
+
+// Attention backward for sm_89, gradients of K and V
+// over the keys that the pattern shows:
+//   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
+// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
+// every run gives the same bits.
+//
+// Who does what
+//   Every warp owns 16 keys of the tile, dK and dV of them in registers, and every thread takes part in the copies:
+//   S^T = K Q^T and dP^T = V dO^T from shared memory, dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as
+//   A operands.
+//
+// Pipeline
+//   K and V of the tile stay. Q, dO and their statistics pass through a ring of kStages stages, step i in stage
+//   i mod kStages. cp.async (one group a step) keeps kStages - 1 steps in flight.
+//   producer: all threads, cp.async    consumer: all warps, ldmatrix
+//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (everybody's part)
+//   empty: the same __syncthreads: all warps are done with the step before, whose stage is then filled anew
+//
+// Symbols
+//   tile        kTileN keys of one K/V head, which a thread block works on
+//   step        kTileM queries of one of the heads that share it
+//   s, dp       S^T and dP^T: 16 keys of the warp x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
+//   [j][i]      of s, dp, dk and dv: a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}; rows are keys, columns queries or elements of a head
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+struct RowStats;
+constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kTileM = 64;  // queries of one step
+constexpr int kTileN = 128;  // keys of a tile
+constexpr int kStages = 2;  // depth of the ring
+constexpr int kThreads = 256;  // 8 warps of 16 rows
+constexpr int kRowBytes = 128;  // bytes of a row of a head
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kRowLines = 1;  // lines of a row
+constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kPassRows = 32;  // rows that all threads copy at a time
+constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
+constexpr int kQBytes = 8192;  // bytes of Q, or of dO, of a step
+constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
+constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
+
+// Dynamic shared memory: 66568 bytes. Byte offsets:
+constexpr int kKOffset = 0;  // 16384 bytes: K of the tile; then dK on its way out
+constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then dV on its way out
+constexpr int kQOffset = 32768;  // 16384 bytes: Q ring
+constexpr int kDoutOffset = 49152;  // 16384 bytes: dO ring
+constexpr int kStatsOffset = 65536;  // 1024 bytes: statistics of the queries in the ring
+constexpr int kStepMetaOffset = 66560;  // 8 bytes: metadata of the steps in the ring
+
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLog2E = 1.44269504088896f;
+
+// Launch: 256 threads a block, 66568 bytes of dynamic shared memory.
+// Grid: one thread block for each tile, 1 at a time on an SM.
+// Before it, with the same parameters: l4_causal_d64_dkdv_prologue, 1024 threads a block.
+struct Params {
+  const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
+  int64 q_batch_stride;  // elements from one batch to the next
+  int64 q_head_stride;  // elements from one head to the next
+  int64 q_row_stride;  // elements from one row to the next
+  const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
+  int64 k_batch_stride;  // elements from one batch to the next
+  int64 k_head_stride;  // elements from one head to the next
+  int64 k_row_stride;  // elements from one row to the next
+  const unsigned short* v;  // V, as K
+  int64 v_batch_stride;  // elements from one batch to the next
+  int64 v_head_stride;  // elements from one head to the next
+  int64 v_row_stride;  // elements from one row to the next
+  unsigned short* dk;  // dK, as K
+  int64 dk_batch_stride;  // elements from one batch to the next
+  int64 dk_head_stride;  // elements from one head to the next
+  int64 dk_row_stride;  // elements from one row to the next
+  unsigned short* dv;  // dV, as K
+  int64 dv_batch_stride;  // elements from one batch to the next
+  int64 dv_head_stride;  // elements from one head to the next
+  int64 dv_row_stride;  // elements from one row to the next
+  const unsigned short* out;  // O (batch, heads, q_len, head_dim)
+  int64 out_batch_stride;  // elements from one batch to the next
+  int64 out_head_stride;  // elements from one head to the next
+  int64 out_row_stride;  // elements from one row to the next
+  const unsigned short* dout;  // dO, as O
+  int64 dout_batch_stride;  // elements from one batch to the next
+  int64 dout_head_stride;  // elements from one head to the next
+  int64 dout_row_stride;  // elements from one row to the next
+  const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
+  RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  int q_len;  // queries of a head
+  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int kv_len;  // keys of a head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int batch_heads;  // batch * heads
+  int key_tiles;  // tiles of a K/V head
+  int head_chunks;  // 16-byte chunks of a row of a head
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query stands at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the keys that queries may see.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// kv_end() of a tile, in constant memory.
+struct KvEnd {
+  const Params& p;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
+  __device__ __forceinline__ operator int() const { return p.kv_len; }
+};
+
+// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
+// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
+// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
+// infinity and 0: their weights are 2^-inf = 0.
+struct RowStats {
+  float lse_log2, delta;
+};
+
+// Two 16-bit elements to floats.
+__device__ __forceinline__ float2 unpack(uint32 pair) {
+  float2 found;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 { low, high }, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}\n" : "=f"(found.x), "=f"(found.y) : "r"(pair));
+  return found;
+}
+
+// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+extern "C" __global__ void __launch_bounds__(kPrologueThreads)
+    l4_causal_d64_dkdv_prologue(const __grid_constant__ Params p) {
+  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
+  const int64 batch_head = row / p.padded_q_len;
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
+  float delta = 0.0f;
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
+    const uint4 o = *reinterpret_cast<const uint4*>(
+        p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
+    const uint4 d = *reinterpret_cast<const uint4*>(
+        p.dout + batch * p.dout_batch_stride + head * p.dout_head_stride + query * p.dout_row_stride + chunk * 8);
+    const uint32 o_pairs[4] = {o.x, o.y, o.z, o.w}, d_pairs[4] = {d.x, d.y, d.z, d.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack(o_pairs[i]), b = unpack(d_pairs[i]);
+      delta += a.x * b.x + a.y * b.y;
+    }
+  }
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
+  if (chunk == 0) {
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
+    p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
+  }
+}
+
+// Pattern: query i sees key j if j <= i + diagonal.
+__device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
+  return seqlen.position(0);  // aligned bottom-right: the last query sees the last key
+}
+
+struct QueryBlockIterator {
+  int count;      // steps of these keys: from the first query that sees one of them to the last query
+  int first;      // number of the first of them
+  int all_from;   // queries from here on see all these keys
+
+  __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
+    const SeqlenInfo seqlen(p, batch);
+    first = max(first_key - diagonal_of(seqlen), 0) / kTileM;
+    all_from = first_key + kTileN - 1 - diagonal_of(seqlen);
+    count = max((seqlen.q_len() + kTileM - 1) / kTileM - first, 0);
+  }
+  // Number of the i-th step, in units of its queries.
+  __device__ __forceinline__ int at(int i) { return first + i; }
+  // Whether some pair of the i-th step is hidden.
+  __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
+};
+
+// Whether a query sees a key that exists:
+//   kv_idx <= q_idx + (kv_len - q_len)
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  return key <= query + (p.kv_len - p.q_len);
+}
+
+// A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
+struct Tile {
+  int first_key, kv_head, batch;
+
+  __device__ __forceinline__ explicit Tile(const Params& p) {
+    const int index = blockIdx.x, kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
+    first_key = index % p.key_tiles * kTileN;
+    kv_head = batch_head % kv_heads;
+    batch = batch_head / kv_heads;
+  }
+};
+
+// The walk over the steps of a tile, head by head of those that share its keys.
+struct Walk {
+  QueryBlockIterator blocks;  // of the head
+  int head, last_head;
+  int number;  // of the next step of the head
+
+  __device__ __forceinline__ Walk(const Params& p, const Tile& tile)
+      : blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key) {
+    head = tile.kv_head * p.heads_per_kv_head;
+    last_head = head + p.heads_per_kv_head - 1;
+    number = 0;
+    find(p, tile);
+  }
+  // Goes on to the head of the next step.
+  __device__ __forceinline__ void find(const Params& p, const Tile& tile) {
+    while (number >= blocks.count && head < last_head) {
+      ++head;
+      blocks = QueryBlockIterator(p, tile.batch, head, tile.first_key);
+      number = 0;
+    }
+  }
+};
+
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
+// of 8 consecutive rows into 8 different groups of banks.
+__device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
+  return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
+}
+
+// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+__device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
+  return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
+}
+
+// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+__device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
+__device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
+
+// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
+// become zeros, and so do chunks of a row from `head_chunks` on.
+template <int kRows>
+__device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows,
+    int head_chunks) {
+  int rows[kRowLines];  // that have this thread's chunk of a line
+#pragma unroll
+  for (int line = 0; line < kRowLines; ++line) {
+    rows[line] = line * kLineChunks + copy_chunk() < head_chunks ? valid_rows : 0;
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; row += kPassRows) {
+    const uint32 chunk = to + chunk_offset(copy_row() + row, copy_chunk());
+#pragma unroll
+    for (int line = 0; line < kRowLines; ++line) {
+      cp_async_16(chunk + line * kLineChunks * 16, from + line * kLineChunks * 8, row < rows[line]);
+    }
+    from += kPassRows * row_stride;
+  }
+}
+
+// d = A B^T for this warp's 16 keys and one step: A from its rows in shared memory, B the queries of the step.
+__device__ __forceinline__ void compute_scores(float (&d)[kTileM / 8][4], uint32 a_lane, uint32 b_tile) {
+  // Matrices of one ldmatrix of B: its rows 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  const int lane = threadIdx.x % 32;
+  const uint32 b_lane = b_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[j][i] = 0.0f;
+  }
+#pragma unroll
+  for (int slice = 0; slice < kHeadDim / 16; ++slice) {
+    uint32 a[4];
+    ldmatrix_x4(a, further_on(a_lane, slice * 2));
+#pragma unroll
+    for (int row = 0; row < kTileM; row += 16) {
+      uint32 b[4];
+      ldmatrix_x4(b, further_on(b_lane, slice * 2) + row * kRowBytes);
+      mma_m16n8k16(d[row / 8], a, b[0], b[1]);
+      mma_m16n8k16(d[row / 8 + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on
+// the way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
+__device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const uint32 (&a)[kTileM / 16][4],
+    uint32 b_lane) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int columns = 0; columns < kHeadDim; columns += 16) {
+      uint32 b[4];
+      ldmatrix_x4_trans(b, further_on(b_lane, columns / 8) + k * 16 * kRowBytes);
+      mma_m16n8k16(d[columns / 8], a[k], b[0], b[1]);
+      mma_m16n8k16(d[columns / 8 + 1], a[k], b[2], b[3]);
+    }
+  }
+}
+
+// Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const Params& p, int batch, int key, int query) {
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!visible(p, batch, query + j * 8 + i % 2, key + i / 2 * 8)) s[j][i] = kMinusInfinity;
+    }
+  }
+}
+
+// P^T: the weights of a step, in place, and packed to 16 bits. The accumulators of two 8-column tiles are the A operand
+// of 16 queries.
+__device__ __forceinline__ void weights(uint32 (&p_frag)[kTileM / 16][4], float (&s)[kTileM / 8][4],
+    const RowStats* stats, float scale_log2) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = k * 2 + i / 2, at = i % 2 * 2;
+      s[j][at] = ex2(s[j][at] * scale_log2 - stats[j * 8].lse_log2);
+      s[j][at + 1] = ex2(s[j][at + 1] * scale_log2 - stats[j * 8 + 1].lse_log2);
+      p_frag[k][i] = pack(s[j][at], s[j][at + 1]);
+    }
+  }
+}
+
+// dS^T = P^T (dP^T - delta), packed to 16 bits.
+__device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4],
+    const float (&weights)[kTileM / 8][4], const float (&dp)[kTileM / 8][4], const RowStats* stats) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = k * 2 + i / 2, at = i % 2 * 2;
+      ds_frag[k][i] = pack(weights[j][at] * (dp[j][at] - stats[j * 8].delta),
+          weights[j][at + 1] * (dp[j][at + 1] - stats[j * 8 + 1].delta));
+    }
+  }
+}
+
+// Writes a warp's 16 rows of dK or dV over its rows of K or V in the tile at `staging`, then from there to
+// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has `rows`
+// of them.
+__device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4], float factor, unsigned char* staging,
+    unsigned short* to, int64 row_stride, int rows, int head_chunks) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const uint32 at = chunk_offset(warp_row + row * 8 + lane / 4, j) + lane % 4 * 4;
+      *reinterpret_cast<uint32*>(staging + at) = pack(d[j][row * 2] * factor, d[j][row * 2 + 1] * factor);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int pass = 0; pass < 16 / kWarpPassRows; ++pass) {
+    const int row = warp_row + pass * kWarpPassRows + lane / kLineChunks;
+#pragma unroll
+    for (int line = 0; line < kRowLines; ++line) {
+      const int chunk = line * kLineChunks + lane % kLineChunks;
+      if (row < rows && chunk < head_chunks) {
+        *reinterpret_cast<uint4*>(to + row * row_stride + chunk * 8) =
+            *reinterpret_cast<const uint4*>(staging + chunk_offset(row, chunk));
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    l4_causal_d64_dkdv(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
+  const Tile tile(p);
+  const SeqlenInfo seqlen(p, tile.batch);
+  const KvEnd kv_end(p, tile.batch);
+
+  int count = 0;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
+  }
+  int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
+  // Starts the copy of the next step as one group; an empty group after the last step.
+  Walk walk(p, tile);
+  auto fetch = [&](int stage) {
+    if (walk.number < walk.blocks.count) {
+      const int step = walk.blocks.at(walk.number), first_query = step * kTileM, row = first_query + copy_row();
+      if (threadIdx.x == 0) step_meta[stage] = walk.blocks.masked(walk.number, step) ? ~first_query : first_query;
+      const unsigned short* q = p.q + tile.batch * p.q_batch_stride + walk.head * p.q_head_stride;
+      const unsigned short* dout = p.dout + tile.batch * p.dout_batch_stride + walk.head * p.dout_head_stride;
+      copy_rows<kTileM>(base + kQOffset + stage * kQBytes, q + row * p.q_row_stride + copy_chunk() * 8, p.q_row_stride,
+          seqlen.q_len() - row, p.head_chunks);
+      copy_rows<kTileM>(base + kDoutOffset + stage * kQBytes, dout + row * p.dout_row_stride + copy_chunk() * 8,
+          p.dout_row_stride, seqlen.q_len() - row, p.head_chunks);
+      const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + walk.head) * p.padded_q_len;
+      if (threadIdx.x < kStatsBytes / 16) {
+        cp_async_16(base + kStatsOffset + stage * kStatsBytes + threadIdx.x * 16, stats + first_query + threadIdx.x * 2,
+            true);
+      }
+      ++walk.number;
+      walk.find(p, tile);
+    }
+    cp_async_commit();
+  };
+
+  // Start the pipeline: K and V with the first step.
+  const int first_row = tile.first_key + copy_row();
+  const unsigned short* k = p.k + tile.batch * p.k_batch_stride + tile.kv_head * p.k_head_stride;
+  const unsigned short* v = p.v + tile.batch * p.v_batch_stride + tile.kv_head * p.v_head_stride;
+  copy_rows<kTileN>(base + kKOffset, k + first_row * p.k_row_stride + copy_chunk() * 8, p.k_row_stride,
+      kv_end - first_row, p.head_chunks);
+  copy_rows<kTileN>(base + kVOffset, v + first_row * p.v_row_stride + copy_chunk() * 8, p.v_row_stride,
+      kv_end - first_row, p.head_chunks);
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+
+  const uint32 my_rows = warp * 16 * kRowBytes + lane_offset;
+  float dk[kHeadDim / 8][4] = {}, dv[kHeadDim / 8][4] = {};
+  int stage = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only those after this step still run
+    __syncthreads();
+    fetch(stage == 0 ? kStages - 1 : stage - 1);
+    const uint32 q_tile = base + kQOffset + stage * kQBytes, dout_tile = base + kDoutOffset + stage * kQBytes;
+    const RowStats* stats =
+        reinterpret_cast<const RowStats*>(shared + kStatsOffset + stage * kStatsBytes) + lane % 4 * 2;
+    float s[kTileM / 8][4], dp[kTileM / 8][4];
+    uint32 p_frag[kTileM / 16][4], ds_frag[kTileM / 16][4];
+    compute_scores(s, base + kKOffset + my_rows, q_tile);
+    compute_scores(dp, base + kVOffset + my_rows, dout_tile);
+    const int meta = step_meta[stage];
+    if (meta < 0) apply_mask(s, p, tile.batch, tile.first_key + warp * 16 + lane / 4, ~meta + lane % 4 * 2);
+    weights(p_frag, s, stats, p.scale_log2);
+    add_gradient(dv, p_frag, dout_tile + lane_offset);
+    score_gradients(ds_frag, s, dp, stats);
+    add_gradient(dk, ds_frag, q_tile + lane_offset);
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+  }
+
+  // Keys that no query sees have no step: zeros. A warp's rows of K and V are read by no other.
+  if (count == 0) {  // nobody has waited for K and V
+    cp_async_wait<0>();
+    __syncthreads();
+  }
+  __syncwarp();
+  unsigned short* to_dk = p.dk + tile.batch * p.dk_batch_stride + tile.kv_head * p.dk_head_stride;
+  unsigned short* to_dv = p.dv + tile.batch * p.dv_batch_stride + tile.kv_head * p.dv_head_stride;
+  const int keys = seqlen.kv_len() - tile.first_key;
+  store_gradient(dk, p.scale, shared + kKOffset, to_dk + tile.first_key * p.dk_row_stride, p.dk_row_stride, keys,
+      p.head_chunks);
+  store_gradient(dv, 1.0f, shared + kVOffset, to_dv + tile.first_key * p.dv_row_stride, p.dv_row_stride, keys,
+      p.head_chunks);
+}

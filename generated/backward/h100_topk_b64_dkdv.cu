@@ -1,0 +1,726 @@
+// Generated from specs/backward/h100_topk_b64_dkdv.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/backward/h100_topk_b64_dkdv.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
+// spec hash: d2986b038787f1e7603bade13164b4e4002575d7607add08d5fcb418f88fc1b0
+// seal: sha256 1fb2d086ba33f2243daaf84416733868cb74fafad494289dfe3b30daa778ba15
+
+// Attention backward for sm_90a, gradients of K and V
+// over the key blocks that the pattern lists:
+//   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
+// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
+// every run gives the same bits.
+//
+// Who does what
+//   warpgroup 0      producer. Warp 0 fills the ring of queries by TMA, and loads K and V.
+//   warpgroup 1      consumer. It owns the tile's 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
+//                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands.
+//
+// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
+//   kv_full                  K and V of the tile
+//   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
+//
+// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
+// own products, the SM's other thread block, if it has one, computes.
+//
+// Symbols
+//   tile        kTileN keys of one K/V head, which a thread block works on
+//   step        kTileM queries of one of the heads that share it
+//   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
+//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}.
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
+// one copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+struct RowStats;
+constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kTileM = 64;  // queries of one step
+constexpr int kTileN = 64;  // keys of a tile
+constexpr int kStages = 2;  // depth of the ring
+constexpr int kConsumerWarpgroups = 1;  // warpgroups that compute, 64 keys each
+constexpr int kThreads = 256;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 24;  // registers a producer thread keeps
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 2;  // column groups of a head
+constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, or of dO
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
+constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a tile
+constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
+constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
+constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
+constexpr int kBlockSteps = 1;  // steps in a listed query block
+
+// Dynamic shared memory: 99368 bytes. Byte offsets:
+constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then dK on its way out
+constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then dV on its way out
+constexpr int kQOffset = 32768;  // 32768 bytes: Q ring
+constexpr int kDoutOffset = 65536;  // 32768 bytes: dO ring
+constexpr int kStatsOffset = 98304;  // 1024 bytes: statistics of the queries in the ring
+constexpr int kBarriersOffset = 99328;  // 40 bytes: mbarriers
+
+constexpr int kQFullBarrier = kBarriersOffset;
+constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
+constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLog2E = 1.44269504088896f;
+
+// Launch: 256 threads a block, 99368 bytes of dynamic shared memory.
+// Grid: one thread block for each tile.
+// Before it, with the same parameters: h100_topk_b64_dkdv_prologue, 1024 threads a block.
+struct Params {
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap dout_map;  // dO, as Q: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
+  const unsigned short* out;  // O (batch, heads, q_len, head_dim)
+  int64 out_batch_stride;  // elements from one batch to the next
+  int64 out_head_stride;  // elements from one head to the next
+  int64 out_row_stride;  // elements from one row to the next
+  const unsigned short* dout;  // dO, as O
+  int64 dout_batch_stride;  // elements from one batch to the next
+  int64 dout_head_stride;  // elements from one head to the next
+  int64 dout_row_stride;  // elements from one row to the next
+  const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
+  RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  const int* kv_indices;  // key blocks of each query block, any order
+  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
+  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
+  int64 kv_indices_row_stride;  // elements from one query block to the next
+  int kv_indices_length;  // entries of a list
+  int query_blocks;  // query blocks of a head: rows of the lists
+  int* q_offsets;  // where the list of each key block begins, and the last one ends
+  int* q_entries;  // lists of query blocks, by key block
+  int* q_places;  // where entries go, of each warp of the prologue and key block
+  int list_batches;  // batches that have lists of their own; 1: shared
+  int list_heads;  // heads that have lists of their own; 1: shared
+  int list_entries;  // entries of all lists of a head
+  int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
+  int q_len;  // queries of a head
+  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads that share one K/V head
+  int batch_heads;  // batch * heads
+  int key_tiles;  // tiles of a K/V head
+  int head_chunks;  // 16-byte chunks of a row of a head
+  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: returns once the phase of this parity has completed
+// (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
+// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_4d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk: `bytes` bytes, all three multiples of 16, to shared memory, counted by an mbarrier (PTX ISA,
+// "cp.async.bulk")
+__device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
+// (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
+// (PTX ISA, "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+template <int kCount>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
+// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// The same without D before it, which the compiler then takes as free until here; A in shared memory, both K-major.
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[32], uint32 a, uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 a, b;\n"
+      "mov.b64 a, { %32, %34 };\n"
+      "mov.b64 b, { %33, %34 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, 0, 1, 1, 0, 0;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
+// infinity and 0: their weights are 2^-inf = 0.
+struct RowStats {
+  float lse_log2, delta;
+};
+
+// Two 16-bit elements to floats.
+__device__ __forceinline__ float2 unpack(uint32 pair) {
+  float2 found;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 { low, high }, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}\n" : "=f"(found.x), "=f"(found.y) : "r"(pair));
+  return found;
+}
+
+// Transposed lists: of each key block the query blocks that list it, ascending. One thread block sorts the entries of a
+// head by key block (a stable counting sort), so every run has the same: what is added up atomically are integers, and
+// each warp has counters of its own. Lists that batches or heads share are transposed once.
+constexpr int kPrologueWarps = kPrologueThreads / 32;
+
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
+// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+template <typename Visit>
+__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
+  for (int first = 0; first < number; first += 32) {
+    const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
+  }
+}
+
+// The same for the query blocks of a warp: each has a run of them.
+template <typename Visit>
+__device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
+  const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
+  const int* lists = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride;
+  for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
+    for_each_entry(lists + row * p.kv_indices_row_stride, p.kv_indices_length, p.key_tiles, row * 2, visit);
+  }
+}
+
+// Turns `places`, how many entries each warp has of each key block, into where these go: by key block, then by warp.
+__device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
+  __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int before = 0;  // entries of earlier rounds
+  for (int first = 0; first < key_blocks; first += kPrologueThreads) {
+    const int block = first + threadIdx.x;
+    int number = 0;
+    for (int w = 0; w < kPrologueWarps && block < key_blocks; ++w) number += __ldcg(places + w * key_blocks + block);
+    int up_to = number;  // of the warp's key blocks up to this one
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFF, up_to, distance);
+      if (lane >= distance) up_to += other;
+    }
+    if (lane == 31) sums[warp] = up_to;
+    __syncthreads();
+    int place = before + up_to - number;
+    for (int w = 0; w < kPrologueWarps; ++w) {
+      if (w < warp) place += sums[w];
+      before += sums[w];
+    }
+    if (block < key_blocks) {
+      offsets[block] = place;
+      for (int w = 0; w < kPrologueWarps; ++w) {
+        const int of_warp = __ldcg(places + w * key_blocks + block);
+        __stcg(places + w * key_blocks + block, place);
+        place += of_warp;
+      }
+      if (block == key_blocks - 1) offsets[key_blocks] = place;
+    }
+    __syncthreads();
+  }
+}
+
+// Counts the entries of each warp and key block, finds their places, then writes them there.
+__device__ __forceinline__ void transpose_lists(const Params& p, int list) {
+  const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
+  // What this thread block has of the scratch memory: numbers, then places, of each warp and key block.
+  int* places = p.q_places + static_cast<int64>(list) * kPrologueWarps * p.key_tiles;
+  int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
+  for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
+  __syncwarp();
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
+    if (block >= 0) atomicAdd(of_warp + block, 1);
+  });
+  __syncthreads();
+  find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
+  int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
+    const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
+    const int leader = __ffs(same) - 1;
+    int place = 0;
+    if (lane == leader && block >= 0) place = atomicAdd(of_warp + block, __popc(same));
+    place = __shfl_sync(0xFFFFFFFF, place, leader) + __popc(same & ((1u << lane) - 1));
+    if (block >= 0) entries[place] = code;
+  });
+}
+
+// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+// Each thread block behind those that make them transposes the lists of a head.
+extern "C" __global__ void __launch_bounds__(kPrologueThreads)
+    h100_topk_b64_dkdv_prologue(const __grid_constant__ Params p) {
+  if (blockIdx.x >= p.stats_blocks) {
+    transpose_lists(p, blockIdx.x - p.stats_blocks);
+    return;
+  }
+  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
+  const int64 batch_head = row / p.padded_q_len;
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
+  float delta = 0.0f;
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
+    const uint4 o = *reinterpret_cast<const uint4*>(
+        p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
+    const uint4 d = *reinterpret_cast<const uint4*>(
+        p.dout + batch * p.dout_batch_stride + head * p.dout_head_stride + query * p.dout_row_stride + chunk * 8);
+    const uint32 o_pairs[4] = {o.x, o.y, o.z, o.w}, d_pairs[4] = {d.x, d.y, d.z, d.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack(o_pairs[i]), b = unpack(d_pairs[i]);
+      delta += a.x * b.x + a.y * b.y;
+    }
+  }
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
+  if (chunk == 0) {
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
+    p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
+  }
+}
+
+// Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
+// counts as often as it is listed.
+struct QueryBlockIterator {
+  int count;           // steps of these keys
+  const int* entries;  // twice a query block, plus 1 if the pattern hides some of its pairs
+
+  __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
+    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared: there is one
+    const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
+    const int begin = offsets[0], end = offsets[1];
+    entries = p.q_entries + list * p.list_entries + begin;
+    count = (end - begin) * kBlockSteps;
+  }
+  // Number of the i-th step, in units of its queries.
+  __device__ __forceinline__ int at(int i) {
+    return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
+  }
+};
+
+// A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
+struct Tile {
+  int first_key, kv_head, batch;
+
+  __device__ __forceinline__ explicit Tile(const Params& p) {
+    const int index = blockIdx.x, kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
+    first_key = index % p.key_tiles * kTileN;
+    kv_head = batch_head % kv_heads;
+    batch = batch_head / kv_heads;
+  }
+};
+
+// Producer: one warp. Steps come head by head.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
+  if (threadIdx.x % 32 != 0) return;
+  const uint32 kv_full = base + kKvFullBarrier;
+  mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
+    tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
+    tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
+  }
+  uint32 steps = 0;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+#pragma unroll 1
+    for (int j = 0; j < blocks.count; ++j, ++steps) {
+      const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
+      const uint32 full = base + kQFullBarrier + 8 * stage;
+      mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
+      mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
+        tma_load_4d(base + kQOffset + offset, &p.q_map, full, column, first_query, head, tile.batch);
+        tma_load_4d(base + kDoutOffset + offset, &p.dout_map, full, column, first_query, head, tile.batch);
+      }
+      tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, full);
+    }
+  }
+}
+
+// The products of K or V with the queries of a step (asynchronous): d = A B^T, 64 keys x kTileM queries.
+__device__ __forceinline__ void issue_scores(float (&d)[kTileM / 2], uint32 a, uint32 b) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    const uint32 keys = a + ((group * kKvGroupBytes + in_group) >> 4);
+    const uint32 queries = b + ((group * kQGroupBytes + in_group) >> 4);
+    if (k == 0) {
+      wgmma_m64n64k16_shared_k_major_first(d, keys, queries);
+    } else {
+      wgmma_m64n64k16_shared_k_major(d, keys, queries, 1);
+    }
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// d += A B for the queries of a step (asynchronous): A is P^T or dS^T, B dO or Q.
+__device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const uint32 (&a)[kTileM / 16][4], uint32 b) {
+  warpgroup_fence_operand(d);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+    wgmma_m64n128k16_registers_mn_major(d, a[k], b + (k * 16 * kRowBytes >> 4), 1);
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// P^T: the weights of a step, in place, and packed to 16 bits. The accumulator layout of S^T is the A-operand layout.
+__device__ __forceinline__ void weights(uint32 (&p_frag)[kTileM / 16][4], float (&s)[kTileM / 2],
+    const RowStats* stats, float scale_log2) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int query = k * 16 + i / 2 * 8, at = k * 8 + i * 2;
+      s[at] = ex2(s[at] * scale_log2 - stats[query].lse_log2);
+      s[at + 1] = ex2(s[at + 1] * scale_log2 - stats[query + 1].lse_log2);
+      p_frag[k][i] = pack(s[at], s[at + 1]);
+    }
+  }
+}
+
+// dS^T = P^T (dP^T - delta), packed to 16 bits.
+__device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4], const float (&weights)[kTileM / 2],
+    const float (&dp)[kTileM / 2], const RowStats* stats) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int query = k * 16 + i / 2 * 8, at = k * 8 + i * 2;
+      ds_frag[k][i] = pack(weights[at] * (dp[at] - stats[query].delta),
+          weights[at + 1] * (dp[at + 1] - stats[query + 1].delta));
+    }
+  }
+}
+
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
+// expects).
+__device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 16; ++j) {
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const uint32 to = staging + j / 4 * kKvGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
+    stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
+        pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
+  }
+}
+
+// Consumer: one warpgroup has 64 keys of the tile.
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
+    int warpgroup) {
+  const int lane = threadIdx.x % 32;
+  const bool warp_leader = lane == 0;
+  int count = 0;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
+  }
+  const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
+  // The shuffles keep the compiler from working the descriptors out anew in each step.
+  const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + my_rows, 0), 0);
+  const uint32 v_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + my_rows, 0), 0);
+  const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
+  const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, 0), 0);
+  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
+  float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
+  warpgroup_fence_operand(dk);
+  warpgroup_fence_operand(dv);
+  mbarrier_wait(base + kKvFullBarrier, 0);
+#pragma unroll 1
+  for (uint32 i = 0; i < count; ++i) {
+    const int stage = i % kStages;
+    const uint32 q_descriptor = q_descriptors + (stage * kQBytes >> 4);
+    const uint32 dout_descriptor = dout_descriptors + (stage * kQBytes >> 4);
+    const RowStats* stats =
+        reinterpret_cast<const RowStats*>(shared + kStatsOffset + stage * kStatsBytes) + lane % 4 * 2;
+    float s[kTileM / 2], dp[kTileM / 2];
+    uint32 p_frag[kTileM / 16][4], ds_frag[kTileM / 16][4];
+    mbarrier_wait(base + kQFullBarrier + 8 * stage, i / kStages % 2);
+    issue_scores(s, k_descriptor, q_descriptor);
+    issue_scores(dp, v_descriptor, dout_descriptor);
+    wgmma_wait<1>();
+    warpgroup_fence_operand(s);
+    weights(p_frag, s, stats, p.scale_log2);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
+    wgmma_wait<1>();
+    warpgroup_fence_operand(dp);
+    score_gradients(ds_frag, s, dp, stats);
+    issue_gradient(dk, ds_frag, q_descriptor | mn_major);
+    wgmma_wait<0>();
+    warpgroup_fence_operand(dv);
+    warpgroup_fence_operand(dk);
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
+  }
+
+  // Keys that no query sees have no step: zeros.
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  stage_gradient(base + kKOffset + my_rows, dk, p.scale);
+  stage_gradient(base + kVOffset + my_rows, dv, 1.0f);
+  fence_proxy_async();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    const int first_row = tile.first_key + warpgroup * kWarpgroupRows;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const uint32 from = base + my_rows + group * kKvGroupBytes;
+      const int column = group * kGroupColumns;
+      tma_store_4d(&p.dk_map, from + kKOffset, column, first_row, tile.kv_head, tile.batch);
+      tma_store_4d(&p.dv_map, from + kVOffset, column, first_row, tile.kv_head, tile.batch);
+    }
+    tma_store_commit();
+    tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    h100_topk_b64_dkdv(const __grid_constant__ Params p) {
+  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
+  // (CUTLASS's canonical_warp_idx_sync).
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
+  if (threadIdx.x == 0) {
+    mbarrier_init(base + kKvFullBarrier, 1);
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+    prefetch_tensormap(&p.dout_map);
+    prefetch_tensormap(&p.dk_map);
+    prefetch_tensormap(&p.dv_map);
+  }
+  __syncthreads();
+  const Tile tile(p);
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0) produce(p, shared, base, tile);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, tile, warpgroup - 1);
+  }
+}

@@ -67,6 +67,20 @@ class AttentionResult(NamedTuple):
     lse: torch.Tensor | None
 
 
+class _PlainOptions(NamedTuple):
+    """The options of a call that are no tensors, checked: a part of its key.
+
+    Attributes:
+        scale: the softmax scale; None for the default.
+        return_lse: whether the log-sum-exp is computed.
+        numbers: those that the pattern leaves to the call, in the order of ``PatternNumbers.params``.
+    """
+
+    scale: float | None
+    return_lse: bool
+    numbers: tuple[int, ...]
+
+
 class _Outputs(NamedTuple):
     """What a signature knows of what the kernel writes.
 
@@ -200,18 +214,13 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         scales: tuple[Any, ...] = self._take_scales(named_indices) if self._takes_scales else ()
         given = self._arguments.gather(indices, named_indices) if named_indices else indices
         tensors: tuple[Any, ...] = self._unprepared(given) if given and isinstance(given[0], PreparedLists) else given
-        if scale is not None:
-            check_scale(scale)  # also so that it can be a part of a key
         looked_up = aux_in_order(aux, self._aux.declared) if aux or self._aux_params else ()
-        if return_lse is not False and return_lse is not self._has_lse:
-            return_lse = self._default_lse(return_lse)
-        is_plain = not self._numbers.params and window is None and sink_keys is None
-        numbers = () if is_plain else self._numbers.checked(window, sink_keys)
-        key = (scale, return_lse, numbers, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
+        plain = self._plain_options(scale, return_lse, window, sink_keys)
+        key = (plain, call_key(q, k, v, out, sink, *tensors, *looked_up, *scales))
         signature = self._bound(key)
         if signature is None:
-            options = {"aux": looked_up, "scales": scales, "scale": scale, "out": out, "sink": sink}
-            checked = self._check(q, k, v, indices=tensors, return_lse=return_lse, numbers=numbers, **options)
+            options = {"aux": looked_up, "scales": scales, "out": out, "sink": sink, **plain._asdict()}
+            checked = self._check(q, k, v, indices=tensors, **options)
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, tensors)
@@ -310,11 +319,10 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             ArgumentError: as a call.
         """
         looked_up = aux_in_order(aux, self._aux.declared)
-        numbers = self._numbers.checked(window, sink_keys)
-        key = (scale, return_lse, numbers, call_key(q, k, v, out, sink, *indices, *looked_up))
+        plain = self._plain_options(scale, return_lse, window, sink_keys)
+        key = (plain, call_key(q, k, v, out, sink, *indices, *looked_up))
         with entered(q.device.index) if is_elsewhere(q) else nullcontext():
-            options: dict[str, Any] = {"aux": looked_up, "scale": scale, "out": out, "sink": sink, "checked": True}
-            options |= {"return_lse": return_lse, "numbers": numbers}
+            options: dict[str, Any] = {"aux": looked_up, "out": out, "sink": sink, "checked": True, **plain._asdict()}
             self._signatures.keep(key, self._check(q, k, v, indices=indices, **options))
 
     def _check(
@@ -367,16 +375,23 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         outputs = self._outputs(q, given, Memory.of(args), return_lse=return_lse)
         return self._signature(q.device, args, values, mapped, outputs)
 
-    def _default_lse(self, return_lse: Any) -> bool:
-        """Whether a call computes the log-sum-exp, where its argument is neither False nor what the spec says.
+    def _plain_options(self, scale: Any, return_lse: Any, window: Any, sink_keys: Any) -> _PlainOptions:
+        """Check those options of a call that are no tensors, and fill in defaults.
 
         Raises:
-            ArgumentError: for a value that is no bool, and for True where the kernel has none.
+            ArgumentError: for a ``return_lse`` that is no bool, or True where the kernel has no log-sum-exp; as
+                ``check_scale`` and ``PatternNumbers.checked``.
         """
+        if scale is not None:
+            check_scale(scale)
         if return_lse is None:
-            return self._has_lse
-        check_flag("return_lse", return_lse)
-        raise ArgumentError("return_lse", f"is True, but the spec of {self.compiled.named.stem} says lse: false")
+            return_lse = self._has_lse
+        elif return_lse is not False and return_lse is not self._has_lse:
+            check_flag("return_lse", return_lse)
+            raise ArgumentError("return_lse", f"is True, but the spec of {self.compiled.named.stem} says lse: false")
+        if not self._numbers.params and window is None and sink_keys is None:
+            return _PlainOptions(scale, return_lse, ())
+        return _PlainOptions(scale, return_lse, self._numbers.checked(window, sink_keys))
 
     def _check_operands(self, q: Any, k: Any, v: Any, *, out: Any, sink: Any) -> None:
         """Check the operands of a call: types, shapes, strides."""

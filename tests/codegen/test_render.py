@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from each import every_spec
+from each import every_source
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,7 +54,7 @@ def test_same_bytes_in_every_process(seed: str, tmp_path: Path) -> None:
     assert found.stdout.strip() == here
 
 
-@every_spec
+@every_source
 def test_banner(named: NamedSpec) -> None:
     banner = render(named).partition("\n\n")[0].splitlines()
     assert banner[:2] == [
@@ -76,7 +76,7 @@ def test_templates_of_a_source_are_files() -> None:
     assert all((TEMPLATES / template).is_file() for template in templates)
 
 
-@every_spec
+@every_source
 def test_a_source_says_how_it_is_launched(named: NamedSpec) -> None:
     plan, source = plan_for(named), render(named)
     head, _, body = source.partition("struct Params {\n")
@@ -93,7 +93,7 @@ def test_a_source_says_how_it_is_launched(named: NamedSpec) -> None:
     assert head.endswith("elsewhere 256.\n") == any(found.promotion == 128 for found in plan.tensor_maps.values())
 
 
-@every_spec
+@every_source
 def test_seal_is_intact(named: NamedSpec) -> None:
     assert seal_is_intact(render(named))
 
@@ -128,7 +128,7 @@ def test_a_removed_seal_is_a_broken_one() -> None:
     assert not seal_is_intact("")
 
 
-@every_spec
+@every_source
 def test_nothing_of_this_machine(named: NamedSpec) -> None:
     source = render(named)
     for word in (socket.gethostname(), getpass.getuser(), str(Path.cwd()), str(TEMPLATES.parent), str(Path.home())):
@@ -136,13 +136,13 @@ def test_nothing_of_this_machine(named: NamedSpec) -> None:
     assert not re.search(r"\b20\d\d-\d\d|(?<![\w.])/(?:home|usr|tmp|root|work|Users)/|__DATE__|__FILE__", source)
 
 
-@every_spec
+@every_source
 def test_a_source_is_printable_ascii(named: NamedSpec) -> None:
     lines = render(named).split("\n")
     assert not [line for line in lines if not (line.isascii() and line.isprintable())]
 
 
-@every_spec
+@every_source
 def test_layout_of_the_text(named: NamedSpec) -> None:
     source = render(named)
     assert "\n\n\n" not in source
@@ -154,7 +154,7 @@ def test_layout_of_the_text(named: NamedSpec) -> None:
     assert max(map(len, body.splitlines())) <= 120
 
 
-@every_spec
+@every_source
 def test_only_helpers_that_are_used(named: NamedSpec) -> None:
     code = CODE.sub("", render(named))
     names = set(DEFINITION.findall(code))
@@ -196,19 +196,19 @@ def test_unread_fields_are_found(use: str, unread: list[str]) -> None:
     assert unread_fields(source) == [("Pair", field) for field in unread]
 
 
-@every_spec
+@every_source
 def test_fields_are_read(named: NamedSpec) -> None:
     assert not unread_fields(render(named))
 
 
-@every_spec
+@every_source
 def test_constants_are_used(named: NamedSpec) -> None:
     plan = plan_for(named)
     names = [constant.name for constant in plan.constants] + [f"k{region.name}Offset" for region in plan.shared]
     assert not [name for name in names if words(named)[name] < 2]
 
 
-@every_spec
+@every_source
 def test_parameters_are_used(named: NamedSpec) -> None:
     code = CODE.sub("", render(named))
     plan = plan_for(named)
@@ -220,7 +220,7 @@ def test_parameters_are_used(named: NamedSpec) -> None:
     assert not names - set(re.findall(r"\bp\.(\w+)", code))
 
 
-@every_spec
+@every_source
 def test_self_contained(named: NamedSpec) -> None:
     included = re.findall(r"^#include (.+)$", render(named), re.MULTILINE)
     assert set(included) == {f"<{header}>" for header in plan_for(named).headers}
@@ -228,7 +228,7 @@ def test_self_contained(named: NamedSpec) -> None:
         assert not included
 
 
-@every_spec
+@every_source
 def test_symbol(named: NamedSpec) -> None:
     cluster = r"(?:__cluster_dims__\(kCluster, 1, 1\) )?"
     limits = r"(?:__launch_bounds__\(kThreads, \d+\)|__maxnreg__\(\d+\))"
@@ -237,7 +237,7 @@ def test_symbol(named: NamedSpec) -> None:
     assert kernels == [named.stem]
 
 
-@every_spec
+@every_source
 def test_the_name_of_a_kernel_is_in_its_source_once(named: NamedSpec) -> None:
     assert words(named)[named.stem] == 1
 
@@ -259,7 +259,7 @@ def test_a_name_that_only_comments_have_or_none_is_fine(named: NamedSpec, stem: 
     assert f" {stem}(" in render(dataclasses.replace(named, stem=stem))
 
 
-@every_spec
+@every_source
 def test_glossary_near_the_top(named: NamedSpec) -> None:
     source = render(named)
     assert "Symbols" in source[: source.index("struct Params")] or "Glossary" in source

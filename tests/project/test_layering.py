@@ -14,7 +14,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from each import every_spec, for_each
+from each import every_source, for_each
 
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.planning import plan_for
@@ -225,7 +225,7 @@ def test_no_inclusion_of_python_made_text(path: Path) -> None:
     assert not re.search(r"\{%-? *(filter|call|autoescape|raw)\b", text)
 
 
-@every_spec
+@every_source
 def test_plan_values_are_single_lines(named: NamedSpec) -> None:
     plan = plan_for(named)
     texts = [value for value in atoms(tuple(plan.flags.named().values())) if isinstance(value, str)]

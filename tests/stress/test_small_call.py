@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from each import every_spec
+from each import every_source
 
 from codegen.dtypes import FP8
 from codegen.library import NamedSpec
@@ -36,7 +36,7 @@ def test_without_a_gpu_it_is_one_line(script: ModuleType, monkeypatch: pytest.Mo
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-@every_spec
+@every_source
 def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedSpec) -> None:
     spec: Any = named.spec
     positional, more = script.arguments_of(spec, "cpu")

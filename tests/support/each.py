@@ -140,7 +140,13 @@ def _reason(error: BaseException) -> str:
 
 
 every_spec = for_each("named", shipped_specs, lambda named: named.stem)
-"""Loop over the shipped specs."""
+"""Loop over the shipped specs, twins among them."""
+
+every_source = for_each(
+    "named", lambda: [named for named in shipped_specs() if named.twin_of is None], lambda named: named.stem
+)
+"""Loop over the shipped specs with a source of their own. For what plans and texts have in common with those of twins,
+which differ from them in words: ``test_twins.py`` holds that for each."""
 
 
 def kind_of(named: NamedSpec) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from each import every_spec, looped
+from each import every_source, looped
 
 from codegen.arch import KIB
 from codegen.errors import SpecError
@@ -47,7 +47,7 @@ from codegen.tools.explain import (
 C_TYPES = {"i32": {"int"}, "i64": {"int64"}, "f32": {"float"}, "tensor_map": {"TensorMap"}}
 
 
-@every_spec
+@every_source
 def test_shared_memory_map(named: NamedSpec) -> None:
     plan = plan_for(named)
     regions = {region.name: region for region in plan.shared}
@@ -63,7 +63,7 @@ def test_shared_memory_map(named: NamedSpec) -> None:
     assert len(regions) == len(plan.shared)
 
 
-@every_spec
+@every_source
 def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
     plan = plan_for(named)
     pointers = {param.name for param in plan.params if param.type == "pointer"}
@@ -86,7 +86,7 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
     assert {*args.numbers} <= {param.name for param in plan.params if param.type in ("i32", "i64")}
 
 
-@every_spec
+@every_source
 def test_a_plan_can_be_sent_to_another_process(named: NamedSpec) -> None:
     plan = plan_for(named)
     assert pickle.loads(pickle.dumps(plan)) == plan == plan_for(named)
@@ -119,7 +119,7 @@ EXPRESSIONS |= {"pair_expression", "pair_lines"}
 """Of masks and scores that are expressions: all kernels are asked for them, and not all have some."""
 
 
-@every_spec
+@every_source
 def test_alignment(named: NamedSpec) -> None:
     plan = plan_for(named)
     # What TMA and WGMMA swizzle by 128 bytes repeats every 1024; mbarriers are 8 bytes; vector loads are 16.
@@ -131,7 +131,7 @@ def test_alignment(named: NamedSpec) -> None:
             assert region.offset % (1024 if swizzled else 16) == 0, region.name
 
 
-@every_spec
+@every_source
 def test_blocks_fit_an_sm(named: NamedSpec) -> None:
     plan = plan_for(named)
     assert plan.threads % 32 == 0
@@ -142,7 +142,7 @@ def test_blocks_fit_an_sm(named: NamedSpec) -> None:
         assert plan.registers.needed <= launch_registers(plan)
 
 
-@every_spec
+@every_source
 def test_registers_handed_over_add_up(named: NamedSpec) -> None:
     plan = plan_for(named)
     constants = {constant.name: constant.value for constant in plan.constants}
@@ -154,7 +154,7 @@ def test_registers_handed_over_add_up(named: NamedSpec) -> None:
     assert constants["kConsumerRegisters"] == plan.registers.limit
 
 
-@every_spec
+@every_source
 def test_names_and_comments(named: NamedSpec) -> None:
     plan = plan_for(named)
     for names in ([c.name for c in plan.constants], [p.name for p in plan.params]):
@@ -169,7 +169,7 @@ def test_names_and_comments(named: NamedSpec) -> None:
     assert plan.summary
 
 
-@every_spec
+@every_source
 def test_tma_boxes_are_encodable(named: NamedSpec) -> None:
     plan = plan_for(named)
     for name, tensor in plan.tensor_maps.items():
@@ -179,7 +179,7 @@ def test_tma_boxes_are_encodable(named: NamedSpec) -> None:
             assert tensor.box[0] * plan.dtype.bytes <= tensor.swizzle
 
 
-@every_spec
+@every_source
 def test_pattern_tensors_reach_the_kernel(named: NamedSpec) -> None:
     spec = named.spec
     if not isinstance(spec, AttentionSpec):

@@ -11,7 +11,7 @@ from typing import Any
 
 import drawn_specs
 import pytest
-from each import every_spec
+from each import every_source
 
 from codegen.encode_tiled import ELEMENT_BYTES
 from codegen.errors import SpecError
@@ -85,7 +85,7 @@ def grid_of(facts: KernelFacts, tiles: int, sm_count: int) -> int:
     return min(clusters, most) * cluster
 
 
-@every_spec
+@every_source
 def test_the_launch_is_that_of_the_runtime(named: NamedSpec) -> None:
     plan = plan_for(named)
     facts = facts_of(plan)
@@ -103,7 +103,7 @@ def test_the_launch_is_that_of_the_runtime(named: NamedSpec) -> None:
     assert KernelFacts.model_validate_json(facts.model_dump_json()) == facts
 
 
-@every_spec
+@every_source
 def test_the_parameters_lie_where_the_runtime_writes_them(named: NamedSpec) -> None:
     plan = plan_for(named)
     facts = facts_of(plan)
@@ -127,7 +127,7 @@ def test_the_parameters_lie_where_the_runtime_writes_them(named: NamedSpec) -> N
     assert all(end <= param.offset for end, param in zip(ends, facts.params[1:], strict=False))
 
 
-@every_spec
+@every_source
 def test_tensor_maps_are_encoded_as_it_says(named: NamedSpec, encoded: list[tuple[Any, ...]]) -> None:
     plan = plan_for(named)
     facts, cuda = facts_of(plan), driver()
@@ -178,7 +178,7 @@ def test_sizes_of_tensor_maps_are_those_of_a_call(name: str, monkeypatch: pytest
     assert told == dims
 
 
-@every_spec
+@every_source
 def test_workspace_has_the_names_and_sizes_of_launches(named: NamedSpec) -> None:
     plan = plan_for(named)
     facts, draw = facts_of(plan), random.Random(named.stem)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from each import every_spec, for_each
+from each import every_source, for_each
 
 from codegen.spec import BsrSpmmSpec
 from runtime.verify import bsr_spmm
@@ -121,7 +121,7 @@ def test_oracle(spec: AttentionSpec, lists: str) -> None:
         assert float(lse[batch, head, query]) == pytest.approx(math.log(total) if total else -math.inf)
 
 
-@every_spec
+@every_source
 def test_every_case_has_whole_packs(named: Any) -> None:
     if not isinstance(named.spec, AttentionSpec):
         pytest.skip("not attention")

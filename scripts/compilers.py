@@ -27,7 +27,7 @@ from codegen.errors import CodegenError  # noqa: E402
 from codegen.files import write_if_changed  # noqa: E402
 from codegen.json_rows import json_rows  # noqa: E402
 from codegen.library import NamedSpec, shipped_specs  # noqa: E402
-from codegen.receipts import Receipt, read_receipt, receipt_path, source_sha256  # noqa: E402
+from codegen.receipts import MissingReceipt, Receipt, read_receipt, receipt_path, source_sha256  # noqa: E402
 from codegen.render import Generated, generate  # noqa: E402
 from runtime.compile import child, compilers, inspection  # noqa: E402
 from runtime.compile.compiler import options_of  # noqa: E402
@@ -102,9 +102,18 @@ class Results:
             file.write(json.dumps(row) + "\n")
 
 
-def receipt_of(named: NamedSpec) -> Receipt:
-    """The receipt of a shipped kernel."""
-    return read_receipt(named, receipt_path(named))
+def receipt_of(named: NamedSpec) -> Receipt | None:
+    """The receipt of a shipped kernel; None for one that has none yet."""
+    try:
+        return read_receipt(named, receipt_path(named))
+    except MissingReceipt:
+        return None
+
+
+def registers_of(generated: Generated) -> int:
+    """The registers of a thread by the receipt of a kernel; all there are for one that has none yet."""
+    receipt = receipt_of(generated.named)
+    return receipt.cubin.registers if receipt else 255
 
 
 def todo(kernels: list[Generated], versions: list[str], results: Results) -> Iterator[tuple[str, Generated]]:
@@ -128,7 +137,8 @@ def recorded(
     Raises:
         CodegenError: if receipts are of several compilers.
     """
-    packages = sorted({receipt_of(each.named).cubin.compiler_package for each in kernels})
+    receipts = [receipt for each in kernels if (receipt := receipt_of(each.named))]
+    packages = sorted({receipt.cubin.compiler_package for receipt in receipts})
     if len(packages) != 1:
         raise CodegenError(f"receipts are of several compilers, {', '.join(packages)}: verify all with one of them")
     sources = {each.named.stem: source_sha256(each.source) for each in kernels}
@@ -159,7 +169,7 @@ def main() -> None:
     compiler = {version: installed(version, arguments.folder) for version in versions}
     results = Results(arguments.folder / "results.jsonl")
     kernels = [generate(named) for named in shipped_specs()]
-    likeliest = sorted(kernels, key=lambda each: receipt_of(each.named).cubin.registers, reverse=True)
+    likeliest = sorted(kernels, key=registers_of, reverse=True)
     work = list(todo(likeliest, versions, results))
     with ThreadPoolExecutor(arguments.jobs) as pool:
         rows = pool.map(lambda pair: outcome(compiler[pair[0]], pair[1]), work)

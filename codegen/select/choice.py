@@ -328,33 +328,38 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
 
 
 def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequence[Measurement]) -> Choice | None:
-    """The kernel that the calibrated model expects to be fastest; None where it cannot tell.
-
-    Kernels are the shipped ones; without one, those of rows for such problems, or, without such rows, of all rows, and
-    shipped ones for such problems.
-    """
+    """The kernel that the calibrated model expects to be fastest; None where it cannot tell."""
     problem = kernels.problem
     rows = [row for row in every if (row.problem.op, row.problem.arch) == (problem.op, problem.arch)]
-    near = [row for row in rows if row.problem.key() == problem.key()]
-    timings = [each.timing for each in kernels.shipped.values() if _allowed(each.timing, problem)]
-    others = (*(each for row in near or rows for each in row.kernels), *alike(problem))
-    tried: dict[str, NamedSpec | None] = {}  # rows name the same kernels again and again
-    for timing in timings or others:
-        if (label := timing.label) not in tried and _allowed(timing, problem):
-            tried[label] = kernels.of(timing)
     if not any(deviations(row) for row in rows):
         return None
-    expected = predicted(problem, {label: named for label, named in tried.items() if named}, rows)
+    named = _candidates(kernels, rows)
+    expected = predicted(problem, named, rows)
     if not expected:
         return None
     label = min(expected, key=lambda each: expected[each])
-    named = tried[label]
-    assert named is not None
-    which = f"{len(expected)} {'shipped ' if timings else ''}kernels"
+    which = f"{len(expected)} {'shipped ' if label in kernels.shipped else ''}kernels"
     reason = f"of {which} the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
     if nearest:
         reason += f"; the nearest measured problem is {nearest[0].problem}"
-    return Choice(named, "predicted", reason, tuple(nearest), _dense(nearest, label))
+    return Choice(named[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
+
+
+def _candidates(kernels: _Kernels, rows: Sequence[Measurement]) -> dict[str, NamedSpec]:
+    """The kernels among which the model chooses, by the label of their tuning.
+
+    They are the shipped ones; without one, those of rows for such problems, or, without such rows, of all rows, and
+    shipped ones for such problems.
+    """
+    problem = kernels.problem
+    shipped = {label: each.named for label, each in kernels.shipped.items() if _allowed(each.timing, problem)}
+    if shipped:
+        return shipped
+    near = [row for row in rows if row.problem.key() == problem.key()]
+    timings = [*(each for row in near or rows for each in row.kernels), *alike(problem)]
+    distinct = {timing.label: timing for timing in reversed(timings) if _allowed(timing, problem)}
+    found = ((label, kernels.of(timing)) for label, timing in reversed(distinct.items()))
+    return {label: named for label, named in found if named is not None}
 
 
 def _unmeasured(kernels: _Kernels) -> Choice | None:

@@ -24,8 +24,8 @@ from codegen.library import (
     shipped_names,
     shipped_specs,
 )
-from codegen.plan import Plan
 from codegen.planning import plan_for
+from codegen.provenance import provenance_of
 from codegen.receipts import state
 from codegen.render import render
 from codegen.select.choice import Choice, choose
@@ -243,6 +243,7 @@ def list_command(as_json: JsonOption = False) -> None:
 
 @app.command("explain")
 def explain_command(
+    context: typer.Context,
     spec: Annotated[
         str | None, typer.Argument(metavar="[SPEC]", help=SPEC_HELP, autocompletion=complete, show_default=False)
     ] = None,
@@ -259,38 +260,41 @@ def explain_command(
 ) -> None:
     """Print the plan of a kernel: tiles, pipeline, shared-memory map, registers, FLOPs, index tensors.
 
-    Which kernel is chosen for its problem, why, by which measured row, and where that row has a dense product that is
-    faster, is told too. Without SPEC it is the chosen kernel's plan.
+    The receipt and the place of the source come with it; for a kernel without a receipt the nearest shipped one, and
+    what differs. Which kernel is chosen for its problem, why, by which measured row, and where that row has a dense
+    product that is faster, is told too. Without SPEC it is the chosen kernel's plan.
 
     [bold]Examples[/bold]
       codegen explain h100_topk32
       codegen explain h100_causal --problem heads=16,q_len=1024,kv_len=1024
       codegen explain --problem op=bsr_spmm,block=64,m=4096,n=16,k=4096,density=0.3
     """
-    plan, choice = _plan_asked_for(spec, problem)
+    named, choice = _kernel_asked_for(spec, problem)
+    provenance = (context.obj or provenance_of)(named)  # the runtime also knows receipts outside of the package
+    plan = plan_for(named)
     if as_json:
-        typer.echo(json.dumps(explained(plan, choice), indent=2))
+        typer.echo(json.dumps(explained(plan, provenance, choice), indent=2))
     else:
-        console().print(explain(plan, choice))
+        console().print(explain(plan, provenance, choice))
 
 
-def _plan_asked_for(spec: str | None, problem: str | None) -> tuple[Plan, Choice | None]:
-    """The plan that ``explain`` prints, and the kernel chosen for its problem."""
+def _kernel_asked_for(spec: str | None, problem: str | None) -> tuple[NamedSpec, Choice | None]:
+    """The kernel that ``explain`` describes, and the kernel chosen for its problem."""
     sizes = {} if problem is None else problem_fields(problem)
     if spec is None:
         if problem is None:
             raise CodegenError("name a spec, or a problem with --problem")
         choice = choose(parse_problem(sizes))
-        return plan_for(choice.named), choice
+        return choice.named, choice
     named = find_spec(spec)
     if not is_chosen(named.spec):
         choose(named, sizes or None)  # has no choice: refuses sizes
-        return plan_for(named), None
+        return named, None
     said = said_by(named.spec)
     wrong = [name for name in sizes if name in said]
     if wrong:
         raise SpecError(f"problem.{wrong[0]}", "is said by the spec: leave it out")
-    return plan_for(named), choose(parse_problem({**said, **sizes}))
+    return named, choose(parse_problem({**said, **sizes}))
 
 
 @app.command("schema")

@@ -317,6 +317,11 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
         return ReceiptState(ReceiptStatus.MISSING, "there is no receipt: this source was never verified")
     except ReceiptError as error:
         return ReceiptState(ReceiptStatus.UNREADABLE, str(error))
+    return judged(named, receipt, source_text)
+
+
+def judged(named: NamedSpec, receipt: Receipt, source_text: str) -> ReceiptState:
+    """Compare a receipt with the source that a spec renders to."""
     version1 = "it is of version 1, whose launch hash is over names too" if receipt.schema_version == 1 else ""
     changed = ""
     if receipt.spec.hash != named.spec.hash:

@@ -14,7 +14,9 @@ from runtime.errors import (
     DeviceError,
     NoJitError,
     ToolchainError,
+    UnverifiedError,
 )
+from runtime.receipts.mode import verified_only
 
 if TYPE_CHECKING:
     from runtime import nn, patterns
@@ -81,6 +83,7 @@ __all__ = [
     "QuantisedMatrix",
     "SpecError",
     "ToolchainError",
+    "UnverifiedError",
     "block_sparse_attention",
     "bsr_matmul",
     "bsr_problem",
@@ -98,6 +101,7 @@ __all__ = [
     "quantised_operands",
     "scales_of",
     "select_topk_blocks",
+    "verified_only",
 ]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen, home_of, place_of, verify_line
-from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE
+from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError
 from codegen.files import holds
 from codegen.freshness import display_path, render_command, render_to
 from codegen.library import NamedSpec
@@ -26,6 +26,8 @@ from codegen.receipts import (
     write_receipt,
 )
 from codegen.render import render
+from codegen.select.choice import choose, planned
+from codegen.select.problem import parse_problem, problem_fields
 from codegen.tools import new_command as _new_command  # noqa: F401 - its command
 from codegen.tools.report import JsonOption, Report, report
 from codegen.wording import in_shell, one_line
@@ -36,6 +38,7 @@ from runtime.compile.cache_environment import default_folder
 from runtime.compile.compiler import Compiled, compile_spec
 from runtime.compile.inspection import usage
 from runtime.errors import SpillError
+from runtime.receipts import own, permit
 from runtime.tools.analysis import cli as _analysis  # noqa: F401 - its commands
 from runtime.tools.attest import cli as _attest  # noqa: F401 - its commands
 from runtime.tools.baselines import cli as _baselines  # noqa: F401 - its command
@@ -65,7 +68,7 @@ def main() -> None:
     """Run the command line."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may have what a terminal does not print
-    app()
+    app(obj=permit.provenance)
 
 
 @app.command("compile")
@@ -173,7 +176,8 @@ def _compared(compiled: Compiled) -> Comparison:
     """Compare a cubin with its receipt, and tell what differs."""
     from runtime.verify.receipts import compared  # noqa: PLC0415 - not for those who only compile
 
-    found = compared(compiled, place_of(compiled.named, ".json"))
+    named = compiled.named
+    found = compared(compiled, receipt_path(named, own.folder()) if named.path is None else place_of(named, ".json"))
     _tell_differences(found)
     return found
 
@@ -248,21 +252,34 @@ def tell_timings(told: Report, timings: Iterable[MeasurementRecord]) -> None:
 def verify_command(
     specs: SpecsArgument = None,
     every: AllOption = False,
+    *,
     measure: Annotated[bool, typer.Option("--measure", help="Also time the kernel beside its peers.")] = False,
+    problem: Annotated[
+        str | None,
+        typer.Option(
+            "--problem",
+            metavar="FIELD=VALUE,...",
+            help="In place of SPEC: the kernel that is chosen for a problem.",
+            show_default=False,
+        ),
+    ] = None,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run every case of a kernel on the GPU against a float64 oracle, and write its receipt.
 
     A spec with a list of types stands for both kernels; NAME_bf16 is the second alone. What was measured of the same
-    source and cubin on the same GPU and driver stays in it.
+    source and cubin on the same GPU and driver stays in it. The receipt of the kernel of a problem, and of a spec that
+    is given as JSON, goes to your own folder, where the runtime finds it (docs/receipts.md).
 
     [bold]Examples[/bold]
       codegen verify h100_topk32
       codegen verify --all --measure
+      codegen verify --problem op=attention,head_dim=96,dtype=bf16,pattern=causal,heads=16,q_len=4096,kv_len=4096
     """
-    named_specs = chosen(specs, every, all_types=True)
+    named_specs = chosen(specs, every, all_types=True) if problem is None else _of_problem(problem, specs, every)
     require_gpu("verify", "verified")
+    to_own = problem is not None
     from runtime.tools.bench.measurement import measure as measure_kernel  # noqa: PLC0415
     from runtime.verify.receipts import receipt, with_measurement_in  # noqa: PLC0415
     from runtime.verify.run import verify  # noqa: PLC0415
@@ -272,11 +289,13 @@ def verify_command(
         for named in told.steps("verifying", named_specs, lambda named: named.stem):
             kernel, record = verify(named)
             timings = measure_kernel(kernel) if measure else ()
-            folder = home_of(named) if out is None else out
+            folder = out or (own.folder() if to_own else receipts_home(named))
+            own.make(folder / named.subfolder)
             render_to(folder, [named.main])
             written, path = receipt(named, record, timings), receipt_path(named, folder)
             written = written if measure else with_measurement_in(path, named, written)
             write_receipt(named, written, path, partial(receipt, named.main, None))
+            own.protect(path)
             fields = {"kernel": named.stem, "receipt": str(path), "passed": not record.failed}
             measured = [timing.model_dump(mode="json") for timing in timings]
             told.row(fields | {"verification": record.model_dump(mode="json"), "measurement": measured})
@@ -285,6 +304,27 @@ def verify_command(
             failed += bool(record.failed)
         if failed:
             raise typer.Exit(CHECK_FAILED)
+
+
+def _of_problem(problem: str, specs: Sequence[str] | None, every: bool) -> list[NamedSpec]:
+    """Return the kernel that a call takes for a problem on the current GPU.
+
+    Raises:
+        CodegenError: beside specs.
+        SpecError: for what is no problem, or no kernel computes.
+    """
+    if specs or every:
+        raise CodegenError("name specs, or a problem with --problem, not both")
+    asked = parse_problem(problem_fields(problem))
+    require_gpu("verify", "verified")
+    import torch  # noqa: PLC0415
+
+    return [planned(choose(asked, device=torch.cuda.get_device_name(), general=True)).named]
+
+
+def receipts_home(named: NamedSpec) -> Path:
+    """Return the folder of a kernel's receipt: of a spec without a file the user's own; else that of its source."""
+    return own.folder() if named.path is None else home_of(named)
 
 
 def tell_verified(told: Report, named: NamedSpec, record: VerificationRecord) -> None:
@@ -324,7 +364,7 @@ def measure_command(
     unverified = 0
     with report(as_json=as_json) as told:
         for named in told.steps("measuring", named_specs, lambda named: named.stem):
-            path = receipt_path(named, home_of(named) if out is None else out)
+            path = receipt_path(named, receipts_home(named) if out is None else out)
             with prebuilt.ignored():
                 kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
             found = compared(compiled, path, strict=True)

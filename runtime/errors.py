@@ -73,6 +73,29 @@ class NoJitError(CodegenError):
         return type(self), (self.kernel, self.spec_hash, self.reason, self.remedy)
 
 
+class UnverifiedError(CodegenError):
+    """A kernel has no receipt of its source as it is today, and ``runtime.verified_only`` refuses it; nothing ran.
+
+    Attributes:
+        kernel: its name.
+        spec_hash: SHA-256 of its spec's canonical JSON.
+        reason: what its receipt says; "no receipt" if there is none.
+        sibling: the nearest shipped kernel, and what differs; "" without one.
+        remedy: the command that makes a receipt.
+    """
+
+    def __init__(self, kernel: str, spec_hash: str, reason: str, sibling: str, remedy: str) -> None:
+        self.kernel, self.spec_hash, self.reason = kernel, spec_hash, reason
+        self.sibling, self.remedy = sibling, remedy
+        told = f"{kernel} (spec hash {spec_hash}) is refused by verified_only (CODEGEN_VERIFIED_ONLY=1): {reason}"
+        near = f"; the nearest shipped kernel is {sibling}" if sibling else ""
+        super().__init__(one_line(f"{told}{near}; to make a receipt, on a GPU: {remedy}", MOST_OF_MESSAGE))
+
+    def __reduce__(self) -> tuple[type[UnverifiedError], tuple[str, str, str, str, str]]:
+        """The constructor and its arguments, for another process."""
+        return type(self), (self.kernel, self.spec_hash, self.reason, self.sibling, self.remedy)
+
+
 class CacheError(CodegenError):
     """The kernel cache cannot be used, is not to be trusted, or is held by another process for too long.
 

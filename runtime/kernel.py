@@ -10,9 +10,10 @@ import torch
 
 from codegen.alternatives import suggest_for
 from codegen.errors import SpecError
-from codegen.library import NamedSpec, as_shipped, shipped_file
+from codegen.library import NamedSpec, shipped_file
 from codegen.render import generate
-from codegen.select import Problem, choose
+from codegen.select import Choice, Problem, choose
+from codegen.select.shipped import Verified
 from codegen.spec import Spec
 from codegen.wording import shown
 from runtime.checks import check_flag, named_device
@@ -37,6 +38,8 @@ from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.log import logger
 from runtime.operators import operator_of, part
+from runtime.receipts import permit
+from runtime.receipts.mode import is_on
 
 Kernel = (
     AttentionKernel
@@ -95,6 +98,7 @@ def load_kernel(
         SpillError: when the compiler that is installed makes code of a shipped kernel that spills registers, which the
             code of its receipt does not.
         NoJitError: when it would have to be, and CODEGEN_NO_JIT=1 forbids that.
+        UnverifiedError: within ``verified_only``, for a kernel without a receipt.
         ExportError, FileError: for a folder that is no exported kernel, or is not as it was exported; for a file of
             CODEGEN_RECORD that cannot be written.
     """
@@ -106,11 +110,17 @@ def load_kernel(
         named_device("device", device)
     folder = _folder(spec)
     if folder is not None:
+        if is_on():
+            permit.check_exported(folder)
         return _load_exported(folder, problem, device, forward_compatible)
     where = _device(device) if torch.cuda.is_available() else None
     device_name = None if where is None else torch.cuda.get_device_name(where)
-    choice = choose(spec, problem, device=device_name)
-    named = as_shipped(choice.named)
+
+    def choose_among(verified: Verified | None) -> Choice:
+        return choose(spec, problem, device=device_name, verified=verified)
+
+    choice = permit.chosen(choose_among) if is_on() else choose_among(None)
+    named = choice.named
     if choice.rule != "written":
         logger().debug("%s: %s: %s", named.stem, choice.rule, choice.reason)
     generated = generate(named)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.arch import ARCHS
@@ -93,6 +93,7 @@ def backward_kernels(
     aux_gradients: Sequence[str] = (),
     kv_lengths: bool = False,
     deterministic: bool = True,
+    holds: Callable[[NamedSpec], bool] | None = None,
 ) -> BackwardKernels:
     """Choose the kernels of the gradients.
 
@@ -107,6 +108,7 @@ def backward_kernels(
         kv_lengths: whether each batch has a number of keys of its own.
         deterministic: whether dQ has the same bits in every run; otherwise it may be added up in any order, where that
             is faster.
+        holds: whether a kernel has a receipt: kernels that have are preferred to all others that compute the same.
 
     Returns:
         Their specs, by their shipped names where they have some.
@@ -138,15 +140,26 @@ def backward_kernels(
     first: BackwardKernels | None = None
     for case in (case for patterns in cases_of(pattern) for case in patterns):
         found = _kernels_of(fields, case, head_dim, aux_gradients, deterministic=deterministic)
-        if all(named.is_shipped for named in found.of_a_step()):
-            return found
         first = first or found
+        if holds is None:
+            if all(named.is_shipped for named in found.of_a_step()):
+                return found
+            continue
+        ways = [found] if deterministic else [found, _kernels_of(fields, case, head_dim, aux_gradients)]
+        for way in (*ways, replace(found, dq_dkdv=None)):
+            if all(map(holds, way.of_a_step())):
+                return way
     assert first is not None
     return first
 
 
 def _kernels_of(
-    fields: Mapping[str, Any], pattern: PatternBase, head_dim: int, aux_gradients: Sequence[str], *, deterministic: bool
+    fields: Mapping[str, Any],
+    pattern: PatternBase,
+    head_dim: int,
+    aux_gradients: Sequence[str],
+    *,
+    deterministic: bool = True,
 ) -> BackwardKernels:
     """The kernels for a pattern as it is."""
     fields = {**fields, "pattern": pattern.model_dump(mode="json", exclude_none=True)}

@@ -30,7 +30,7 @@ from codegen.select.problem import (
     problem_of,
     said_by,
 )
-from codegen.select.shipped import Shipped, alike, serving
+from codegen.select.shipped import Shipped, Verified, alike, serving
 from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
 from codegen.spec import Spec
 from codegen.wording import shown
@@ -42,6 +42,26 @@ WORTH = 1.02
 """How much longer a shipped kernel, which has a receipt, may take than one without."""
 WHOLE = ("tile", "stages")
 """Fields of a mapping that leaves nothing to choose: the rest of what it leaves out follows by rules."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The kernel whose measured time a reason quotes.
+
+    Attributes:
+        named: its spec.
+        chosen: whether it is the chosen kernel.
+        earlier_source: whether its source has changed since.
+    """
+
+    named: NamedSpec
+    chosen: bool
+    earlier_source: bool
+
+    def __str__(self) -> str:
+        """Return whose time it is, in words."""
+        since = ", whose source has changed since" if self.earlier_source else ""
+        return f"of this kernel{since}" if self.chosen else f"of a sibling, {self.named.stem}{since}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,7 @@ class Choice:
         reason: the same in a sentence.
         rows: the rows of the table that were asked.
         dense: what a library's dense product takes where it is the faster one by those rows; "" elsewhere.
+        timed: the kernel whose time the reason quotes; None where it quotes none.
     """
 
     named: NamedSpec
@@ -64,6 +85,7 @@ class Choice:
     reason: str
     rows: tuple[Measurement, ...] = ()
     dense: str = ""
+    timed: Timed | None = None
 
     @property
     def spec(self) -> Spec:
@@ -86,17 +108,26 @@ class _Kernels:
     Attributes:
         written: fields that their specs have.
         problem: the problem.
-        shipped: those that are shipped, by the label of their tuning.
+        shipped: those that are shipped, or those with a receipt, by the label of their tuning.
+        only: whether no others will do.
     """
 
     written: Fields
     problem: Problem
     shipped: Mapping[str, Shipped]
+    only: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Those of ``shipped``, in words."""
+        return "kernels with receipts" if self.only else "shipped kernels"
 
     def of(self, timing: Timing) -> NamedSpec | None:
         """The kernel that computes the problem as a measured one does; None if what was written differs."""
         if timing.label in self.shipped:
             return self.shipped[timing.label].named
+        if self.only:
+            return None
         spec = _as_measured(self.written, self.problem, timing)
         return None if spec is None else _named(spec)
 
@@ -108,6 +139,7 @@ def choose(
     device: str | None = None,
     rows: Sequence[Measurement] | None = None,
     general: bool = False,
+    verified: Verified | None = None,
 ) -> Choice:
     """Choose a kernel: a shipped one, which has a receipt, unless one without was measured to be faster by over 2%.
 
@@ -120,17 +152,19 @@ def choose(
         rows: the table; by default the committed one.
         general: whether a kernel will do that computes more: one that takes the numbers of the pattern from the call,
             or fills heads up. The caller then passes those numbers.
+        verified: the kernels with receipts, to choose from these alone; a whole spec is returned as it is.
 
     Returns:
         The spec of the kernel, and by which rule and rows it was found.
 
     Raises:
-        SpecError: for an illegal spec or problem, or two that contradict one another.
+        SpecError: for an illegal spec or problem, or two that contradict one another; with ``verified``, if none of
+            its kernels computes the problem.
     """
     if isinstance(given, AttentionProblem | BsrProblem):
         if problem is not None:
             raise SpecError("problem", "is given twice")
-        return _chosen(given.fields(), given, device, rows, general)
+        return _chosen(_kernels(given.fields(), given, general, verified), device, rows)
     if not isinstance(given, Mapping):
         named = as_shipped(find_spec(given))
         _checked_problem(named.spec, problem)
@@ -145,7 +179,7 @@ def choose(
     if all(given.get(name) for name in WHOLE):
         reason = "tile and stages are written: what else is left out follows by rules"
         return Choice(_named(spec), "written", reason)
-    return _chosen(dict(given), asked, device, rows, general)
+    return _chosen(_kernels(dict(given), asked, general, verified), device, rows)
 
 
 def planned(choice: Choice) -> Choice:
@@ -196,15 +230,28 @@ def _named(spec: Spec) -> NamedSpec:
     return as_shipped(NamedSpec(stem=unnamed_stem(spec), spec=spec))
 
 
-def _chosen(
-    written: Fields, problem: Problem, device: str | None, rows: Sequence[Measurement] | None, general: bool
-) -> Choice:
+def _kernels(written: Fields, problem: Problem, general: bool, verified: Verified | None) -> _Kernels:
+    """The kernels of a problem.
+
+    Raises:
+        SpecError: if only those with receipts will do, and there is none.
+    """
+    found = serving(written, problem, general=general, verified=verified)
+    if verified is None:
+        return _Kernels(written, problem, found)
+    found = {label: each for label, each in found.items() if _allowed(each.timing, problem)}
+    if not found:
+        raise SpecError("", f"no kernel with a receipt computes {problem}")
+    return _Kernels(written, problem, found, only=True)
+
+
+def _chosen(kernels: _Kernels, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
     """The choice for a problem, among specs that agree with the given fields."""
+    written, problem = kernels.written, kernels.problem
     every = measurements() if rows is None else rows
     in_fp8 = problem.is_fp8
     table = [row for row in every if row.problem.key() == problem.key() and row.problem.is_fp8 == in_fp8]
-    kernels = _Kernels(written, problem, serving(written, problem, general=general))
-    if in_fp8 and not table:  # rows of 16 bits, and the model that is fitted to them, say nothing of it
+    if in_fp8 and not table and not kernels.only:  # rows of 16 bits, and the model fitted to them, say nothing of it
         reason = f"no kernel of dtype {problem.dtype} was measured: the default"
         return Choice(_named(parse_spec(written)), "default", reason)
     for away, group in _by_distance(problem, table):
@@ -214,13 +261,25 @@ def _chosen(
         if found := _winner(kernels, own or group, measured=away <= NEAR):
             kernel, dense = found
             return _told(kernel, problem, own or group, away, dense)
-    if not table:
-        if choice := _predicted(kernels, every, ()):
-            return choice
-        if unmeasured := _unmeasured(kernels):
-            return unmeasured
-    beside = "" if not table else " with what the spec says"
-    return Choice(_named(parse_spec(written)), "default", f"not measured{beside}: the plan's default")
+    if not table and not in_fp8 and (choice := _predicted(kernels, every, ())):
+        return choice
+    return _by_rules(kernels, bool(table))
+
+
+def _by_rules(kernels: _Kernels, has_rows: bool) -> Choice:
+    """The choice where no row and no model calibrated by rows tells.
+
+    Args:
+        kernels: of the problem.
+        has_rows: whether problems like it were measured.
+    """
+    if not has_rows and (choice := _unmeasured(kernels)):
+        return choice
+    if kernels.only:
+        first, *others = (each.named for each in kernels.shipped.values())
+        return Choice(first, "shipped", f"not measured: the first of {1 + len(others)} {kernels.kind}")
+    beside = " with what the spec says" if has_rows else ""
+    return Choice(_named(parse_spec(kernels.written)), "default", f"not measured{beside}: the plan's default")
 
 
 def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tuple[float, list[Measurement]]]:
@@ -285,7 +344,8 @@ def _dense(rows: Sequence[Measurement], label: str) -> str:
     for row in rows:
         timing = next((each for each in row.kernels if each.label == label), None)
         if timing is not None and row.dense is not None and row.dense_wins(timing):
-            return f"{row.dense.name} takes {row.dense.single_us:.4g} us there, this kernel {timing.single_us:.4g}"
+            ours = f"the measured kernel {timing.single_us:.4g}"
+            return f"{row.dense.name} takes {row.dense.single_us:.4g} us there, {ours}"
     return ""
 
 
@@ -313,8 +373,9 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
     figures = f"{timing.single_us:.4g} us"
     if timing.back_to_back_us:
         figures += f", {timing.back_to_back_us:.4g} us back to back"
-    note = ", with an earlier source of the kernel" if timing.earlier_source else ""
-    where = f"{figures} on {first.device}, {first.date}, {first.source}{note}"
+    timed = _timed(kernel.named, first, timing)
+    where = f"{figures} on {first.device}, {first.date}, {first.source}"
+    where += "" if timed is None else f"; the time is {timed}"
     if away <= NEAR and len(rows) == 1:
         rule: Rule = "measured"
         reason = f"measured: {where}"
@@ -324,42 +385,54 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
     else:
         rule = "nearest"
         reason = f"not measured; the nearest measured problem is {first.problem}: {where}"
-    return Choice(kernel.named, rule, reason, tuple(rows), dense)
+    return Choice(kernel.named, rule, reason, tuple(rows), dense, timed)
+
+
+def _timed(named: NamedSpec, row: Measurement, timing: Timing) -> Timed | None:
+    """The kernel that was timed in a row, beside the one that is chosen by it; None for a row of no kernel of today."""
+    try:
+        spec = parse_spec({**row.problem.fields(), **timing.tuning})
+    except SpecError:
+        return None
+    if spec == named.spec:
+        return Timed(named, True, timing.earlier_source)
+    return Timed(_named(spec), False, timing.earlier_source)
 
 
 def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequence[Measurement]) -> Choice | None:
-    """The kernel that the calibrated model expects to be fastest; None where it cannot tell."""
-    problem = kernels.problem
-    rows = [row for row in every if (row.problem.op, row.problem.arch) == (problem.op, problem.arch)]
-    if not any(deviations(row) for row in rows):
-        return None
-    named = _candidates(kernels, rows)
-    expected = predicted(problem, named, rows)
-    if not expected:
-        return None
-    label = min(expected, key=lambda each: expected[each])
-    which = f"{len(expected)} {'shipped ' if label in kernels.shipped else ''}kernels"
-    reason = f"of {which} the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
-    if nearest:
-        reason += f"; the nearest measured problem is {nearest[0].problem}"
-    return Choice(named[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
+    """The kernel that the calibrated model expects to be fastest; None where it cannot tell.
 
-
-def _candidates(kernels: _Kernels, rows: Sequence[Measurement]) -> dict[str, NamedSpec]:
-    """The kernels among which the model chooses, by the label of their tuning.
-
-    They are the shipped ones; without one, those of rows for such problems, or, without such rows, of all rows, and
+    Kernels are the shipped ones; without one, those of rows for such problems, or, without such rows, of all rows, and
     shipped ones for such problems.
     """
     problem = kernels.problem
-    shipped = {label: each.named for label, each in kernels.shipped.items() if _allowed(each.timing, problem)}
-    if shipped:
-        return shipped
+    rows = [row for row in every if (row.problem.op, row.problem.arch) == (problem.op, problem.arch)]
     near = [row for row in rows if row.problem.key() == problem.key()]
-    timings = [*(each for row in near or rows for each in row.kernels), *alike(problem)]
-    distinct = {timing.label: timing for timing in reversed(timings) if _allowed(timing, problem)}
-    found = ((label, kernels.of(timing)) for label, timing in reversed(distinct.items()))
-    return {label: named for label, named in found if named is not None}
+    tried = _candidates(kernels, near or rows)
+    if not any(deviations(row) for row in rows):
+        return None
+    expected = predicted(problem, tried, rows)
+    if not expected:
+        return None
+    label = min(expected, key=lambda each: expected[each])
+    which = kernels.kind if label in kernels.shipped else "kernels"
+    reason = f"of {len(expected)} {which} the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
+    if nearest:
+        reason += f"; the nearest measured problem is {nearest[0].problem}"
+    return Choice(tried[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
+
+
+def _candidates(kernels: _Kernels, rows: Iterable[Measurement]) -> dict[str, NamedSpec]:
+    """Kernels to estimate, by the label of their tuning: the shipped ones; without one, those of rows and alike."""
+    problem = kernels.problem
+    timings = [each.timing for each in kernels.shipped.values() if _allowed(each.timing, problem)]
+    if not timings and not kernels.only:
+        timings = [*(each for row in rows for each in row.kernels), *alike(problem)]
+    tried: dict[str, NamedSpec | None] = {}  # rows name the same kernels again and again
+    for timing in timings:
+        if (label := timing.label) not in tried and _allowed(timing, problem):
+            tried[label] = kernels.of(timing)
+    return {label: named for label, named in tried.items() if named is not None}
 
 
 def _unmeasured(kernels: _Kernels) -> Choice | None:
@@ -370,24 +443,19 @@ def _unmeasured(kernels: _Kernels) -> Choice | None:
     The model does not tell instructions apart: kernels are compared that have those of the default.
     """
     problem = kernels.problem
-    shipped = [each.timing for each in kernels.shipped.values()] or alike(problem)
+    shipped = [each.timing for each in kernels.shipped.values()] or ([] if kernels.only else alike(problem))
     found = [kernels.of(timing) for timing in shipped if _allowed(timing, problem)]
     named = list({each.spec.hash: each for each in found if each is not None}.values())
     default = parse_spec(kernels.written)
     named = [each for each in named if (each.spec.mma, each.spec.copy_) == (default.mma, default.copy_)]
-    reason = "not measured: the shipped kernel for such problems"
+    reason = f"not measured: the {'kernel with a receipt' if kernels.only else 'shipped kernel for such problems'}"
     if len(named) == 1:
         return Choice(named[0], "shipped", reason)
     guesses = [estimate(plan_of(each.spec, "choice"), problem) for each in named]
     times = [guess.microseconds for guess in guesses if guess is not None]
     if not named:
         return None
-    if len(times) < len(named):  # the model needs sizes, and entries of lists
-        if not (kernels.shipped and isinstance(problem, AttentionProblem) and problem.kv_len):
-            return None
-        first = min(named, key=lambda each: (len(each.stem), each.stem))
-        return Choice(first, "shipped", f"not measured: of {len(named)} shipped kernels that of the shortest name")
-    reason = f"not measured: of {len(named)} shipped kernels the fastest by the model of waves and steps"
+    reason = f"not measured: of {len(named)} {kernels.kind} the fastest by the model of waves and steps"
     return Choice(named[times.index(min(times))], "model", reason)
 
 

@@ -1,8 +1,9 @@
-"""The shipped kernels that compute a problem: those with a committed source and a receipt."""
+"""The kernels that are there to compute a problem: shipped ones, or those with a receipt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from codegen.spec import canonical
 
 
 class Shipped(NamedTuple):
-    """A shipped kernel that computes a problem.
+    """A shipped kernel, or another one with a receipt, that computes a problem.
 
     Attributes:
         named: the spec.
@@ -38,24 +39,41 @@ class Shipped(NamedTuple):
     timing: Timing
 
 
-def serving(written: Mapping[str, Any], problem: Problem, *, general: bool) -> dict[str, Shipped]:
+@dataclass(frozen=True)
+class Verified:
+    """Kernels with receipts, to choose from.
+
+    Attributes:
+        holds: whether a kernel has a receipt of today's source.
+        own: kernels with receipts beside the shipped ones.
+    """
+
+    holds: Callable[[NamedSpec], bool]
+    own: tuple[NamedSpec, ...] = ()
+
+
+def serving(
+    written: Mapping[str, Any], problem: Problem, *, general: bool, verified: Verified | None = None
+) -> dict[str, Shipped]:
     """Shipped kernels that compute a problem, by the label of their tuning.
 
     Args:
         written: fields that the kernel's spec must have.
         problem: the problem.
         general: whether kernels that take numbers of the pattern from the call, or fill heads up, will do too.
+        verified: the kernels with receipts, if others will not do.
     """
     if not general:
-        found = _that_compute(problem.fields())
+        found = _that_compute(problem.fields(), verified)
         return {label: shipped for label, shipped in found.items() if _agrees(written, shipped.named)}
     if not isinstance(problem, AttentionProblem):
-        return _that_compute(problem.fields())
+        return _that_compute(problem.fields(), verified)
     for patterns in cases_of(problem.pattern, (problem.q_len or 0) + (problem.kv_len or 0)):
         found = {}
         for pattern in patterns:
             fields = {**problem.fields(), "pattern": pattern.model_dump(mode="json", exclude_none=True)}
-            found = {**_that_compute({**fields, "pad_heads": True}), **_that_compute(fields), **found}
+            padded = _that_compute({**fields, "pad_heads": True}, verified)
+            found = {**padded, **_that_compute(fields, verified), **found}
         if found:
             return found
     return {}
@@ -73,13 +91,18 @@ def cases_of(pattern: PatternBase, reach: int = 0) -> Iterator[list[PatternBase]
             yield [case, case.general()] if case.numbers() else [case]
 
 
-def _that_compute(fields: Fields) -> dict[str, Shipped]:
-    """Shipped kernels of a problem as it is, by the label of their tuning."""
+def _that_compute(fields: Fields, verified: Verified | None) -> dict[str, Shipped]:
+    """Shipped kernels of a problem as it is, by the label of their tuning; or all of it with receipts."""
     try:
         semantics = canonical(said_by(parse_spec(fields)))
     except SpecError:  # no kernel fills heads up on this architecture
         return {}
-    return {shipped.timing.label: shipped for shipped in reversed(_by_semantics().get(semantics, ()))}
+    found = _by_semantics().get(semantics, ())
+    if verified is not None:
+        own = (named for named in verified.own if has_problem(named.spec))
+        found = (*found, *(_shipped(named) for named in own if canonical(said_by(named.spec)) == semantics))
+        found = tuple(shipped for shipped in found if verified.holds(shipped.named))
+    return {shipped.timing.label: shipped for shipped in reversed(found)}
 
 
 def alike(problem: Problem) -> list[Timing]:
@@ -111,6 +134,10 @@ def _by_semantics() -> dict[str, tuple[Shipped, ...]]:
     found: dict[str, list[Shipped]] = {}
     for named in shipped_specs():
         if has_problem(named.spec):
-            timing = Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
-            found.setdefault(canonical(said_by(named.spec)), []).append(Shipped(named, timing))
+            found.setdefault(canonical(said_by(named.spec)), []).append(_shipped(named))
     return {semantics: tuple(kernels) for semantics, kernels in found.items()}
+
+
+def _shipped(named: NamedSpec) -> Shipped:
+    timing = Timing(spec=tuning_of(named.spec), single_us=1.0, prepared=preparation_of(named.spec))
+    return Shipped(named, timing)

@@ -12,6 +12,7 @@ from rich.text import Text
 from codegen.arch import KIB
 from codegen.patterns.base import IndexTensor
 from codegen.plan import Plan, Registers
+from codegen.provenance import Provenance, differences
 from codegen.select.choice import Choice
 from codegen.select.problem import tuning_of
 from codegen.spec import AttentionSpec, QuantiseSpec
@@ -56,15 +57,17 @@ def launch_registers(plan: Plan) -> int:
     return plan.arch.registers_for(plan.threads, plan.ctas_per_sm)
 
 
-def explain(plan: Plan, choice: Choice | None = None) -> RenderableType:
+def explain(plan: Plan, provenance: Provenance, choice: Choice | None = None) -> RenderableType:
     """Return the plan as something that rich prints.
 
     Args:
         plan: the plan.
+        provenance: what vouches for the kernel.
         choice: what codegen.select chooses for the problem that is asked about.
     """
     spec = plan.spec
-    parts: list[RenderableType] = [Text(plan.stem, style="bold"), _rows(_facts(plan)), Text(), *_shared(plan)]
+    facts = [*_facts(plan), ("receipt", provenance.receipt), ("source", provenance.source)]
+    parts: list[RenderableType] = [Text(plan.stem, style="bold"), _rows(facts), Text(), *_shared(plan)]
     if choice is not None:
         parts += [Text(), *_choice(plan, choice)]
     if isinstance(spec, AttentionSpec):
@@ -72,13 +75,14 @@ def explain(plan: Plan, choice: Choice | None = None) -> RenderableType:
     return Group(*parts, Text(), *_params(plan))
 
 
-def explained(plan: Plan, choice: Choice | None = None) -> dict[str, Any]:
+def explained(plan: Plan, provenance: Provenance | None = None, choice: Choice | None = None) -> dict[str, Any]:
     """Return the same as JSON has it."""
     told: dict[str, Any] = {
         "kernel": plan.stem,
         "spec": json.loads(plan.spec.canonical_json()),
         "spec_hash": plan.spec.hash,
         "facts": dict(_facts(plan)),
+        **({} if provenance is None else provenance.facts()),
         "threads": plan.threads,
         "ctas_per_sm": plan.ctas_per_sm,
         "registers": {
@@ -109,6 +113,7 @@ def explained(plan: Plan, choice: Choice | None = None) -> dict[str, Any]:
             "rule": choice.rule,
             "why": choice.reason,
             "dense": choice.dense,
+            "timed": _timed(choice),
         }
     return told
 
@@ -157,6 +162,20 @@ def _dims(spec: AttentionSpec) -> list[tuple[IndexTensor, list[str]]]:
     """Return the index tensors of a kernel with the sizes of their dimensions."""
     packs = "heads" if spec.pack_gqa == 1 else f"heads / {spec.pack_gqa}"
     return [(tensor, [packs if dim == "heads" else str(dim) for dim in tensor.dims]) for tensor in spec.index_tensors]
+
+
+def _timed(choice: Choice) -> dict[str, Any] | None:
+    """The kernel whose time the reason quotes, as JSON has it."""
+    timed = choice.timed
+    if timed is None:
+        return None
+    differ = differences(choice.spec, timed.named.spec)
+    return {
+        "kernel": timed.named.stem,
+        "chosen": timed.chosen,
+        "earlier_source": timed.earlier_source,
+        "differences": [difference._asdict() for difference in differ],
+    }
 
 
 def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:

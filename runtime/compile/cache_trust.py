@@ -1,4 +1,4 @@
-"""Trust in the cache: the owners of the folders on its path, and the users that may write there.
+"""Trust in the cache, and in the user's receipts: the owners of the folders on the path, and who may write there.
 
 What is loaded from the cache runs with the rights of the user. Trusted are the user and root, nobody else.
 """
@@ -20,6 +20,25 @@ from runtime.errors import CacheError
 
 _MOST_LINKS = 40  # as many as Linux follows
 _ACL = "system.posix_acl_access"
+
+
+class TrustError(CacheError):
+    """A folder on the way, or a file, that somebody else owns or could write.
+
+    Attributes:
+        reason: its path, and who.
+        remedy: the command that mends it; "" where only another folder does.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        self.reason, self.remedy = reason, remedy
+        told = f"the kernel cache is not used: {reason}, so others could put code there that you would run; "
+        other = f"CODEGEN_CACHE_DIR to a folder of your own; or set {TRUST_OTHERS}=1 if you trust them"
+        super().__init__(told + (f"run: {remedy}; or set {other}" if remedy else f"set {other}"))
+
+    def __reduce__(self) -> tuple[type[TrustError], tuple[str, str]]:
+        """The constructor and its arguments, for another process."""
+        return type(self), (self.reason, self.remedy)
 
 
 def open_way(folder: Path, *, make: bool, trusts_others: bool) -> Folder:
@@ -151,16 +170,12 @@ def _has_acl(descriptor: int) -> bool:
     return True
 
 
-def _refusal(path: str, status: os.stat_result, reason: str) -> CacheError:
+def _refusal(path: str, status: os.stat_result, reason: str) -> TrustError:
     if stat.S_ISREG(status.st_mode):
-        remedy = f"run: rm {in_shell(path)}; or set"
+        remedy = f"rm {in_shell(path)}"
     else:
-        mine = status.st_uid == os.geteuid()
-        remedy = f"run: chmod go-w {in_shell(path)}; or set" if mine else "set"
-    return CacheError(
-        f"the kernel cache is not used: {path} {reason}, so others could put code there that you would run; "
-        f"{remedy} CODEGEN_CACHE_DIR to a folder of your own; or set {TRUST_OTHERS}=1 if you trust them"
-    )
+        remedy = f"chmod go-w {in_shell(path)}" if status.st_uid == os.geteuid() else ""
+    return TrustError(f"{path} {reason}", remedy)
 
 
 def _name_of(uid: int) -> str:

@@ -18,6 +18,7 @@ from runtime.distributed.inputs import Inputs, finished, prepare
 from runtime.distributed.plan import plan_of
 from runtime.errors import ArgumentError
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+from runtime.receipts.mode import entered, mode
 
 CONTEXT, HEADS = "context_parallel_attention", "head_parallel_attention"
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, str plan"
@@ -114,7 +115,7 @@ def _setup(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: A
     saved = output if len(output) == 2 else output[2:]
     ctx.count = len(saved)
     ctx.save_for_backward(q, k, v, sink, kv_lengths, *saved, *tensors)
-    ctx.plan = plan
+    ctx.plan, ctx.mode = plan, mode()
     ctx.options = {name: keyword_only_inputs.get(name) for name in ("scale", "softcap", "deterministic")}
     ctx.set_materialize_grads(False)
 
@@ -129,7 +130,8 @@ def _gradients_of(name: str) -> Callable[..., tuple[Any, ...]]:
         dout = torch.zeros_like(q) if dout is None else dout  # other ranks take part all the same
         inputs = q, k, v, tensors, sink, kv_lengths, ctx.plan
         compute = getattr(torch.ops.sparse_kernel_codegen, f"{name}_backward")
-        dq, dk, dv, dsink = compute(dout, dlse, saved, *inputs, **ctx.options, dsink=of_sink)
+        with entered(ctx.mode):  # a thread of autograd has none of its own
+            dq, dk, dv, dsink = compute(dout, dlse, saved, *inputs, **ctx.options, dsink=of_sink)
         return dq, dk, dv, [None] * len(tensors), dsink if of_sink else None, None, None
 
     return backward

@@ -19,6 +19,7 @@ from runtime.ops.attention_checks import check_types
 from runtime.ops.attention_gradients import attend_backward, learned_aux
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 from runtime.patterns import split_tensors
+from runtime.receipts.mode import entered, mode
 
 _NAME = "block_sparse_attention_backward"
 _SCHEMA = (
@@ -115,7 +116,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             inputs = q, k, v, tensors, sink, kv_lengths, *call.others
             out, lse = call.overload.redispatch(call.keys, *inputs, **options)
         ctx.save_for_backward(q, k, v, out, lse, sink, kv_lengths, *tensors)
-        ctx.text = call.others[-1]
+        ctx.text, ctx.mode = call.others[-1], mode()
         ctx.options = {name: call.options[name] for name in _OPTIONS if name in call.options}
         if torch.are_deterministic_algorithms_enabled():  # of this call, whatever is set when its backward pass runs
             ctx.options["deterministic"] = True
@@ -143,7 +144,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
             compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
             inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, ctx.text
-            *found, of_named = compute(*inputs, **ctx.options, **needs, daux=list(named))
+            with entered(ctx.mode):  # a thread of autograd has none of its own
+                *found, of_named = compute(*inputs, **ctx.options, **needs, daux=list(named))
         needed = zip(found, wanted, strict=True)
         of_tensors: list[Any] = [None] * len(tensors)
         for place, gradient in zip(named.values(), of_named, strict=False):  # none, where there is no gradient at all

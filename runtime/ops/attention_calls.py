@@ -43,6 +43,7 @@ from runtime.ops.attention_choice import (
 )
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
+from runtime.receipts.mode import mode
 
 KERNELS_KEPT = 256
 
@@ -122,7 +123,7 @@ def attend(
 
     Raises:
         ArgumentError, SpecError: before anything is launched.
-        DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
+        DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
     key: Any = None
     route: Route | None = None
@@ -145,6 +146,7 @@ def attend(
             softcap,
             sink is not None,
             kv_lengths is not None,
+            mode(),
         )
         last, route = _routes.last
         if key != last:

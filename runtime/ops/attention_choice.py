@@ -8,6 +8,7 @@ two of a length to the next, most often one; heads are exact.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,11 +20,13 @@ from codegen.errors import SpecError
 from codegen.patterns import PatternBase
 from codegen.scored_pattern import ScoredPattern
 from codegen.select import Choice, choose
+from codegen.select.shipped import Verified
 from codegen.spec import AttentionSpec
 from codegen.wording import alternatives
-from runtime.errors import ArgumentError, DeviceError
+from runtime.errors import ArgumentError, DeviceError, UnverifiedError
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
+from runtime.receipts import mode, permit
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
@@ -66,6 +69,7 @@ class Call(NamedTuple):
         softcap: cap of the logits.
         sink: whether the call has sinks.
         kv_lengths: whether it has lengths.
+        mode: that of ``runtime.receipts.mode``.
         fp8: parameters of FP8 inputs; None for 16-bit ones.
     """
 
@@ -78,6 +82,7 @@ class Call(NamedTuple):
     softcap: float | None
     sink: bool
     kv_lengths: bool
+    mode: bool | None = None
     fp8: Fp8Call | None = None
 
 
@@ -98,6 +103,7 @@ class ShapeClass:
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
         fp8: parameters of FP8 inputs; None for 16-bit ones.
+        verified_only: whether kernels without a receipt are refused.
     """
 
     scored: ScoredPattern
@@ -117,6 +123,7 @@ class ShapeClass:
     kv_len: int
     list_length: int | None
     fp8: Fp8Call | None = None
+    verified_only: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Fields of the spec that define the problem, without options that are off."""
@@ -234,6 +241,7 @@ def resolve(call: Call, arch: str, device_name: str | None) -> Resolution:
     Raises:
         ArgumentError: naming the argument, where no kernel computes it.
         SpecError: the same, of the pattern's numbers and of options.
+        UnverifiedError: with ``verified_only``, where no kernel with a receipt does.
     """
     if arch not in ARCHS:
         raise ArgumentError("arch", f"is {arch!r}; {alternatives(arch, list(ARCHS))}")
@@ -244,6 +252,12 @@ def resolve(call: Call, arch: str, device_name: str | None) -> Resolution:
         if packed == 1 or error.field != "pack_gqa":
             raise
         return _resolved(call, arch, device_name, 1)
+    except UnverifiedError:
+        if packed == 1:
+            raise
+        with suppress(UnverifiedError):
+            return _resolved(call, arch, device_name, 1)
+        raise
 
 
 def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Resolution:
@@ -274,6 +288,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         kv_len=rounded(kv_len),
         list_length=rounded(width) if width and fit is None else None,
         fp8=call.fp8,
+        verified_only=mode.by_environment() if call.mode is None else call.mode,
     )
     repeated = 1 if list_heads == 1 else heads // packed // list_heads
     return Resolution(shape_class, chosen(shape_class), fit, repeated)
@@ -294,4 +309,9 @@ def _packed_heads(call: Call) -> int:
 @lru_cache(maxsize=CLASSES_KEPT)
 def chosen(shape_class: ShapeClass) -> Choice:
     """Choose the kernel of a class; whether it stores the log-sum-exp is an argument of its calls."""
-    return choose(shape_class.fields(), shape_class.sizes(), device=shape_class.device_name, general=True)
+    fields, sizes = shape_class.fields(), shape_class.sizes()
+
+    def choice(verified: Verified | None) -> Choice:
+        return choose(fields, sizes, device=shape_class.device_name, general=True, verified=verified)
+
+    return permit.chosen(choice) if shape_class.verified_only else choice(None)

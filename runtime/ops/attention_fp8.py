@@ -27,6 +27,7 @@ from runtime.ops.block_sizes import Tensors
 from runtime.ops.quantise import BLOCK_ROWS
 from runtime.ops.quantise_attention import QuantisedAttention
 from runtime.patterns import split_tensors
+from runtime.receipts.mode import mode
 
 _SMOOTHED = (
     "is given, but k is without its mean, and a query's logits are off by a number of their own: call "
@@ -79,7 +80,7 @@ def attend_quantised(
     try:
         fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-        more = (softcap, sink is not None, kv_lengths is not None, fp8)
+        more = (softcap, sink is not None, kv_lengths is not None, mode(), fp8)
         key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, *more)
         last, route = _routes.last
         if key != last:

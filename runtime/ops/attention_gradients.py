@@ -32,6 +32,8 @@ from runtime.kernels.pattern_numbers import numbers_for
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of, placed
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.patterns import split_tensors
+from runtime.receipts import permit
+from runtime.receipts.mode import is_on
 
 KERNELS_KEPT = 256
 
@@ -114,6 +116,7 @@ def gradient_choice(
     aux_gradients: tuple[str, ...] = (),
     kv_lengths: bool = False,
     deterministic: bool = True,
+    verified_only: bool = False,
 ) -> GradientChoice:
     """Choose the kernels of the gradients of a call.
 
@@ -126,9 +129,11 @@ def gradient_choice(
         aux_gradients: tensors of the score whose gradients are wanted.
         kv_lengths: whether the call has them.
         deterministic: whether the gradients have the same bits in every run.
+        verified_only: whether kernels without a receipt are refused.
 
     Raises:
         ArgumentError, SpecError: naming what has no gradient.
+        UnverifiedError: with ``verified_only``, where no kernels with receipts compute it.
     """
     check_arch(arch)
     check_pattern(scored.pattern)
@@ -136,7 +141,12 @@ def gradient_choice(
     fitted = scored if fit is None else fit.fitted(scored)
     options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths, "deterministic": deterministic}
     options |= {"score": fitted.score, "aux_gradients": aux_gradients, "dtype": DTYPES[dtype], "head_dim": head_dim}
-    return GradientChoice(backward_kernels(fitted.pattern, arch=arch, **options), fit)
+    if verified_only:
+        options["holds"] = permit.is_verified
+    found = backward_kernels(fitted.pattern, arch=arch, **options)
+    for named in found.of_a_step() if verified_only else ():
+        permit.check(named)
+    return GradientChoice(found, fit)
 
 
 def chosen_for(
@@ -154,7 +164,7 @@ def chosen_for(
         DeviceError, ArgumentError, SpecError: for what has no gradient.
     """
     options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap), "kv_lengths": kv_lengths}
-    options["aux_gradients"] = tuple(aux_gradients)
+    options |= {"aux_gradients": tuple(aux_gradients), "verified_only": is_on()}
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     return gradient_choice(scored, arch_of(q.device), q.dtype, q.shape[3], **options, deterministic=deterministic)
 
@@ -202,7 +212,7 @@ def attend_backward(
 
     Raises:
         ArgumentError, SpecError: before anything is launched.
-        DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
+        DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
     asked: dict[str, Any] = {"softcap": softcap, "deterministic": deterministic, "aux_gradients": daux}
     choice = chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
@@ -222,7 +232,7 @@ def attend_backward(
     options["aux"] = aux
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
-        kernel, spec = _loaded(named, q.device), named.spec
+        kernel, spec = _loaded(named, q.device, verified_only=is_on()), named.spec
         assert isinstance(spec, AttentionBackwardSpec)
         return kernel(q, k, v, *lists, **options, **more, **numbers_for(spec.pattern, scored.pattern))
 
@@ -283,8 +293,9 @@ def _addressable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=KERNELS_KEPT)
-def _loaded(named: NamedSpec, device: torch.device) -> AttentionBackwardKernel:
-    """Compile and load a kernel for a device."""
+def _loaded(named: NamedSpec, device: torch.device, *, verified_only: bool) -> AttentionBackwardKernel:
+    """Compile and load a kernel for a device; one that was loaded elsewhere has to be permitted here."""
+    del verified_only  # load_kernel asks for itself
     refuse_capture("dout", device, "the first backward pass of a kind compiles and loads its kernels")
     kernel = load_kernel(named, device=device)
     assert isinstance(kernel, AttentionBackwardKernel)

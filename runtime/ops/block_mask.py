@@ -20,6 +20,7 @@ from runtime.kernels.block_mask import BlockMaskKernel, checked_shape, device_of
 from runtime.ops.attention_choice import arch_of
 from runtime.ops.operators import NAMESPACE
 from runtime.patterns import BlockLists, check_aux, check_block
+from runtime.receipts.mode import mode
 
 KERNELS_KEPT = 64  # of masks
 
@@ -87,7 +88,7 @@ def create_block_mask(
 
 
 @lru_cache(KERNELS_KEPT)
-def _kernel(index: int, pattern: str) -> BlockMaskKernel:
+def _kernel(index: int, pattern: str, _mode: bool | None = None) -> BlockMaskKernel:
     device = torch.device("cuda", index)
     refuse_capture("mask", device)
     fields = {"op": "block_mask", "arch": arch_of(device), "pattern": scored_pattern(pattern).pattern_fields}
@@ -100,7 +101,7 @@ def _run(
     aux: list[torch.Tensor], *, pattern: str, batch: int, heads: int, q_len: int, kv_len: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """Compute the operator: the tensors are those of the pattern, in the order of their names."""
-    kernel = _kernel(device.index, pattern)
+    kernel = _kernel(device.index, pattern, mode())
     names = (tensor.name for tensor in kernel.spec.aux_tensors)
     return tuple(kernel(batch, heads, q_len, kv_len, aux=dict(zip(names, aux, strict=True)), device=device))
 

@@ -28,6 +28,7 @@ from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of
 from runtime.prepare.bsr_matrix import BsrMatrix
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index
+from runtime.receipts.mode import is_on, mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def multiply(
 
     Raises:
         ArgumentError, SpecError: before anything is launched.
-        DeviceError, ToolchainError, CompileError, CacheError: at the first call of a kind.
+        DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
     if arrange:
         check_operand(a, b, transpose_a=transpose_a)
@@ -119,6 +120,7 @@ def multiply(
             bias is not None,
             c is not None,
             transpose_a,
+            mode(),
         )
         last, route = _routes.last
         if key != last:
@@ -153,7 +155,7 @@ def sample(
     values = pattern.values
     for name, tensor in (("a", a), ("b", b)):
         check_operand(pattern, tensor, depth=False, name=name, matrix="pattern")
-    key = (pattern.how, pattern.shape, values.shape, a.shape, a.dtype, a.device)
+    key = (pattern.how, pattern.shape, values.shape, a.shape, a.dtype, a.device, mode())
     last, kernel = _samplers.last
     if key != last:
         kernel = _samplers.find(key)
@@ -210,6 +212,7 @@ def product_of(
         bias=bias is not None,
         accumulate=c is not None,
         kernel=kernel,
+        verified_only=is_on(),
     )
 
 
@@ -226,6 +229,7 @@ def sampled_product(pattern: BsrMatrix, a: torch.Tensor, *, arch: str | None = N
         width=rounded(a.shape[-1]),
         stored=rounded(pattern.values.shape[0]),
         evenness=read_how(pattern.how).get("evenness"),
+        verified_only=is_on(),
     )
 
 

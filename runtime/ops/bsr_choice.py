@@ -17,9 +17,11 @@ from codegen.errors import SpecError
 from codegen.library import as_shipped, find_spec
 from codegen.select import Choice, choose, parse_problem, planned
 from codegen.select.problem import tuning_of
+from codegen.select.shipped import Verified
 from codegen.spec import BsrSpmmSpec
-from runtime.errors import ArgumentError
+from runtime.errors import ArgumentError, UnverifiedError
 from runtime.ops.attention_choice import CLASSES_KEPT
+from runtime.receipts import permit
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -46,6 +48,7 @@ class Product:
         bias: whether one is added.
         accumulate: whether c is.
         kernel: spec of the kernel that prepared the matrix, as JSON; "": none did.
+        verified_only: whether kernels without a receipt are refused.
     """
 
     op: str
@@ -65,6 +68,7 @@ class Product:
     bias: bool = False
     accumulate: bool = False
     kernel: str = ""
+    verified_only: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Fields of the spec that define the problem, without options that are off."""
@@ -123,14 +127,20 @@ def resolve(product: Product) -> Resolution:
 
     Raises:
         ArgumentError: naming ``a``, if no kernel takes its blocks, or the one that prepared it does not compute this.
+        UnverifiedError: with ``verified_only``, where no kernel with a receipt computes this.
     """
     first: SpecError | None = None
+    refused: UnverifiedError | None = None
     for computed, fused, copied in _ways(product):
         try:
             return Resolution(computed, _chosen(computed), fused, copied)
         except SpecError as error:
             first = first or error
             last = error
+        except UnverifiedError as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
     if product.kernel and first is not None:
         stem = find_spec(json.loads(product.kernel)).stem
         raise ArgumentError("a", f"is prepared for {stem}, which does not compute this: {first}")
@@ -164,9 +174,15 @@ def _chosen(product: Product) -> Choice:
     if product.kernel:
         prepared = find_spec(json.loads(product.kernel)).spec
         named = as_shipped(find_spec({**fields, **tuning_of(prepared)}))
+        if product.verified_only:
+            permit.check(named)
         return planned(Choice(named, "written", "the matrix is prepared for it"))
     problem = parse_problem({**fields, **product.sizes()})
-    return planned(choose(problem, device=product.device_name))
+
+    def choice(verified: Verified | None) -> Choice:
+        return planned(choose(problem, device=product.device_name, verified=verified))
+
+    return permit.chosen(choice) if product.verified_only else choice(None)
 
 
 def takes_order(choice: Choice) -> bool:

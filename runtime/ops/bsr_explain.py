@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from codegen.arch import ARCHS
+from codegen.provenance import Provenance
 from codegen.select import Choice
 from runtime.checks import check_flag, check_word
 from runtime.errors import ArgumentError
@@ -16,6 +17,7 @@ from runtime.ops.bsr import Activation, matrix_of
 from runtime.ops.bsr_calls import product_of, sampled_product
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_options
 from runtime.ops.bsr_choice import Product, Resolution, resolve
+from runtime.receipts.permit import provenance
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class MatmulExplanation:
     recomputed: bool
 
     @property
+    def provenance(self) -> dict[str, Provenance]:
+        """What vouches for each kernel, and where its source is, by what it computes."""
+        return {name: provenance(found.choice.named) for name, found in self.products.items()}
+
+    @property
     def choice(self) -> Choice:
         """The kernel of the call itself: spec, rule and reason of ``codegen.select``."""
         return self.products["C"].choice
@@ -38,9 +45,11 @@ class MatmulExplanation:
     def __str__(self) -> str:
         """Return all of it."""
         lines: list[str] = []
+        vouched = self.provenance
         for name, found in self.products.items():
             product, choice = found.product, found.choice
             lines += [f"{name}: {choice.named.stem} ({product.arch}, {product.dtype})"]
+            lines += [f"  {line}" for line in vouched[name].lines()]
             lines += [f"  rule: {choice.rule}: {choice.reason}", f"  class of shapes: {_sizes(product)}"]
             lines += [f"  {step}" for step in found.steps()]
             lines += [f"  dense product of a library: {choice.dense or 'no measured row near has a faster one'}"]
@@ -68,8 +77,9 @@ def explain_matmul(
         arch: architecture of the kernels, for tensors that are on no GPU; by default that of b's device.
 
     Returns:
-        The choices. ``str()`` of it has for each kernel the rule and the measured row, the class of shapes that share
-        it, what is done beside it, and whether a library's dense product is faster in that row.
+        The choices. ``str()`` of it has for each kernel its receipt or the nearest shipped kernel, the place of its
+        source, the rule and the measured row, the class of shapes that share it, what is done beside it, and whether a
+        library's dense product is faster in that row.
 
     Raises:
         ArgumentError, DeviceError: as the call would.

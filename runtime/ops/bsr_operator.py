@@ -17,6 +17,7 @@ from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
 from runtime.ops.bsr_layout import ALIGNED
 from runtime.ops.operators import NAMESPACE, STRIDES, gradients_once
 from runtime.prepare.bsr_matrix import BsrMatrix
+from runtime.receipts.mode import entered, mode
 
 _MATMUL = (
     "bsr_matmul(Tensor values, Tensor crow_indices, Tensor col_indices, Tensor b, Tensor? bias, Tensor? c, "
@@ -83,7 +84,7 @@ def _fake_sddmm(*arguments: Any, **_: Any) -> torch.Tensor:
 def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
     """Keep the operands; of the activations ReLU keeps the result, and the others c, to compute what they are of."""
     given = dict(zip(_MATMUL_NAMES, inputs, strict=True))
-    ctx.options = keyword_only_inputs
+    ctx.options, ctx.mode = keyword_only_inputs, mode()
     activation = keyword_only_inputs["activation"]
     ctx.places = len(given["order"]), given["columns"], given["how"]
     result = output if activation == "relu" else None
@@ -97,7 +98,8 @@ def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     saved, orders = ctx.saved_tensors, ctx.places[0]
 
     def compute() -> tuple[Any, ...]:
-        return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, ctx.needs_input_grad)
+        with entered(ctx.mode):  # a thread of autograd has none of its own
+            return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, ctx.needs_input_grad)
 
     values, b, bias, c = gradients_once("bsr_matmul", compute, (grad, *saved))
     of_order, of_index = [None] * orders, [None] * (len(saved) - 7 - orders)
@@ -142,7 +144,7 @@ def _gradients_of_matmul(
 def _save_sddmm(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
     """Keep the operands."""
     a, b, crow, col, order, index, columns, *_, how = inputs
-    ctx.places = len(order), columns, how
+    ctx.places, ctx.mode = (len(order), columns, how), mode()
     ctx.save_for_backward(a, b, crow, col, *order, *index)
 
 
@@ -162,7 +164,8 @@ def _backward_sddmm(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         )
 
     def compute() -> tuple[Any, ...]:
-        return gradient(0, b, False), gradient(1, a, True)
+        with entered(ctx.mode):
+            return gradient(0, b, False), gradient(1, a, True)
 
     found = gradients_once("bsr_sddmm", compute, (grad, a, b))
     return (*found, None, None, [None] * len(order), [None] * len(index), None, None, None, None)

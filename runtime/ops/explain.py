@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from codegen.library import NamedSpec
+from codegen.provenance import Provenance
 from codegen.select import Choice
 from codegen.select.backward import BackwardKernels
 from codegen.spec import AttentionBackwardSpec
@@ -19,6 +21,8 @@ from runtime.ops.attention_checks import check_lists, check_operands, check_opti
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
 from runtime.patterns import Score, scored_of, with_score
+from runtime.receipts.mode import is_on, mode
+from runtime.receipts.permit import provenance
 
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
@@ -42,6 +46,25 @@ class Explanation:
     gradients: BackwardKernels | None = None
 
     @property
+    def provenance(self) -> dict[str, Provenance]:
+        """What vouches for each kernel, and where its source is, by what it computes: O; dQ, dK and dV; ..."""
+        return {what: provenance(named) for what, named in self._kernels().items()}
+
+    def _kernels(self) -> dict[str, NamedSpec]:
+        """The kernels by what they compute."""
+        found = {"O": self.choice.named}
+        if self.gradients is None:
+            return found
+        if self.gradients.dq_dkdv is not None:
+            found["dQ, dK and dV"] = self.gradients.dq_dkdv
+        found |= {"dQ alone": self.gradients.dq, "dK and dV alone": self.gradients.dkdv}
+        if self.gradients.daux is not None:
+            of = self.gradients.daux.spec
+            assert isinstance(of, AttentionBackwardSpec)
+            found[f"gradients of {', '.join(of.aux_gradients)}"] = self.gradients.daux
+        return found
+
+    @property
     def padding(self) -> float:
         """Share of the kernel's products that head size is filled up with."""
         return 1 - self.head_dim / self.shape_class.head_dim
@@ -50,8 +73,10 @@ class Explanation:
         """All fields, in words."""
         wanted = self.shape_class
         sizes = ", ".join(f"{name} {size}" for name in FIELDS if (size := getattr(wanted, name)) is not None)
+        found = self.provenance
         lines = [
             f"kernel: {self.choice.named.stem} ({wanted.arch}, {wanted.dtype}, d {wanted.head_dim})",
+            *found.pop("O").lines(),
             f"rule: {self.choice.rule}: {self.choice.reason}",
             f"class of shapes: {sizes}",
         ]
@@ -65,14 +90,8 @@ class Explanation:
             lines.append(f"heads: {wanted.pack_gqa} query heads that share their lists fill a tile together")
         dense = self.choice.dense or "no measured row near has a faster one"
         lines.append(f"dense attention of a library: {dense}")
-        if self.gradients is not None:
-            if self.gradients.dq_dkdv is not None:
-                lines.append(f"dQ, dK and dV: {self.gradients.dq_dkdv.stem}")
-            lines += [f"dQ alone: {self.gradients.dq.stem}", f"dK and dV alone: {self.gradients.dkdv.stem}"]
-            if self.gradients.daux is not None:
-                of = self.gradients.daux.spec
-                assert isinstance(of, AttentionBackwardSpec)
-                lines.append(f"gradients of {', '.join(of.aux_gradients)}: {self.gradients.daux.stem}")
+        for what, each in found.items():
+            lines += [f"{what}: {each.kernel}", *(f"  {line}" for line in each.lines())]
         return "\n".join(lines)
 
 
@@ -102,9 +121,9 @@ def explain_attention(
             require one.
 
     Returns:
-        The choice. ``str()`` of it has the kernel, the rule and the measured row, the class of shapes that share it,
-        what filling up the head size costs, what becomes of the lists, and whether a library's dense attention is
-        faster in that row.
+        The choice. ``str()`` of it has the kernel, its receipt or the nearest shipped kernel, the place of its source,
+        the rule and the measured row, the class of shapes that share it, what filling up the head size costs, what
+        becomes of the lists, and whether a library's dense attention is faster in that row.
 
     Raises:
         ArgumentError, SpecError, DeviceError: as the call would.
@@ -132,6 +151,7 @@ def explain_attention(
         softcap,
         sink is not None,
         kv_lengths is not None,
+        mode=mode(),
     )
     backward = None
     if gradients:
@@ -144,7 +164,7 @@ def explain_attention(
             "aux_gradients": learned,
         }
         kind = scored, arch_of(q.device) if arch is None else arch, q.dtype, q.shape[3]
-        backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None).kernels
+        backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None, verified_only=is_on()).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
     found = resolve(call, arch_of(q.device) if arch is None else arch, name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]

@@ -19,6 +19,7 @@ from runtime.kernels.arguments import TORCH_DTYPES, refuse_gradient
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.operators import NAMESPACE
+from runtime.receipts.mode import mode as receipts_mode
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 BLOCK_ROWS = (64, 128)
@@ -195,7 +196,8 @@ def _quantised(
     """Call the operator, or, to write into tensors of the caller, the kernel."""
     spec = json_text({**fields, "dtype": DTYPES[x.dtype], "head_dim": constant(x.shape[3])})
     if out is not None or out_scales is not None:
-        return _kernel(x.device.index, spec)(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
+        kernel = _kernel(x.device.index, spec, receipts_mode())
+        return kernel(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
     cosines, sines = (None, None) if rotary is None else rotary
     codes, found, more = torch.ops.sparse_kernel_codegen.quantise(x, mean, scales, cosines, sines, spec=spec)
     mode = fields.get("mean", "none")
@@ -208,7 +210,7 @@ def _quantised(
 
 
 @lru_cache
-def _kernel(index: int, spec: str) -> QuantiseKernel:
+def _kernel(index: int, spec: str, _mode: bool | None = None) -> QuantiseKernel:
     device = torch.device("cuda", index)
     refuse_capture("x", device)
     kernel = load_kernel({"op": "quantise", "arch": arch_of(device), **json.loads(spec)}, device=device)
@@ -227,7 +229,7 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the operator: codes, scales, and the mean, or products with it; what the caller has given is empty."""
     with torch.no_grad():
-        found = _kernel(x.device.index, spec)(
+        found = _kernel(x.device.index, spec, receipts_mode())(
             x, mean=mean, scales=scales, rotary=None if cosines is None or sines is None else (cosines, sines)
         )
     nothing = x.new_empty(0, dtype=torch.float32)

@@ -14,6 +14,7 @@ from runtime.kernels.arguments import ATTENTION_RANK, check_shape
 from runtime.kernels.select_topk import SelectTopkKernel, checked_selection
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.operators import NAMESPACE
+from runtime.receipts.mode import mode
 
 
 def select_topk_blocks(
@@ -63,7 +64,7 @@ def select_topk_blocks(
 
 
 @lru_cache
-def _kernel(index: int, dtype: str) -> SelectTopkKernel:
+def _kernel(index: int, dtype: str, _mode: bool | None = None) -> SelectTopkKernel:
     device = torch.device("cuda", index)
     refuse_capture("q", device)
     kernel = load_kernel({"op": "select_topk", "arch": arch_of(device), "dtype": dtype}, device=device)
@@ -80,7 +81,9 @@ def _run(
     if q.dtype not in DTYPES:
         raise ArgumentError("q", f"is {q.dtype}, expected {' or '.join(map(str, DTYPES))}")
     with torch.no_grad():  # numbers of blocks have no gradient
-        return _kernel(q.device.index, DTYPES[q.dtype])(q, k, (block_q, block_kv), topk, causal=causal, always=always)
+        return _kernel(q.device.index, DTYPES[q.dtype], mode())(
+            q, k, (block_q, block_kv), topk, causal=causal, always=always
+        )
 
 
 def _fake(

@@ -117,12 +117,21 @@ def test_a_kernel_is_more_than_a_few_fields() -> None:
         Timing(spec={"stages": 2}, single_us=1.0)
 
 
-def test_an_earlier_source_is_noted() -> None:
+def test_a_time_is_of_the_chosen_kernel_or_called_its_siblings() -> None:
     one = row({WIDE: 1.0})
     old = one.model_copy(update={"kernels": (one.kernels[0].model_copy(update={"earlier_source": True}),)})
     problem = parse_problem({**SPMM, **SIZES})
-    assert choose(problem, rows=(old,)).reason.endswith("test, with an earlier source of the kernel")
-    assert choose(problem, rows=(one,)).reason.endswith("2026-01-01, test")
+    changed = choose(problem, rows=(old,))
+    assert changed.reason.endswith("test; the time is of this kernel, whose source has changed since")
+    own = choose(problem, rows=(one,))
+    assert own.reason.endswith("2026-01-01, test; the time is of this kernel")
+    assert own.timed is not None and (own.timed.named, own.timed.chosen) == (own.named, True)
+    other = choose(parse_problem({**SPMM, **SIZES, "dtype": "bf16"}), rows=(one,))
+    assert other.reason.endswith(f"test; the time is of a sibling, {WIDE}")
+    assert other.timed is not None and (other.timed.named.stem, other.timed.chosen) == (WIDE, False)
+    assert other.named != other.timed.named
+    strange = one.model_copy(update={"kernels": (Timing(spec={"tile": {"m": 3}, "stages": 2}, single_us=1.0),)})
+    assert choose(problem, rows=(strange, one)).timed == own.timed
 
 
 def test_rows_of_a_problem_are_merged_by_kernel_the_latest_last() -> None:
@@ -243,7 +252,7 @@ def test_a_kernel_that_needs_prepared_rows_is_for_problems_that_have_them() -> N
 def test_a_dense_product_that_is_faster_is_told() -> None:
     rows = (row({WIDE: 5.0}, dense=4.0), row({WIDE: 5.0}, dense=6.0, n=8192))
     told = choose(parse_problem({**SPMM, **SIZES}), rows=rows)
-    assert told.dense == "cuBLAS takes 4 us there, this kernel 5" and told.named.stem == WIDE
+    assert told.dense == "cuBLAS takes 4 us there, the measured kernel 5" and told.named.stem == WIDE
     assert choose(parse_problem({**SPMM, **SIZES, "n": 8192}), rows=rows).dense == ""
 
 

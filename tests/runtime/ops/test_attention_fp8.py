@@ -181,7 +181,7 @@ def test_scales_are_checked_on_request(kernel: Kernel, monkeypatch: pytest.Monke
 def test_heads_that_would_be_filled_up_are_refused() -> None:
     shape = (1, 16, 8192, 80)
     fp8 = Fp8Call(torch.float16, 128, 64)
-    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, None, False, False, fp8)
+    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, None, False, False, fp8=fp8)
     with pytest.raises(ArgumentError, match=r"^q: has head size 80; kernels of FP8 for sm_89 have 64, 96, 128"):
         resolve(call, "sm_89", "NVIDIA L4")
     assert resolve(call, "sm_90a", None).choice.spec.head_dim == 96
@@ -194,6 +194,6 @@ def test_a_spec_is_told_the_rows_of_scales(arch: str, device: str | None) -> Non
     fp8 = Fp8Call(torch.float16, 128, 64)
     assert fp8.fields() == {"output": "fp16", "scale_rows": {"q": 128, "k": 64}}
     shape = (1, 16, 8192, 128)
-    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, None, False, False, fp8)
+    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, None, False, False, fp8=fp8)
     spec: Any = resolve(call, arch, device).choice.spec
     assert (spec.dtype, spec.output, spec.scale_rows.q, spec.scale_rows.k) == ("e4m3", "fp16", 128, 64)

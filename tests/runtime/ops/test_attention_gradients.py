@@ -613,7 +613,8 @@ def test_explain_names_the_kernels_of_the_gradients() -> None:
     told = explain_attention(*tensors, Causal(), arch="sm_90a", gradients=True)
     assert told.gradients is not None and told.choice.spec.lse  # type: ignore[union-attr]
     of_all = told.gradients.dq_dkdv
-    assert of_all is not None and f"\ndQ, dK and dV: {of_all.stem}\ndQ alone: {told.gradients.dq.stem}\n" in str(told)
+    assert of_all is not None and f"\ndQ, dK and dV: {of_all.stem}\n  receipt: " in str(told)
+    assert f"\ndQ alone: {told.gradients.dq.stem}\n  receipt: " in str(told)
     assert f"\ndK and dV alone: {told.gradients.dkdv.stem}" in str(told)
     assert "dQ" not in str(explain_attention(*tensors, Causal(), arch="sm_90a"))
     in_any_order = explain_attention(*tensors, Causal(), arch="sm_90a", gradients=True, deterministic=False)

@@ -426,9 +426,10 @@ def test_the_choice_is_explained_without_a_gpu() -> None:
     assert told.choice.spec.lse and told.shape_class.head_dim == 96  # type: ignore[union-attr]
     assert told.padding == pytest.approx(1 / 6)
     lines = str(told).splitlines()
-    assert lines[0].startswith("kernel: attention_sm_90a_bf16_d96_causal_") and lines[1].startswith("rule: ")
-    assert lines[2] == "class of shapes: batch 1, heads 16, kv_heads 16, q_len 8192, kv_len 8192"
-    assert lines[3] == "head size: 80 is filled up to 96: 17% of the products"
+    assert lines[0] == f"kernel: {told.choice.named.stem} (sm_90a, bf16, d 96)"
+    assert lines[1:3] == told.provenance["O"].lines() and lines[3].startswith("rule: ")
+    assert lines[4] == "class of shapes: batch 1, heads 16, kv_heads 16, q_len 8192, kv_len 8192"
+    assert lines[5] == "head size: 80 is filled up to 96: 17% of the products"
     assert lines[-1].startswith("dense attention of a library: ")
 
 

@@ -451,12 +451,25 @@ def _unmeasured(kernels: _Kernels) -> Choice | None:
     reason = f"not measured: the {'kernel with a receipt' if kernels.only else 'shipped kernel for such problems'}"
     if len(named) == 1:
         return Choice(named[0], "shipped", reason)
+    return _fastest_by_the_model(kernels, named) if named else None
+
+
+def _fastest_by_the_model(kernels: _Kernels, named: Sequence[NamedSpec]) -> Choice | None:
+    """The fastest of some kernels by the model of plans; None where it lacks sizes.
+
+    Where it lacks the entries of lists alone, the shipped kernel of the shortest name.
+    """
+    problem = kernels.problem
     guesses = [estimate(plan_of(each.spec, "choice"), problem) for each in named]
     times = [guess.microseconds for guess in guesses if guess is not None]
-    if not named:
+    those = f"not measured: of {len(named)} {kernels.kind}"
+    if len(times) == len(named):
+        reason = f"{those} the fastest by the model of waves and steps"
+        return Choice(named[times.index(min(times))], "model", reason)
+    if not (kernels.shipped and isinstance(problem, AttentionProblem) and problem.kv_len):
         return None
-    reason = f"not measured: of {len(named)} {kernels.kind} the fastest by the model of waves and steps"
-    return Choice(named[times.index(min(times))], "model", reason)
+    first = min(named, key=lambda each: (len(each.stem), each.stem))
+    return Choice(first, "shipped", f"{those} that of the shortest name")
 
 
 __all__ = ["Choice", "choose", "distance", "planned"]

@@ -1,7 +1,7 @@
 """Sparsity patterns of ``runtime.block_sparse_attention``: those of the specs, with the tensors that a call passes.
 
-A pattern says which keys a query sees. Its numbers are part of the kernel: another window is another kernel. Its
-tensors (lists of blocks, lengths) are read on the GPU at each call and may change freely between calls.
+A pattern says which keys a query sees. Shipped kernels take the numbers of windows as arguments; other numbers are
+compiled in. Tensors (lists of blocks, lengths) are read on the GPU at each call and may change freely between calls.
 
 Positions are aligned at the end: query i stands at key i + kv_len - q_len.
 

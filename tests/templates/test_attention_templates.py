@@ -38,6 +38,7 @@ SIZES = {
     "kTopK": "the shortest list",
     "kEarlyRounds": "tiles that are begun before an order is found, by the length of the lists",
     "kWarpgroupBarrier": "number of a barrier",
+    "kConsumerWarpgroups": "a tile of 64 rows has one",
     "kWarpgroupQueries": "a warpgroup of the heads of one query",
     "kTileQueries": "a tile of the heads of one query",
     "kSubTileRows": "the same",

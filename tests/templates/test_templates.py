@@ -44,6 +44,7 @@ OTHERS: list[dict[str, object]] = []
 
 OF_ONE = {
     "kWarpgroupBarrier": "the number of a barrier, not of things",
+    "kAGroups": "column groups of a block of 64",
     "kWarpgroupGroups": "column groups of a narrow tile's part",
     "kTileGroups": "column groups of a narrow tile",
     "kTileBlocks": "blocks of C of a tile, which may be as wide as one",

@@ -33,7 +33,7 @@ from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_o
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.patterns import split_tensors
 from runtime.receipts import permit
-from runtime.receipts.mode import is_on
+from runtime.receipts.mode import is_on, kept_by_mode
 
 KERNELS_KEPT = 256
 
@@ -232,7 +232,7 @@ def attend_backward(
     options["aux"] = aux
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
-        kernel, spec = _loaded(named, q.device, verified_only=is_on()), named.spec
+        kernel, spec = _loaded(named, q.device), named.spec
         assert isinstance(spec, AttentionBackwardSpec)
         return kernel(q, k, v, *lists, **options, **more, **numbers_for(spec.pattern, scored.pattern))
 
@@ -292,10 +292,9 @@ def _addressable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-@lru_cache(maxsize=KERNELS_KEPT)
-def _loaded(named: NamedSpec, device: torch.device, *, verified_only: bool) -> AttentionBackwardKernel:
-    """Compile and load a kernel for a device; one that was loaded elsewhere has to be permitted here."""
-    del verified_only  # load_kernel asks for itself
+@kept_by_mode(KERNELS_KEPT)
+def _loaded(named: NamedSpec, device: torch.device) -> AttentionBackwardKernel:
+    """Compile and load a kernel for a device."""
     refuse_capture("dout", device, "the first backward pass of a kind compiles and loads its kernels")
     kernel = load_kernel(named, device=device)
     assert isinstance(kernel, AttentionBackwardKernel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from runtime.kernels.block_mask import BlockMaskKernel, checked_shape, device_of
 from runtime.ops.attention_choice import arch_of
 from runtime.ops.operators import NAMESPACE
 from runtime.patterns import BlockLists, check_aux, check_block
-from runtime.receipts.mode import mode
+from runtime.receipts.mode import kept_by_mode
 
 KERNELS_KEPT = 64  # of masks
 
@@ -87,8 +86,8 @@ def create_block_mask(
     return BlockLists(*lists, block=block, mask=found.text, aux=found.tensors or None)
 
 
-@lru_cache(KERNELS_KEPT)
-def _kernel(index: int, pattern: str, _mode: bool | None = None) -> BlockMaskKernel:
+@kept_by_mode(KERNELS_KEPT)
+def _kernel(index: int, pattern: str) -> BlockMaskKernel:
     device = torch.device("cuda", index)
     refuse_capture("mask", device)
     fields = {"op": "block_mask", "arch": arch_of(device), "pattern": scored_pattern(pattern).pattern_fields}
@@ -101,7 +100,7 @@ def _run(
     aux: list[torch.Tensor], *, pattern: str, batch: int, heads: int, q_len: int, kv_len: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """Compute the operator: the tensors are those of the pattern, in the order of their names."""
-    kernel = _kernel(device.index, pattern, mode())
+    kernel = _kernel(device.index, pattern)
     names = (tensor.name for tensor in kernel.spec.aux_tensors)
     return tuple(kernel(batch, heads, q_len, kv_len, aux=dict(zip(names, aux, strict=True)), device=device))
 

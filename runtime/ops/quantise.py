@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from runtime.kernels.arguments import TORCH_DTYPES, refuse_gradient
 from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.operators import NAMESPACE
-from runtime.receipts.mode import mode as receipts_mode
+from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 BLOCK_ROWS = (64, 128)
@@ -196,7 +195,7 @@ def _quantised(
     """Call the operator, or, to write into tensors of the caller, the kernel."""
     spec = json_text({**fields, "dtype": DTYPES[x.dtype], "head_dim": constant(x.shape[3])})
     if out is not None or out_scales is not None:
-        kernel = _kernel(x.device.index, spec, receipts_mode())
+        kernel = _kernel(x.device.index, spec)
         return kernel(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
     cosines, sines = (None, None) if rotary is None else rotary
     codes, found, more = torch.ops.sparse_kernel_codegen.quantise(x, mean, scales, cosines, sines, spec=spec)
@@ -209,8 +208,8 @@ def _quantised(
     )
 
 
-@lru_cache
-def _kernel(index: int, spec: str, _mode: bool | None = None) -> QuantiseKernel:
+@kept_by_mode(KERNELS_KEPT)
+def _kernel(index: int, spec: str) -> QuantiseKernel:
     device = torch.device("cuda", index)
     refuse_capture("x", device)
     kernel = load_kernel({"op": "quantise", "arch": arch_of(device), **json.loads(spec)}, device=device)
@@ -229,7 +228,7 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the operator: codes, scales, and the mean, or products with it; what the caller has given is empty."""
     with torch.no_grad():
-        found = _kernel(x.device.index, spec, receipts_mode())(
+        found = _kernel(x.device.index, spec)(
             x, mean=mean, scales=scales, rotary=None if cosines is None or sines is None else (cosines, sines)
         )
     nothing = x.new_empty(0, dtype=torch.float32)

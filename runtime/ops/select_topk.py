@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 
@@ -14,7 +13,7 @@ from runtime.kernels.arguments import ATTENTION_RANK, check_shape
 from runtime.kernels.select_topk import SelectTopkKernel, checked_selection
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.operators import NAMESPACE
-from runtime.receipts.mode import mode
+from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
 
 
 def select_topk_blocks(
@@ -63,8 +62,8 @@ def select_topk_blocks(
     return found
 
 
-@lru_cache
-def _kernel(index: int, dtype: str, _mode: bool | None = None) -> SelectTopkKernel:
+@kept_by_mode(KERNELS_KEPT)
+def _kernel(index: int, dtype: str) -> SelectTopkKernel:
     device = torch.device("cuda", index)
     refuse_capture("q", device)
     kernel = load_kernel({"op": "select_topk", "arch": arch_of(device), "dtype": dtype}, device=device)
@@ -81,9 +80,7 @@ def _run(
     if q.dtype not in DTYPES:
         raise ArgumentError("q", f"is {q.dtype}, expected {' or '.join(map(str, DTYPES))}")
     with torch.no_grad():  # numbers of blocks have no gradient
-        return _kernel(q.device.index, DTYPES[q.dtype], mode())(
-            q, k, (block_q, block_kv), topk, causal=causal, always=always
-        )
+        return _kernel(q.device.index, DTYPES[q.dtype])(q, k, (block_q, block_kv), topk, causal=causal, always=always)
 
 
 def _fake(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from codegen.wording import shown
 from runtime.environment import flag
 from runtime.errors import ArgumentError
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
 VARIABLE = "CODEGEN_VERIFIED_ONLY"
+KERNELS_KEPT = 128
 _mode: ContextVar[bool | None] = ContextVar("verified_only", default=None)
 
 mode = _mode.get
@@ -36,6 +41,35 @@ def by_environment() -> bool:
         ToolchainError: for a value that is neither yes nor no.
     """
     return flag(VARIABLE, "refuses kernels without a receipt")
+
+
+class KeptByMode(Generic[Given, Made]):
+    """A function whose results are kept, those of each mode apart; the least recently used one goes first."""
+
+    def __init__(self, make: Callable[Given, Made], most: int) -> None:
+        self._make, self.__doc__ = make, make.__doc__
+        self._kept: Any = lru_cache(maxsize=most)(self._made)
+
+    def __call__(self, *arguments: Given.args, **options: Given.kwargs) -> Made:
+        """The result in the current mode."""
+        found: Made = self._kept(mode(), *arguments, **options)
+        return found
+
+    def _made(self, _mode: bool | None, *arguments: Given.args, **options: Given.kwargs) -> Made:
+        return self._make(*arguments, **options)
+
+    def cache_clear(self) -> None:
+        """Forget all results."""
+        self._kept.cache_clear()
+
+
+def kept_by_mode(most: int) -> Callable[[Callable[Given, Made]], KeptByMode[Given, Made]]:
+    """Keep the results of a function that loads kernels: what one mode permits, another may refuse.
+
+    Args:
+        most: the number of results that are kept.
+    """
+    return lambda make: KeptByMode(make, most)
 
 
 def verified_only(on: bool = True) -> AbstractContextManager[None]:

@@ -131,7 +131,7 @@ def _remember(call: Any) -> Route:
     return Route(Fp8Oracle(found.kernel), found.scale, found.arranged, found.indices)  # type: ignore[arg-type]
 
 
-def _default(given: Any, sizes: Any = None, *, device: Any = None) -> Choice:
+def _default(given: Any, sizes: Any = None, **_: Any) -> Choice:
     """Choose the rules' default, in place of the fastest: that takes seconds for a class that was not measured."""
     spec = parse_spec(given if isinstance(given, dict) else given.fields())
     return Choice(NamedSpec(stem=unnamed_stem(spec), spec=spec), "default", "nothing was measured here")

@@ -769,7 +769,8 @@ ROWS: tuple[Row, ...] = (
 
 NOT_CALLED = {
     "is an error": """ArgumentError CacheError CodegenError CollectiveError CompileError DeviceError ExportError
-        NoJitError SpecError ToolchainError""",
+        NoJitError SpecError ToolchainError UnverifiedError""",
+    "is a mode: tests/runtime/receipts": "verified_only",
     "is a module": "nn patterns",
     "is a result of functions that have rows": """QuantisedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",

@@ -180,7 +180,7 @@ def device_or_cpu(device_of: Callable[..., Any], device: Any, tensors: tuple[Any
     return CPU if on_cpu else device_of(device, tensors)
 
 
-def default(given: Any, sizes: Any = None, *, device: Any = None) -> Choice:
+def default(given: Any, sizes: Any = None, **_: Any) -> Choice:
     """Choose the rules' default, in place of the fastest."""
     spec = parse_spec(given if isinstance(given, dict) else given.fields())
     return Choice(NamedSpec(stem=unnamed_stem(spec), spec=spec), "default", "nothing was measured here")

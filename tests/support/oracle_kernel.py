@@ -160,7 +160,7 @@ class OracleBackwardKernel:
 class LoadedGradients(dict[NamedSpec, OracleBackwardKernel]):
     """The gradient kernels that were asked for, by their spec."""
 
-    def __call__(self, named: NamedSpec, device: torch.device, *, verified_only: bool) -> OracleBackwardKernel:
+    def __call__(self, named: NamedSpec, device: torch.device) -> OracleBackwardKernel:
         assert isinstance(named.spec, AttentionBackwardSpec)
         return self.setdefault(named, OracleBackwardKernel(named.spec))
 

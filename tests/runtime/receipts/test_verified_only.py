@@ -146,6 +146,30 @@ def test_it_is_of_one_thread_and_of_one_task() -> None:
     assert seen == [False]
 
 
+def test_what_one_mode_loaded_another_loads_anew() -> None:
+    made: list[str] = []
+
+    @mode.kept_by_mode(2)
+    def kernel(name: str) -> str:
+        """Load a kernel."""
+        made.append(name)
+        return name
+
+    assert kernel("a") == kernel("a") == "a" and made == ["a"] and kernel.__doc__ == "Load a kernel."
+    with verified_only():
+        assert kernel("a") == kernel("a") == "a" and made == ["a", "a"]
+    kernel("a")
+    assert made == ["a", "a"]
+    kernel("b")
+    kernel("a")
+    with verified_only():
+        kernel("a")
+    assert made == ["a", "a", "b", "a"]
+    kernel.cache_clear()
+    kernel("a")
+    assert made == ["a", "a", "b", "a", "a"]
+
+
 # Loading
 
 

@@ -116,3 +116,19 @@ def without_comments(source: str) -> str:
     """A source without comments, blank lines and blanks at ends of lines: what its machine code depends on."""
     code = _LITERAL_OR_COMMENT.sub(lambda match: " " if match["comment"] else match[0], source)
     return "\n".join(line.rstrip() for line in code.split("\n") if line.strip())
+
+
+def same_code(one: str, other: str) -> bool:
+    """Whether two sources differ in comments and in the breaks of lines alone: their machine code is the same."""
+    return _unbroken(one) == _unbroken(other)
+
+
+def _unbroken(source: str) -> list[str]:
+    """A source without comments; lines between those of the preprocessor are one."""
+    lines: list[str] = [""]
+    for line in without_comments(source).split("\n"):
+        if line.startswith("#"):
+            lines += [line, ""]
+        else:
+            lines[-1] = f"{lines[-1]} {line.strip()}".replace("( ", "(")
+    return lines

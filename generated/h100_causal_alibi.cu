@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_alibi.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: e2eb86ab6fcf30f2058efa705734447bd6a3d1dfd91bcb094bbac80c32e5a61f
-// seal: sha256 a8710cbaed72cecda98e57f3c9bd5028d18b2ee1f1b64b0c295c47cde244c5dc
+// seal: sha256 dba874a819e9341935e046ee9cabbf859322f331d1b6b9c9735b7c628e6867c0
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(score(scale * Q K^T)) V: see score_log2
@@ -23,7 +23,8 @@
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 05fd734c8b1bcc8dc9f9a3b4b5280a066357439d0e8f51e6a49c09773f9adb4c
-// seal: sha256 b0ad5bfffb60bbd489a8ad7594b0c30d3d52490db636e36ac547863bdbbd0ecc
+// seal: sha256 086d707f26f90cd89e73bcd5552ed443d6eaa1feb63e595a07c5f65c43a8bfad
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

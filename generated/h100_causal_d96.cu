@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
 // spec hash: 0da5528f32c349d5d17b32451c607572c003f0f2f9ac8881d8bce7a6ff308b82
-// seal: sha256 be2111da025bb81fa528f78ae8b640fd96f1d73d861ab2654efbbb173396e04f
+// seal: sha256 15abd8a9feceffaf48b19d0e0d9cc46dd79ee8a6d7a8155e2fc75422b9f7f5bc
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 9ade5e59585de78bd9182653df9c55ddfadce9be3412e365d591dbe95dc4bc3d
-// seal: sha256 63da15b870b06bcdd7c148d22676119c6ae9578df0f9281ffbc1b6f2bdf61573
+// seal: sha256 6226704aed227e98c094947e71f9eba0ca2e29ed774cc3e366d9272c1e16154e
 
 // Attention forward for sm_90a over the keys that the pattern shows, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

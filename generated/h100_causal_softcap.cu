@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_softcap.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
-// seal: sha256 9517c93196ee93053b904a254838ccfa3b4f70c63d02a9cba409d245fe11044c
+// seal: sha256 86c23c0c86ca56436ce4adf326303d038ef32a80fe1a18745a12332d7240e151
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(c tanh(scale * Q K^T / c)) V, where c is the softcap
@@ -25,7 +25,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 176ac892f26b4df965498cf142c9defa1fc59ca0beb786f7a4dfa308e3ebf809
-// seal: sha256 a02ecc7c7160d0eac27a2bc032b41a8da08078398dce0495003d23f6b1645d90
+// seal: sha256 e386fb098dc6c7eb2a0a1d2f03e071c159749d8a1e2be767b7f35ecb53f71f89
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

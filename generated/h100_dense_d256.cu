@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: f2675dcee9a8ca1b6b873b6626012168b52b0279eeb773483d259d6f91017b72
-// seal: sha256 1cdf4db847e99b27b2912280b2c6403403c8bfb4a3afb0699f78e9afd5eae2e3
+// seal: sha256 6bd22267b7ede9f60e2344da9472323e8e259813f3356a91049195dbdca19810
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: f105425497356ed794692d2b677c9961ace61fd116273d90382f9c7696e77e5f
-// seal: sha256 c47fe9cefceacc4d1d21bd595c675a820e6ea50d4c56815a37ca8d57e8f590a5
+// seal: sha256 10035433d4e6fe35744639003eb59d05057d49a79b887adbf43d15ff78c262c2
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers run with no order between them, up to the end of a tile: see merge_partial.
 //
 // Symbols

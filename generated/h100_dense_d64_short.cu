@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 26559b9a50b42f9748eb37567977d72b894bc5d4b38fd24b365283542c7050d5
-// seal: sha256 53d453206a0b2077c2cc727a5a7a93222902932acb8b3489405c5e36cf83bfb8
+// seal: sha256 fe1422dcc045d138c61885335ce9cc1074e3619095abe95f56580f1c9dfae397
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -25,7 +25,8 @@
 //   named barrier kWarpgroupBarrier + w  the warpgroup of sub-tile 0 of the w-th 64 rows, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers run with no order between them, up to the end of a tile: see merge_partial.
 //
 // Symbols

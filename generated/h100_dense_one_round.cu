@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_one_round.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":false,"tile":{"m":128,"n":128}}
 // spec hash: 454f373c961c295eaf2bddf555a389c9cbb9787aaac542d96adabc0d0bea5a53
-// seal: sha256 e9cfffc9baf4b621c46e200bf32c9c46833bded8c19e7655f34dee7cc341e7b6
+// seal: sha256 6042b7bbb2a9b596c173d08f5cb0a783156738c0290f13182df1e2b6b1f29689
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 6beee35b0ebffd45b2c86290991bc2e38c885dde1c6486e11056b65610cf11a1
-// seal: sha256 0ad3b9f5d52c1bb1cfc343ccdc9d7ba41fdaa094f9d5e1e9fc172ed5c9a1bde4
+// seal: sha256 70c460f297f44c3c7035bb13947d7e8ac93875cd7b62709cc588430042a73f43
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -24,7 +24,8 @@
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

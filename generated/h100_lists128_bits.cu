@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_bits.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0d5fc5f8428aacf0a1cfe2ff477c6201fd291c673e251d6f3dd1aafc1335fa14
-// seal: sha256 84ea90c3d434d490e51d17f1a5979dd8871ebe1921479260ffafca5640227d0b
+// seal: sha256 5019080ebf3bae60a70eff6ff90231298990e9c435a2a875e009f0f24bd643cc
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":1,"tile":{"m":128,"n":128}}
 // spec hash: 877307ad93f1921c3463fa613525fcae3d320cdc6f8366c966de1cfd4526b4d3
-// seal: sha256 90a027e9dbdff2ddfcc915d790fa4cf4c50bd29894336977d06421ebe9f000ed
+// seal: sha256 326c8466a5ccb0e3d2cc468dcfdcd5989979aa4549546e26eade415e7f219817
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -24,7 +24,8 @@
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: b3e66eec512ccc74d36a271cf50e92fae00b45bf415d830a2d49b202f6183bd6
-// seal: sha256 2aa38ec6f2a3af289f6475134abd5c0975072d3f6b6dad1f764656e1286a7106
+// seal: sha256 67d87001e58bee56899cd5cd1d04d8ca9b7f29b3e8d00f297e5e8c53be4dcf9a
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

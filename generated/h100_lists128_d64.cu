@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":6,"tile":{"m":128,"n":128}}
 // spec hash: af615f987bfc8d2539719fc9153980f941cd99bece6020b8a4c5967994c7086d
-// seal: sha256 ac161fa36e0064fe6ff8f6d739daed52c17097903a4e9c140af30bcb0b2bd9a4
+// seal: sha256 9296fd205e3036da403a44790c6bf3cd8e207f3d9160cda222251683875a1386
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

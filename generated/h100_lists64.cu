@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 24576e4ab844740886794056c712050f2f7cb473f4ccad779392ef11cf7f3a12
-// seal: sha256 9f4b1ff5ce7e96ab654be3d985ee96f04f8373616c82b87d96c73c613fc74f6d
+// seal: sha256 1e3826eda258d0d8f2cfa6e30adc355ea38dda0a52246e2a6a77501d9e62adfc
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of the SM's other thread block, if it has one.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// the SM's other thread block, if it has one.
 // Cooperative: one consumer runs alone.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":1,"tile":{"m":128,"n":64}}
 // spec hash: ac26239d97073085383c725ffce487daccc8ee35013f4b0913aa05a01f2961ff
-// seal: sha256 b966c1ce3ba72e5d8bb2721b131a3b6e8c8b1a62ff02ea04654d957c3cadc981
+// seal: sha256 24f142c986a83020c1e51ec6d59dea99ec0ac2c661acdfb00996323b3f8f6b4c
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

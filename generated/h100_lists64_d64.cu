@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: ab29b7f4651be2312dfa9fdcf9bca7f0cf36f65f360d3825d7f3ceda67e550be
-// seal: sha256 fbe1e083c6c3b33530c12acac5e275058790b1a09bc77cdd281d118154a6a9c8
+// seal: sha256 a1ee33a561f3ae3bf657143098c00ff1792418fc198778c5d7c60feaa42ec9e6
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -25,7 +25,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of the SM's other thread block, if it has one.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// the SM's other thread block, if it has one.
 // Cooperative: one consumer runs alone.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":6,"tile":{"m":64,"n":128}}
 // spec hash: e284cda174051bfa87cc6d66cc410da119a2fa4f298b3a17bd135da43ba90bdf
-// seal: sha256 62db4153090a555ab5d729bc7742de2804dd9e3bb43a62110cb82ea06f098355
+// seal: sha256 91ccb1379733285ed5f95ed164147df6b51e49ba4dde2d4f4d3782b09e16f5ee
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -25,7 +25,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of the SM's other thread block, if it has one.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// the SM's other thread block, if it has one.
 // Cooperative: one consumer runs alone.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: c90101e36f84caf0f9f1646b4a55444ef93cb0bdb425eb96e000e6293099f966
-// seal: sha256 3b1f08fab0c97774eaae55f2ccfaf19d13044022c194d2f54c2574a898114d08
+// seal: sha256 cec51510f7a4a185e51828958e032ef2da97079778544ef18ea9a4979218927b
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -25,7 +25,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of the SM's other thread block, if it has one.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// the SM's other thread block, if it has one.
 // Cooperative: one consumer runs alone.
 //
 // Symbols

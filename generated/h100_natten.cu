@@ -3,7 +3,7 @@
 //     codegen render specs/h100_natten.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"abs(min(max(q_idx // 64, 6), 57) - kv_idx // 64) <= 6 and abs(min(max(q_idx % 64, 6), 57) - kv_idx % 64) <= 6"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: f2b62336f10d6aa3f452f43252dd96e8921d1ba25a1faa0e87791cfc682b42dd
-// seal: sha256 e0f35cfaad0737e87cd2074159108874e275b9875364c8ad29de8fe8f6eaa39a
+// seal: sha256 f4caef4a40131497a8d364c1787df791ef72ddb079386151114bc575d7470d78
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

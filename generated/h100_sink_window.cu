@@ -3,7 +3,7 @@
 //     codegen render specs/h100_sink_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 8a6a3b64a7f732592195928b9184e2d16599b80cbcfffba74e8afcf308aed06f
-// seal: sha256 e07bc44af0ec265966b7c0f7ddeb73f2e3f09e121ac38e66159ae06c8df9f465
+// seal: sha256 7661f09923b8fbb610d5e36147931264b43805210d14bb03c7a38b1c08510997
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //
@@ -381,8 +382,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
-// them the first p.sink_keys; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of
+// those before them the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see: the window's, then those that hold sinks only
   int window;     // how many are the window's

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_ordered.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 924ae0d4f6901e0d7e32f9f8efe5c268e5b145df55fd4a0ea35214560662ea48
-// seal: sha256 3e1c2d954c6061f6b77b7c555167415b1067e7a9d8dd975045cffb2d61b19b45
+// seal: sha256 76a920b4659cf8f582fc794080e2f9fdd0cb938bbccbbde92bfab069031a7c41
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -35,7 +35,8 @@
 // for the other ring.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_ordered_long.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: c27e33390cf884cae96ce773c83b8285da3b3e4e35c524ccbe61b7c9e8cced2e
-// seal: sha256 77e559755ebf11cd0bebe9fffb648e8ba4526ccec3e9e8ecab687a6988a8752d
+// seal: sha256 48ead7c906cc021d56d7b1f4ab32225eae5df8db64fc86dcac2f956202441304
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -40,7 +40,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_shared.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 66f1e76b9410df273a5203fdd417f2d269dc4ec268ffe815aae38e37ea451cce
-// seal: sha256 9bed62949f9927656c77e8d83f4cae8bdf12e52a4ff22e929127bb88a0bfbe7b
+// seal: sha256 a9ebb44cd6f8beb4009166cf6510408c2bf63928a36adb63d3267cfb629db23a
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -35,7 +35,8 @@
 // for the other ring.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

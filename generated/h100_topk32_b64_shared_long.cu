@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_shared_long.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 7198cf4989da04ceb9b726f5e40e3f0681178b19cfcf2f1dddc36fab61517eb7
-// seal: sha256 3ec55a0a9adc0f822d8214e4e4135dededf362e2425e783474dee7836fa46917
+// seal: sha256 4d932f02fe006b8013cd137aed41d0d925a1eb6ba0549159ebfa65bc492ce0e2
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -40,7 +40,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Symbols

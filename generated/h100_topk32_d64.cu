@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: 896e940559432b5a2616092cf08f20ba3342ccbcaa93b4e909eca411ecf312db
-// seal: sha256 58425478313d0ff83787a6a4fcc4b489a5744a33fadf4e20a0386038c55d4ddc
+// seal: sha256 1c8e3d42e4e004b138cc65bb1b1889b842c5f2913f3d1e084d8b708893fd030d
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_d64_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: e4295638ac03e69e9c649dea464dc46e553c1179e9286aa4a43cdc8bbfb2dc74
-// seal: sha256 78c97b12ff7ceef01d2cbbf1c98ab4211eaa5f8e95014d499d1bc8af218101dd
+// seal: sha256 949264478a4bea6496a694a3010283b1914e746db88413ef9590840119043099
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

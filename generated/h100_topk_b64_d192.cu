@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 4bde561f4ba1a09b5cade715533f92a0e28b8b5cbf2d79d307de0b4c61234273
-// seal: sha256 637d0ad0829db7fd66acc90657f01f1b0a1787dc11a32e6e3052e6dc7f8c46d9
+// seal: sha256 4a814e91714fa52b5565c37ff1928ba68b2d7463c113731ceb4c55041a9f5b62
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 9021a2e52584b497000c9d603f22a6a491471f93eddf6382acc2cecdcef3cf3b
-// seal: sha256 7d2806e91622804424f16a9d9a00c45392d50359cfce667d7d4f5a94d471cca7
+// seal: sha256 872dba56c8949ce9026a0e6c34c191f07181dc3dd7170754bb3bd3efaaca7a8c
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

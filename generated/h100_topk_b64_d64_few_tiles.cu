@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":8,"stream_k_tail":true,"tile":{"m":64,"n":64}}
 // spec hash: ad499b30a2ade6b3ff804e453a43de45f50164c53b75a1f22e540dc3e1d7db75
-// seal: sha256 a0ef512ae8f4f5106214c2d842ee68855080b41a7d2290a21d9bd10ce83d3f57
+// seal: sha256 78fc04774baf80fd66d6d8d23a344f09fba22d3ec29241d7ff9e21592b09ea8c
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -25,7 +25,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of the SM's other thread block, if it has one.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// the SM's other thread block, if it has one.
 // Cooperative: one consumer runs alone.
 //
 // Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided

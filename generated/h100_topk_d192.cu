@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: d34bae90c1bf7cb19441839e979be7e59ace9eec7c45e8e2e289d459f67d6048
-// seal: sha256 6e205181779defc04e8a90a0533661cc6a8f4d93b451ff959789556703840f99
+// seal: sha256 1155ff116c57afab5ecf42af7fa9e9831182741f24388c005c2fb3279a1ea9b3
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -24,7 +24,8 @@
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

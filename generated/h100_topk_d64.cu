@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: 78c7aa295e0d469462b56f107df870a3009bef98a1ba36e6c477a397b347d440
-// seal: sha256 34c04c5fa6cd275e5903e16365353b1be0ea8d0a28e78a7318648cfc6b98d559
+// seal: sha256 89018e0531288f3572daf0d63d1fbf1e3c00f0c0597330d4154738cf1b606b26
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

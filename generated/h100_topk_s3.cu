@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_s3.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":3,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 7be07c8f9af68953faf685e12d7206081cd9df9fdd39cc5f6e960282f4d4dc32
-// seal: sha256 2a2113d0c733768b5ae7e5c03f40d950feeedcabad569d617dc0dda8d015fd33
+// seal: sha256 ac2922b1cb787c83043e2e721697bb2555e29f9cbb01fdbfff764922d351bdf7
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

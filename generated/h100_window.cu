@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 308bddfec9ffff524ac275a5bf7989ef35f0d689df99b613fc5f194387175c89
-// seal: sha256 6e16bff672dc5071c458b73f6ab755ccac6c1e5579ed908bddc6dd30e357be3d
+// seal: sha256 34ee3b4771b4c48f4d78ac75a155dc8252aa19c5e00f9b7cfe0adbe4d068416f
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided

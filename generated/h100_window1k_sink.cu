@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window1k_sink.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: efef71e3bcea86169cb8a3ea4a67ae79ad531c68b6d1a231360c0bd95d4702ad
-// seal: sha256 9b4befcc7dd918635d5bcaff51503ba39d1f894b5c55fde1a0dd89e4e235f78e
+// seal: sha256 d2b0e41c23adde0d31e6909a2e9c3dbe9d3777ce0e5e5f22eca06dd930cc81a0
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V, where exp(sink of its head) joins each row's sum
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: d8c3fc1bac13841c2d801f49ab3c122da25d1591adc527d684eaf920efaae1b3
-// seal: sha256 4b94306b176d6758b39bf6f96d1ac91ee51ad1084e8cd6a614936e5072c18205
+// seal: sha256 a4de0c3171b5e74f9d286b4e4ccadd5c1bd782b51cc93b0ed34e54b4410257f2
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -24,7 +24,8 @@
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

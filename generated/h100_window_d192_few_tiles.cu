@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d192_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":1,"tile":{"m":64,"n":96}}
 // spec hash: 3c8475b4a510114b5eb490286180060b90cd2473b9e0947187698fb66d1f9249
-// seal: sha256 8184a40390deabf803074dbc496bf6e8621a9015b97a09ace11b9df23cc53857
+// seal: sha256 5b307b5267fd35803525a1265f12001c5b47495347f3ee9a4c46aff56f6df705
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -25,7 +25,8 @@
 //   named barrier kWarpgroupBarrier + w  the warpgroup of sub-tile 0 of the w-th 64 rows, around its O
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers run with no order between them, up to the end of a tile: see merge_partial.
 //
 // Symbols

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":8,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: 137d278bc03e7bc4cb3294f1c8cb357aca3f51011c95b4f815a8a15b12d2a75f
-// seal: sha256 5b725e897ef5bf50f2799edc8e98059f4cf5fc820aa5e748c552c7720e25b97d
+// seal: sha256 d47b235e15359b36d0234bb890b3fce26f0b82c7ca07477548a8580b214e82a2
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided

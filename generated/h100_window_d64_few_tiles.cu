@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":6,"tile":{"m":64,"n":64}}
 // spec hash: faf2560e6d97c1024560295e36ad2dd2f64ad47e8d18ac557e104cd50f6cfb7f
-// seal: sha256 a960a7ac9babc7e3cdb15689b8dedacd6b69fc9fac9d43732ff6656272f93613
+// seal: sha256 ea2fec4844af15ca8c47020d3f33ec4a91cbcf17b76f08baf1cc933368da9cea
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers run with no order between them, up to the end of a tile: see merge_partial.
 //
 // Symbols

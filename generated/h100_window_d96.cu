@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":5,"stream_k_tail":true,"tile":{"m":192,"n":64}}
 // spec hash: e5f7aebd9d624d527721816238302da951680a85a82572753373e7ca676c8dd7
-// seal: sha256 885f75a3705b3612d27e1d903cc6e4499f25371a852364c8f1e16adbc63cd75f
+// seal: sha256 d8000f5d2676a9ce38773021d8f30931492ed7566c00efca6e038589ec553215
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -26,7 +26,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Cooperative: the consumers share a tile, with no order between their matrix products.
 //
 // Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d96_m128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":3,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: a38c30edc7c29dbee9e6774b0d678ff785c5c1193a8ca56ed5e299592ea049d1
-// seal: sha256 c270df24ff3f4122990ba791872d549e21f62c4b9147db10abdb149991997e7e
+// seal: sha256 c7b690347ae19cfd2d6e0aac79ba4e3599256a403625fada9ff41f11e1a0ed72
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_m128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":128,"n":96}}
 // spec hash: 464c0f1bf55ce9e782c3ad1de69a21849f89df34f93c177d7d20f0658c7ae0b9
-// seal: sha256 7a5a68073b7cf52f0001f5c871b1d00ce84370fc3567ed0cfa86f05045edad14
+// seal: sha256 651a9149440edb722a8505d73f4d880fc64215c9b2a5422d87e26458f339344e
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -27,7 +27,8 @@
 // shared memory in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of other warpgroups.
+// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// other warpgroups.
 // Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
 // (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
 //

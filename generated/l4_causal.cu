@@ -3,7 +3,7 @@
 //     codegen render specs/l4_causal.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 2132c012028e2e7f56d80857cbcdd559eaa7b92dcba2db9c0e05dc3aba1773fd
-// seal: sha256 0e63cf832bd926f2ff4db2cb51f04512bc845484c49c276fab0e447510763c61
+// seal: sha256 8ea4fe7d178dc81ad0e5fa379a9f1df4b558be3edca6f76b58126aa695e76d65
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -510,7 +510,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal(const __grid
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

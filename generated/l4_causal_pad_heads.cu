@@ -3,7 +3,7 @@
 //     codegen render specs/l4_causal_pad_heads.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 4a946b8e8874d9469a27a5c529839f1700c828206f96162a34eb16812d9bd956
-// seal: sha256 5e82263909758b3092198d372b108c52f0ad4ee5ba4bfe73682aa2c9d8a92c0c
+// seal: sha256 ab5350c90727ccee03b8c75b4c84c10f1a8ae0151f15eaa63ff4a04b9151061a
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -517,7 +517,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_causal_pad_heads(co
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_kv_lengths.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: a0f8bb0bd6158d0411ab220f442fe87e9ea9519f9a7ac9cd17794eac8fd28186
-// seal: sha256 58d52246d5e487504608af0d80605698a0690fe49b3fd3ea6d627679824fd571
+// seal: sha256 5abcda92037950b0a6ad19663c2dbe24603b5c8b74928202ce5fc7331b9001e6
 
 // Attention forward for sm_89 over the keys that the pattern shows, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -346,7 +346,8 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(
+    float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -500,7 +501,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_dense_kv_lengths(co
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

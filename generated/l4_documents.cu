@@ -3,7 +3,7 @@
 //     codegen render specs/l4_documents.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: 522e3c2ba27febbbf2b9730cb7d53d4f1a6b708f2c7717b9e1b8bf4c304bce2f
-// seal: sha256 ad112d53e80c0525c44969313be66255405648b167c1b6dae571f565fa8910e5
+// seal: sha256 6447b7f957e6c13343ecaa3f6eb4f2d82df3c3246f6bbe8af39af5ab1b85cfb5
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -607,7 +607,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents(const __g
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

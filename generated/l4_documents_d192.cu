@@ -3,7 +3,7 @@
 //     codegen render specs/l4_documents_d192.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 32ee101aafc28eaf86d2f749aaf0b0d211e7a859aaf8057236e17e6d107490f1
-// seal: sha256 670804fb23d97c6030dd001a92db06e0fa50a76fada557f393c3cf6c35dbab4b
+// seal: sha256 fad8f8e236c15c65a96013aae5c62155312146ca07584bc976015a90d53fa041
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -604,7 +604,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d192(cons
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_documents_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: e4305f22bd2e486723f29e9ff474976a419a2fa78c19e777639bf41c6dbe71f3
-// seal: sha256 e31590ac7cda8380dd3031c38754271065950788fa091c8ed5d1cfe5473364bd
+// seal: sha256 fde3b72aa10f0a7976f4fbfe965b6053425ce6068a80f6dcd45fbefd274a03ad
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -608,7 +608,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_documents_d256(cons
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

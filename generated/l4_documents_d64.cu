@@ -3,7 +3,7 @@
 //     codegen render specs/l4_documents_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 893ffb40a4d647e14c4748d2b1b88cde8047d5644efaddeb0eb6af35af363710
-// seal: sha256 3ca428777b5225875a6f9d69bcd259cc2eb0d536bf91ef123f3ee7a57a5b5324
+// seal: sha256 1c3c2deb5e4ac8b406fb8bf9c46b043a671b41a62c30484d6d98350adb32da24
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -603,7 +603,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d64(const
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_documents_d96.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: f6712e10d64e25c06de9b70e7a3253506e7756f6012f1537aa58d3b2b7ff3f34
-// seal: sha256 41e5419f20b72a6f3441b3a32ee921ac6248a4e1a86244587997b1a4fcb9e40f
+// seal: sha256 71a5f83f78a5975b640556c9f1912bd9bdbf00d0ef40c31f191a276e7d8b0b0f
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -614,7 +614,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_documents_d96(const
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_lists128_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: b49e9686ca9d278a493dd3d57f5e07f13361a1c576fd9be8077ec362d1c03fab
-// seal: sha256 9090a5bcf6fbb5822eea6eef4ca9ecf27a20cbaaa44ca972ef45872fe67299c8
+// seal: sha256 293e8e200760684d6bf6379c8d3f6c58352d59ecb6bbec0b2aadb334b640167b
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -395,7 +395,8 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(
+    float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -554,7 +555,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_lists128_d256(const
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

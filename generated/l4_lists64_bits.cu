@@ -3,7 +3,7 @@
 //     codegen render specs/l4_lists64_bits.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: fd890e371427b0154808b94a47083a37f3b54ad4390b94d686aabb9ca9effa82
-// seal: sha256 e8f8ba84b38f07c2d44252a32366c173e2869ce15997a0adfd671dad9b474068
+// seal: sha256 1b34ef80a88e2211dc543e745c8ea5e825d303babd5fba205cce2ec36e5fdaa5
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -601,7 +601,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists64_bits(const 
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

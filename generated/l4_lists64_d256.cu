@@ -3,7 +3,7 @@
 //     codegen render specs/l4_lists64_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: aee230e7f600fa1da87543af11966b46f77e581dd8758c4a420d2b59cef08841
-// seal: sha256 dfcc58f8c81a09c20c39d2da4ecebc77990efeadec4fcdd15f1e69cc679aecc3
+// seal: sha256 bfb4a23865c64ea1d063029785995e5eb53ae9cf896542ea95e45043d81fa60c
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -394,7 +394,8 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(
+    float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -553,7 +554,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_lists64_d256(const 
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

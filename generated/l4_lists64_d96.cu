@@ -3,7 +3,7 @@
 //     codegen render specs/l4_lists64_d96.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 785dfca28775796de82a69b92e4cfdb8ceb27e641903126094ac0b6fcd67c4ac
-// seal: sha256 641b27fdad9529770da4cb6e6927858f87116718fc9ec0b2e1ce160c13a04c7b
+// seal: sha256 fe7d94456c9f8c71b5a5ece2b076facdb5ce4e038f6577fdbf896ce9bf73b1f2
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -396,7 +396,8 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(
+    float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -555,7 +556,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) l4_lists64_d96(const _
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_prefix_lm.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: e785871a798a6dc80822ef9b7672496a242d903591ac827979d99165a6fb9373
-// seal: sha256 ca5b4ce4caa0b1f0b57f7f4be50192bb4dea4e45ad6ead54418faeec0986d22a
+// seal: sha256 a0f1cb4dfd5a393c7ee24b6a2a0a7d525e44686a8b6710fc85c84aef2aeed433
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -508,7 +508,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_prefix_lm(const __g
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

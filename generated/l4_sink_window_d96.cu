@@ -3,7 +3,7 @@
 //     codegen render specs/l4_sink_window_d96.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: ed0f7da985524700f55acfc07af8049d6f9c761e75c7dfa8fa924e75d3f602ad
-// seal: sha256 2f80eef4a5a8c59bf6a5813c6704adeb0e2cdd1473244363a174457d9ec98c10
+// seal: sha256 79900736c68cde3e24e03b09e1b1ee89a05ae0c3a558916a6de43818dba2f68c
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -207,8 +207,8 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   return pair;
 }
 
-// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
-// them the first p.sink_keys; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of
+// those before them the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see: the window's, then those that hold sinks only
   int window;     // how many are the window's
@@ -526,7 +526,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_sink_window_d96(con
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

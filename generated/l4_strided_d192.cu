@@ -3,7 +3,7 @@
 //     codegen render specs/l4_strided_d192.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
-// seal: sha256 c5cc7771a2a93a8e3dceaf4fdcdad2e4c2909996e36bdf16f21422a2b0eb5a31
+// seal: sha256 676834fcb4ec8d29919b6d409f1315a448376d1c6e6dcaa546fdeace23598041
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -540,7 +540,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_strided_d192(const 
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk16_gqa16_q1.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 0cd52144acd1d9582d51598698480adab74556070d67b8372694452e3b1e78be
-// seal: sha256 9d341e2d0a81456b03b25d98730b185aad6f6d80067f4e6ce2e69baea1690d3c
+// seal: sha256 75002866318d21ab2d5c1b51740304986ec94dfd68da7c9c0ccd030e7a104543
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -311,7 +311,8 @@ __device__ __forceinline__ void copy_queries(uint32 to, const Params& p, const T
     const uint32 chunk = to + chunk_offset(row, copy_chunk());
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
-      cp_async_16(chunk + line * kLineChunks * 16, from + line * kLineChunks * 8, tile.first_query + query < seqlen.q_len());
+      cp_async_16(chunk + line * kLineChunks * 16, from + line * kLineChunks * 8,
+                  tile.first_query + query < seqlen.q_len());
     }
   }
 }
@@ -380,7 +381,8 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(
+    float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: a52cb9f1ef2cd39fca55c39a7841fd84d8026c224f5aac704a7064831113c9d1
-// seal: sha256 3024e8d9b452ab4aa522382c27fdc673008d5b412a11a7be0919cce395ba71ca
+// seal: sha256 1bdd5a2b04672bdfa38892fa2e75f20169e1e68d220109ce814ef7506c696c35
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -311,7 +311,8 @@ __device__ __forceinline__ void copy_queries(uint32 to, const Params& p, const T
     const uint32 chunk = to + chunk_offset(row, copy_chunk());
 #pragma unroll
     for (int line = 0; line < kRowLines; ++line) {
-      cp_async_16(chunk + line * kLineChunks * 16, from + line * kLineChunks * 8, tile.first_query + query < seqlen.q_len());
+      cp_async_16(chunk + line * kLineChunks * 16, from + line * kLineChunks * 8,
+                  tile.first_query + query < seqlen.q_len());
     }
   }
 }
@@ -385,7 +386,8 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(
+    float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk_b64_d192.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: a91c5335a9b81f3139b14f9d16195da2708b392f59b5b440154d6c7a78e24bac
-// seal: sha256 d9acbdeec34299bee1f0535655c74a8b9f816a0c5df39a7f16e45b6101ed7f26
+// seal: sha256 58ea0a49b83621340a43072e511aaaddc39cb6b0556b4a5a5f07f90d7197f609
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -359,7 +359,8 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
 }
 
 // Hides the keys of a step that are past the last one.
-__device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
+__device__ __forceinline__ void apply_mask(
+    float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
     const int load = j * 8 / kLoadKeys;
@@ -518,7 +519,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_topk_b64_d192(const
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_window.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: a67f30611b1fa1df6818df4909b8a55af33a02d76bec505058cc71eb97a07b48
-// seal: sha256 6557392484536a141b9e044fd32fe935629d2038e467671f83a09a9c7715335e
+// seal: sha256 055647985c911359708c8f7a22c4cf773ddd7ce8c2ba2540e8cb80107ae021da
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -513,7 +513,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

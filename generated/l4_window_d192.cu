@@ -3,7 +3,7 @@
 //     codegen render specs/l4_window_d192.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 01a72298b3362c6d3dc920c5f365b78436dca51b99cb84227a581632be49ed19
-// seal: sha256 c525fb41fa02f9c04dd9079d870d24bd7ca2636255064d0687035af8fbd5ee69
+// seal: sha256 3c5cd98408631024cd836c30b6fdc33ac9c7a13ab61be2d7489a0d065c2c241a
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -513,7 +513,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window_d192(const _
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

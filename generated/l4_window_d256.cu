@@ -3,7 +3,7 @@
 //     codegen render specs/l4_window_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 32318606429162cbf2ce05c67c2f36396513732b09880766be4aeadfde6af8a3
-// seal: sha256 2b7449340bbefa5c72549ef807e172925e1e8d8274902bcc506ddf0163c1ed22
+// seal: sha256 8aa5b59d935dc324273d71fdf8631915e0e2c1175dcce3607cc2e3da52d81708
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -517,7 +517,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_window_d256(const _
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
   const uint32 q_lane = base + kQOffset + warp_row * kRowBytes + lane_offset;

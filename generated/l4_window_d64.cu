@@ -3,7 +3,7 @@
 //     codegen render specs/l4_window_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 2f9c8caf88e97df938d9aba381925cedfcb398581432a194a6781aa364e58113
-// seal: sha256 ef631e0b30d00833e4a586fdfe883339f8ad567c074358774404fd230b964179
+// seal: sha256 baf58c30392466cad209ff414fa5912689b8e63448ea4ed0ca345cc8b2a45c6c
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -513,7 +513,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window_d64(const __
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_window_d96.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: b223b5817d4e4757de390b71dded427720b9df55d1c5286fa56c6d4f1e862af9
-// seal: sha256 7551f2428d7282459afce8270d343d77891ab1faa637db223c179d6992d861f0
+// seal: sha256 25f159bccb813fb3d9abb96962c0d1784be398f22cae99fbd4156afe6d069206
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -520,7 +520,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window_d96(const __
   };
 
   // Start the pipeline: Q, then the first K and V.
-  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
+  copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
+                    seqlen.q_len() - tile.first_query - copy_row(), p.head_chunks);
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d192_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: d9374c206bea32a829b42d0952bc09a07a8aa1dafc58f9cfc75b64cd51e79dac
-// seal: sha256 cf8c2e2d6277b9f864f16114796ac0b2dbfeedc31bd67f656c11e086005e0b4e
+// seal: sha256 0e4d5b7462a9ed5e5c542e74869ef95ae4c58b0b193c77d43f95a6dd1250f0d9
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -607,8 +607,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
   warpgroup_fence_operand(dq);
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int head, int meta,
     int query) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

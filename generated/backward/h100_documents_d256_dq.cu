@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":32}}
 // spec hash: 0de2ffa8406ba535e40bac43ce36a2607ecdc6d1b6044921dcb6513163dab816
-// seal: sha256 48d93d889527915ba00bf3975558c3efd10261dd7679fb303f137a8c4329e5c7
+// seal: sha256 3e44c488ab4719279f6c4cd48db6b094b0e4650ec822ae89e66851449857bdef
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -607,8 +607,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
   warpgroup_fence_operand(dq);
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int head, int meta,
     int query) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

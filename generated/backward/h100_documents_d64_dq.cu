@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 899c77a30ae89dcf43f36c90e06c4cb5bc48657c93815b01abd41635aa2b312b
-// seal: sha256 fed2e18f7db9c016996696050a2ee43ee8ffbdedbb8f41468fc641f167690215
+// seal: sha256 414040fca73d19615001a05feb94e305e73b881a254cb4c9f7f91a7e09dfda6e
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -591,8 +591,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
   warpgroup_fence_operand(dq);
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int head, int meta,
     int query) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d96_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c6a93f93ec1ef3cdb867d377a9d5098b7e8fd81c3335f2580809f64969d36ab0
-// seal: sha256 f081b0bb983b37ad8ec7c98a01b3fa620c13151cffe1661e18b91827525e5ce6
+// seal: sha256 bfb43c07de711e66bd3043b5bd4132c886f45da9c79a175fa5f93241a2c6fc74
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -595,8 +595,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
   warpgroup_fence_operand(dq);
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int head, int meta,
     int query) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

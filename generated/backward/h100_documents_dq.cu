@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: d2219d4b507d1e1adfbefe378032f4ef211138bc85620cd57292fbc9dc4a9b47
-// seal: sha256 3c55c8c6e95ae54cc2c63e82211a9b8425ebb1e4d02ec0d95e15acdbe2bfe165
+// seal: sha256 f91513ef4473246379be906a26e669f6969db03849041df125315917c4fc3d44
 
 // Attention backward for sm_90a, gradient of Q
 // over the key blocks that the pattern lists:
@@ -599,8 +599,8 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
   warpgroup_fence_operand(dq);
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int head, int meta,
     int query) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

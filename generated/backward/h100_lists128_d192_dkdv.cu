@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 1bb92a6469764f6a67aab5db672d4500b53f2d91cdc07fa9594d687a915d31fd
-// seal: sha256 ce31fe660b4e2477bcfb022c1e1f5746bd071ea2b9ab7211aaa783eeb47be363
+// seal: sha256 2ac5589dce3573b92d4b229f613321fe483f2626cd7e20b7b977d7f662ce801c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -430,7 +430,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_blocks, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: af167861c113208e753d09d0f7c58f81562ab660b0a367f8dd24155027936082
-// seal: sha256 c869f3f81996930c2ef3da3f11d708a85bf248b8004f33bc00cf4959e2cf3380
+// seal: sha256 027bbe2a8761cc5e135dc8035c6c9af9cff129fb094f8dfe2fc1e527e5777dc9
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -418,7 +418,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: e5430abbcf6cf3f698a97089e7a7bcc93b743d2cc27c08f4f8a6d8227f18921e
-// seal: sha256 a8e93b1534f6d9baebdbf4e346c5dc5e15c872b6da2decc5b61ea1c5296a4bda
+// seal: sha256 8af53d60a14baf02db5574e99930b729b7f953dd1a9ffbd6a5e058246bb27892
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -436,7 +436,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: cfbfacf62f2f1fbb076c56f8f2b817245d717a7c3ab3255557f6cd7ed66bd5fa
-// seal: sha256 9d71a3cbed8c4ac351dca6936e49351b35fa5918c340c765d583eaa30517a949
+// seal: sha256 85c3f127a61d77ba17ffb79c59e758f3f205e97ec3b30b65adf1757f90073457
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -406,7 +406,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 9dde2273f66a9f3f0b3d3f7f2ef3739e8548839909370097676b06fed8d77541
-// seal: sha256 4986545db7f772ba033b33450456109af657583adbfd93e5009a56433859d55c
+// seal: sha256 0026a43024134fa4cf789eb1a5c077461c0e4a63fdd596a724d53987831d4c48
 
 // Attention backward for sm_90a, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -410,7 +410,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_sink_window_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 4724fee229b711de042eff2a025bed485ddcfc90613d5a7cedfc00696cbe222c
-// seal: sha256 858dd92bcd8a5d6704af4c49e67c6b9717c8a2be9363e94736d2cd00c2efdcbf
+// seal: sha256 5fc1d8a629cba4ffa3061d2537488003c27ee706c64959d1f109caf76246706f
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -401,8 +401,8 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
-// them the first p.sink_keys; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of
+// those before them the first p.sink_keys; diagonal = kv_len - q_len.
 struct QueryBlockIterator {
   int count;     // steps of these keys: from the first query that sees one of them to the last one that does
   int first;     // number of the first of them

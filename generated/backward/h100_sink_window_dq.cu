@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_sink_window_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1aba13b40d21bf7aa2e6faebf72721f1819faef298e668b3ce17045326826e09
-// seal: sha256 fdf535ee80548e246b345ca13ec7539440e7978a757620a708721447f7d01776
+// seal: sha256 be4152afa64add3a0bfc62af166c5f126620ead1c79436950c8ad5d1d7fb5f1b
 
 // Attention backward for sm_90a, gradient of Q
 // over the keys that the pattern shows:
@@ -412,8 +412,8 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of those before
-// them the first p.sink_keys; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of
+// those before them the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks that these queries see: the window's, then those that hold sinks only
   int window;     // how many are the window's

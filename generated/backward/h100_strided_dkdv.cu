@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_strided_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 50a28f6fbeeadb8d87c7f45227316b8990ed9cff3059f928688c66f5be4728e8
-// seal: sha256 4d5a11d5fc45bc6d8ae126a28a6ea35bbaa7e368eefc05098429c402ef72c608
+// seal: sha256 e73e75f61eac94a1a6cb2573382db06d0df076b12b3ff9f7377efcbe83db8191
 
 // Attention backward for sm_90a, gradients of K and V
 // over the keys that the pattern shows:
@@ -421,7 +421,8 @@ struct QueryBlockIterator {
     const int last_key = min(end_key, seqlen.kv_len()) - 1;
     const bool stripes = in_stripe(first_key) || in_stripe(last_key);
     const int first_query = max(first_key - diagonal, 0);
-    const int last_query = stripes ? seqlen.q_len() - 1 : min(last_band_position(last_key) - diagonal, seqlen.q_len() - 1);
+    const int last_query =
+        stripes ? seqlen.q_len() - 1 : min(last_band_position(last_key) - diagonal, seqlen.q_len() - 1);
     first = first_query / kTileM;
     count = last_query >= first_query ? last_query / kTileM - first + 1 : 0;
     // Keys of no stripe, of one block or of several: they are seen whole by the queries whose bands hold them.

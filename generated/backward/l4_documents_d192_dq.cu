@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d192_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":32}}
 // spec hash: 43642e7ec9af172835762892c5131d5b2a4f2f69314565d07637944a24d66aba
-// seal: sha256 d66c3b5e42972f5159c9c6db8a2ab52ef69c84e29fa519cbd968c224cc50ff80
+// seal: sha256 14bbd97eaac0830205ccfff887840e7dd49c2042b2ccd25b5fe3af5bc14d6a62
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:
@@ -430,8 +430,8 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
   }
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int head, int meta,
     int query, const KvEnd& kv_end) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

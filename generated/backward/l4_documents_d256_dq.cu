@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d256_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":16}}
 // spec hash: 5565c142610fc4269ca5460b69fb2893f22c6a90eaa4f247d292cea3732523a6
-// seal: sha256 9c13e5703710506034f5ed947fcdf34e5063cde002b7d117f1ed41f38d1f24f6
+// seal: sha256 d22d0003ce32da6bc4a71ec5e6593f7c164a6c69d6100aab1adf96910955cbd5
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:
@@ -430,8 +430,8 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
   }
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int head, int meta,
     int query, const KvEnd& kv_end) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

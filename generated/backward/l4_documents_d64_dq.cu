@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d64_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 3b5fecacc417ea9198ddd963b049b764a390bb9772a4052004db7b288107fb1b
-// seal: sha256 1c786b718693f59ff61cf1c6c8afca10a9ded11b9aceea2e1f47921e726a58bb
+// seal: sha256 b5843c5609248dc313635597679831d106845c00db9d88b2929cfd1fc3514746
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:
@@ -428,8 +428,8 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
   }
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int head, int meta,
     int query, const KvEnd& kv_end) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 731c168b9b5fff1a042c6defa94971f94de175cc7029466cd0c0af9e95ba2826
-// seal: sha256 e6e752ac3e77b28a454b9ef351b7558df80be776124082516edfba4071dd6aa0
+// seal: sha256 e3d3bf677be72d936b3c5ffb2fb83474c9ab56599522ca152ef9b5ba24558e9b
 
 // Attention backward for sm_89, gradient of Q
 // over the key blocks that the pattern lists:
@@ -428,8 +428,8 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
   }
 }
 
-// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first. Queries
-// and keys that do not exist take the last one's part: nothing outside the tensors is read.
+// Hides the pairs of a step that the expression or the end of the keys excludes. `query` is this thread's first.
+// Queries and keys that do not exist take the last one's part: nothing outside the tensors is read.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int head, int meta,
     int query, const KvEnd& kv_end) {
   // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.

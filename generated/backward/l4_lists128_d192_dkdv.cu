@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: 2084437d9632d95364fc1c094555ee8ad50469f52321f9b2fdf5fda1cca58d0f
-// seal: sha256 ce329be84c336c256ad1866dc9aa32df25efad9dbe4b9afd434d2710e4c378ae
+// seal: sha256 f84a6e8a6fa1ab1c0e7452e7244a988e47c6023c263a6fdea6f7b518ae3a398a
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -259,7 +259,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_blocks, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_d256_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 335efdb8881ace9ba6d8d435a297f026740f0fa95fd32d449d69473443833d81
-// seal: sha256 73ff96eec00649af9a0d70318a8d880f5506485c844cbedd1908db45ec5c53e9
+// seal: sha256 2724028788668531a7ab0bb8448e5a2d4641b447fe40edcee43f2cb1bb2c8953
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -259,7 +259,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_blocks, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: dc75293e780b470949385767ebd753abaee7ce95e171e2e732565612fbd432a0
-// seal: sha256 edb2f0e1bab8e92d912e152fe1e735ee50dd6021a849fdad307fc5350eb023be
+// seal: sha256 3b757846df5e3fce4dec8da0e6422c78d8a0912101f85f9bdfd041a5faeab59d
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -256,7 +256,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

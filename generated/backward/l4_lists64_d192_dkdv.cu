@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: c51f611fd64361794bf113d8199e6aae9a27b47ec8a55775133d34bbeae37775
-// seal: sha256 97736279661b91b3e5e7f44f0fa0e4d745548a2beb8e4049171af57ede6ce203
+// seal: sha256 c0e7b7a4123bb462cff405da9ce9a88789e8111b963367668bd629934ba1dbd4
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -257,7 +257,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":64}}
 // spec hash: 59dda3a630da281738b3eaf45d1da06b39b4381cc2d8beaea4cb6c13a64f44f0
-// seal: sha256 2587d5f46edb6e379ad5a5b7c24db33910ef54574b1b3dbb8e9ca759b2fd8c65
+// seal: sha256 316aa13d29ad4cf2602b4ec3fa2d497cfe5d4eee24c2d5d3a2da29915d1de29e
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -256,7 +256,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

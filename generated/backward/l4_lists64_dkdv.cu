@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 1f8b33518efb3154707a65fd4a92152c60a309ccedfb39dc6e29377e07a3dd05
-// seal: sha256 9940305faa7fbbcf813be05478954764d7ee9fd9a9ffd2d691afc39d444c7854
+// seal: sha256 3aa9b2529cdd091345c8aa6e49aced33f7686f8f215e4a3358d7b5dd7d3975d4
 
 // Attention backward for sm_89, gradients of K and V
 // over the key blocks that the pattern lists:
@@ -256,7 +256,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
       p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
     // Without counts, the whole list.
-    const int counted = p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
     const int number = min(counted, p.kv_indices_length);
     for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
     if (p.full_kv_num_blocks == nullptr) continue;

@@ -14,7 +14,7 @@ from codegen.files import is_file, read_bytes
 from codegen.library import NamedSpec, shipped_names
 from codegen.migrations import migrated
 from codegen.plain import json_value
-from codegen.prune import without_comments
+from codegen.prune import same_code
 from codegen.receipts import (
     CubinRecord,
     MissingReceipt,
@@ -137,7 +137,7 @@ def _same_code(earlier: Receipt, old_source: str | None, source: str) -> bool:
         return True
     if old_source is None or source_sha256(old_source) != earlier.source.sha256:
         return False
-    return without_comments(old_source) == without_comments(source)
+    return same_code(old_source, source)
 
 
 def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> None:

@@ -137,7 +137,7 @@ class Gradients:
         return AttentionGradients(*(found[name] if name in wanted else None for name in ("dq", "dk", "dv")), seen)
 
 
-@pytest.mark.parametrize("name", ["h100_topk_dq", "h100_topk_b64_dkdv_bf16", "h100_lists128_causal_dkdv_bf16"])
+@pytest.mark.parametrize("name", ["h100_topk_dq", "h100_topk_dkdv_bf16", "h100_lists128_causal_dkdv_bf16"])
 def test_gradients_are_those_of_the_proper_lists(name: str) -> None:
     spec = find_spec(name).spec
     positional, more = small_call.arguments_of(spec, "cpu")

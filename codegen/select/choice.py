@@ -32,6 +32,7 @@ from codegen.select.problem import (
 )
 from codegen.select.shipped import Shipped, Verified, alike, serving
 from codegen.select.table import UNMEASURED, Measurement, Timing, measurements
+from codegen.select.variations import FEW_COLUMNS, UNEVEN
 from codegen.spec import Spec
 from codegen.wording import shown
 
@@ -40,6 +41,8 @@ Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
 Rule = Literal["written", "measured", "predicted", "nearest", "shipped", "model", "default"]
 WORTH = 1.02
 """How much longer a shipped kernel, which has a receipt, may take than one without."""
+FEW_COLUMNS_COPY = "ld_global"
+"""How products with at most FEW_COLUMNS columns load the blocks of A."""
 WHOLE = ("tile", "stages")
 """Fields of a mapping that leaves nothing to choose: the rest of what it leaves out follows by rules."""
 
@@ -116,6 +119,15 @@ class _Kernels:
     problem: Problem
     shipped: Mapping[str, Shipped]
     only: bool = False
+
+    @property
+    def are_preferred(self) -> bool:
+        """Whether shipped kernels go before others that the model expects to be faster.
+
+        Those for uneven matrices are too few for that.
+        """
+        longest = None if isinstance(self.problem, AttentionProblem) else self.problem.longest_row
+        return longest is None or longest < UNEVEN
 
     @property
     def kind(self) -> str:
@@ -293,8 +305,12 @@ def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tup
 
 
 def _allowed(timing: Timing, problem: Problem) -> bool:
-    """Whether a kernel gets A in the form with which it was measured."""
-    if isinstance(problem, AttentionProblem) or timing.prepared is None:
+    """Whether a kernel gets A in the form with which it was measured, and one for few columns no more of them."""
+    if isinstance(problem, AttentionProblem):
+        return True
+    if timing.tuning.get("copy") == FEW_COLUMNS_COPY and (problem.n or 0) > FEW_COLUMNS:
+        return False
+    if timing.prepared is None:
         return True
     if problem.prepared is None:  # others take A as it is, too; kernels that gather block rows do not
         return bool(timing.tuning["tile"]["m"] != GATHERED_ROWS)
@@ -332,7 +348,8 @@ def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -
     order = sorted(labels, key=lambda each: (round(mean[each], 9), -weights[each]))
     label = order[0]
     first = next((each for each in order if each in kernels.shipped), None)
-    if first is not None and (not measured or mean[first] - mean[label] <= math.log(WORTH) * len(losses)):
+    unmeasured = not measured and kernels.are_preferred
+    if first is not None and (unmeasured or mean[first] - mean[label] <= math.log(WORTH) * len(losses)):
         label = first
     named = kernels.of(labels[label])
     assert named is not None
@@ -426,7 +443,7 @@ def _candidates(kernels: _Kernels, rows: Iterable[Measurement]) -> dict[str, Nam
     """Kernels to estimate, by the label of their tuning: the shipped ones; without one, those of rows and alike."""
     problem = kernels.problem
     timings = [each.timing for each in kernels.shipped.values() if _allowed(each.timing, problem)]
-    if not timings and not kernels.only:
+    if not kernels.only and not (timings and kernels.are_preferred):
         timings = [*(each for row in rows for each in row.kernels), *alike(problem)]
     tried: dict[str, NamedSpec | None] = {}  # rows name the same kernels again and again
     for timing in timings:

@@ -130,10 +130,10 @@ def _agrees(written: Mapping[str, Any], named: NamedSpec) -> bool:
 
 @cache
 def _by_semantics() -> dict[str, tuple[Shipped, ...]]:
-    """Shipped kernels by the fields that say what they compute."""
+    """Shipped kernels by the fields that say what they compute, without the steps of the ladder and WMMA."""
     found: dict[str, list[Shipped]] = {}
     for named in shipped_specs():
-        if has_problem(named.spec):
+        if has_problem(named.spec) and named.spec.mma != "wmma" and named.subfolder.name != "ladder":
             found.setdefault(canonical(said_by(named.spec)), []).append(_shipped(named))
     return {semantics: tuple(kernels) for semantics, kernels in found.items()}
 

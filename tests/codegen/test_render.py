@@ -29,6 +29,8 @@ from codegen.render import SEAL, environment, generate, render, render_plan, sea
 
 DEFINITION = re.compile(r"__device__ __forceinline__ (?:[\w:<>*&]+ )+[*&]?(\w+)\(")
 CODE = re.compile(r"//[^\n]*")
+LENGTHS = {"q_len", "kv_len", "kv_end", "position", "row"}
+"""Methods of ``SeqlenInfo``, which is whole wherever a kernel asks for a length."""
 
 
 @cache
@@ -159,7 +161,7 @@ def test_only_helpers_that_are_used(named: NamedSpec) -> None:
     code = CODE.sub("", render(named))
     names = set(DEFINITION.findall(code))
     assert len(names) >= 2
-    assert not {name for name in names if words(named)[name] < 2}
+    assert not {name for name in names - LENGTHS if words(named)[name] < 2}
 
 
 STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)

@@ -87,7 +87,7 @@ def signature(generated: Generated, monkeypatch: pytest.MonkeyPatch) -> Any:
         torch.zeros(sizes["batch"], sizes[heads], sizes[length], 128).half()
         for heads, length in (("heads", "q_len"), ("kv_heads", "kv_len"))
     )
-    return kernel._check(q, k, k, indices=(), scale=None, out=None, sink=None)
+    return kernel._check(q, k, k, indices=(), scale=None, out=None, sink=None, return_lse=True)
 
 
 def test_the_headers_of_all_kernels_compile_side_by_side(tmp_path: Path) -> None:

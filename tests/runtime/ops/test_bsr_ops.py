@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import bsr_oracle  # noqa: E402
 from bsr_oracle import assert_near, by_definition, dense, drawn  # noqa: E402
 
+from codegen.library import find_spec  # noqa: E402
 from runtime import ArgumentError, BsrMatrix, PreparedBsr, explain_matmul, prepare_bsr  # noqa: E402
 from runtime.ops import bsr, bsr_layout  # noqa: E402
 
@@ -273,14 +274,14 @@ def test_what_is_wrong_is_named(name: str, loaded: Any) -> None:
 
 def test_a_kernel_that_prepared_the_matrix_and_does_not_compute_this_is_named() -> None:
     a, b = drawn((2, 2), (16, 16)), normal(32, 24)
-    gathered = bsr_oracle.find_spec("h100_bsr_spmm_b16_gathered").spec.canonical_json().replace("fp16", "bf16")
+    gathered = find_spec("h100_bsr_spmm_b16_gathered").spec.canonical_json().replace("fp16", "bf16")
     with pytest.raises(ArgumentError, match=r"a: is prepared for .*, which does not compute this: "):
         bsr_matmul(PreparedBsr(a, kernel=gathered), b, bias=normal(32))
 
 
 @pytest.mark.parametrize("which", ["b16_gathered", "b16_balanced", "b128_transposed", "b64_balanced"])
 def test_what_a_kernel_prepared_is_for_that_kernel(which: str) -> None:
-    spec = bsr_oracle.find_spec(f"h100_bsr_spmm_{which}").spec
+    spec = find_spec(f"h100_bsr_spmm_{which}").spec
     a = drawn((2, 2), (spec.block.rows, spec.block.cols), dtype=torch.float16)
     prepared, b = PreparedBsr(a, kernel=spec.canonical_json()), normal(a.shape[0], 24).half()
     found = explain_matmul(prepared, b, transpose_a=spec.transpose_a, arch="sm_90a").choice

@@ -346,11 +346,8 @@ def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -
         return None
     mean = {label: sum(loss.get(label, math.log(UNMEASURED)) for loss in losses) for label in labels}
     order = sorted(labels, key=lambda each: (round(mean[each], 9), -weights[each]))
-    label = order[0]
-    first = next((each for each in order if each in kernels.shipped), None)
-    unmeasured = not measured and kernels.are_preferred
-    if first is not None and (unmeasured or mean[first] - mean[label] <= math.log(WORTH) * len(losses)):
-        label = first
+    most = math.log(WORTH) * len(losses) if measured or not kernels.are_preferred else math.inf
+    label = next((each for each in order if each in kernels.shipped and mean[each] - mean[order[0]] <= most), order[0])
     named = kernels.of(labels[label])
     assert named is not None
     return _Kernel(named, label), _dense(rows, label)

@@ -813,7 +813,7 @@ def test_a_record_of_what_is_not_compiled_is_found_out(tmp_path: Path, monkeypat
     named = find_spec("l4_bsr_spmm_b16")
     record = compiled_anew(named, None)
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
-    with pytest.raises(AssertionError, match=r"known\.json does not say what was compiled"):
+    with pytest.raises(AssertionError, match=r"kernels\.json does not say what was compiled"):
         compiled_anew(named, {**record, "registers": 1})
 
 

@@ -1070,7 +1070,7 @@ def entered_by(call: Callable[[], Any]) -> list[tuple[str, str, dict[str, Any]]]
 
     def note(frame: Any, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(PROJECT) and not path.is_relative_to(PROJECT / "tests"):
+        if event == "call" and any(path.is_relative_to(PROJECT / folder) for folder in ("codegen", "runtime")):
             seen.append((path.relative_to(PROJECT).as_posix(), frame.f_code.co_name, dict(frame.f_locals)))
 
     sys.setprofile(note)

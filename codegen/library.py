@@ -266,7 +266,7 @@ def _parsed(document: Document, file: str) -> list[Spec]:
     first, other = (json.loads(spec.canonical_json()) for spec in specs)
     different = sorted(name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
     if different != ["dtype"]:
-        raise SpecError("dtype", f"lists types of which {', '.join(different)} differ: give a spec to each")
+        raise SpecError("dtype", f"lists types whose {', '.join(different)} differ: write a spec for each")
     del first["dtype"]
     if re.search(rf"\b{TWINS[0]}\b", json.dumps(first)):
         raise SpecError("dtype", f"lists types, and {TWINS[0]} is in another field too: give a spec to each")

@@ -130,5 +130,6 @@ def _unbroken(source: str) -> list[str]:
         if line.startswith("#"):
             lines += [line, ""]
         else:
-            lines[-1] = f"{lines[-1]} {line.strip()}".replace("( ", "(")
+            gap = "" if lines[-1].endswith("(") else " "  # a line may break behind a parenthesis
+            lines[-1] += gap + line.strip()
     return lines

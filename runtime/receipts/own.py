@@ -57,8 +57,7 @@ def _place() -> Path | None:
 def find(named: NamedSpec) -> Vouched | None:
     """The receipt of a kernel in the user's folder; None if there is none.
 
-    Others must not be able to write it: what it says would be theirs. One that they could write is told as such, and
-    does not hold.
+    A receipt that others could write proves nothing: it is refused by name and does not count.
 
     Raises:
         ReceiptError: for a CODEGEN_RECEIPTS that names no folder.

@@ -57,7 +57,7 @@ def _file(name: str) -> Path:
 
 @dataclass(frozen=True)
 class _Earlier:
-    """What is known of a kernel before it is carried over.
+    """Receipt, source and spec of a kernel before they are carried over.
 
     Attributes:
         named: its spec of today.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.prune import prune
+from codegen.prune import prune, same_code
 
 KERNEL = 'extern "C" __global__ void k(const __grid_constant__ Params p) {\n  use(kTileM);\n}\n'
 
@@ -55,3 +55,21 @@ def test_a_heading_stays_with_what_is_left_below_it() -> None:
 def test_comments_elsewhere_stay() -> None:
     text = f"// Who does what:\n//   warp 0 loads\n\n// Nothing below.\n\nconstexpr int kTileM = 4;\n\n{KERNEL}"
     assert prune(text) == text
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("int f(int a, int b);\nint g();", True),
+        ("int f(\n    int a, int b);  // two\n\nint g();", True),
+        ("int f(int a,\n      int b);\nint g();", True),
+        ("int f(int a, int c);\nint g();", False),
+        ("int f(int a, int b);\n#pragma once\nint g();", False),
+    ],
+)
+def test_breaks_of_lines_and_comments_are_no_code(other: str, same: bool) -> None:
+    assert same_code("int f(int a, int b);\nint g();", other) is same
+
+
+def test_a_blank_in_a_literal_is_code() -> None:
+    assert not same_code('asm("( a");', 'asm("(a");')

@@ -174,7 +174,7 @@ def gpus() -> Finding:
     found, unfit = [], []
     for number in range(call(cuda.cuDeviceGetCount)):
         device = call(cuda.cuDeviceGet, number)
-        name = call(cuda.cuDeviceGetName, 128, device).rstrip(b"\0").decode()
+        name = call(cuda.cuDeviceGetName, 128, device).partition(b"\0")[0].decode()
         major = call(cuda.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
         minor = call(cuda.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
         found.append(f"{name} ({major}.{minor})")

@@ -167,6 +167,16 @@ def with_tuning(fields: Fields, tuning: Mapping[str, Any]) -> Fields:
     return changed
 
 
+def base_fields(current: Spec, problem: Problem) -> Fields:
+    """Fields of a space's specs before the axes: those of the problem, and the current spec's where it has none.
+
+    A problem of FP8 operands does not say the granularity of their scales; kernels of another one are no candidates.
+    """
+    fields: Fields = json.loads(current.canonical_json())
+    unsaid = {name: value for name, value in fields.items() if name not in {*problem.said, *TUNING_FIELDS}}
+    return {**unsaid, **problem.fields(), **tuning_of(current)}
+
+
 def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
     """Return the space of the combinations of values.
 
@@ -181,7 +191,7 @@ def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
     points = math.prod(map(len, axes.values()))
     if points > MOST_POINTS:
         raise _error("", f"has {points} combinations; at most {MOST_POINTS} are looked at: give fewer values")
-    base = {**problem.fields(), **tuning_of(current.spec)}
+    base = base_fields(current.spec, problem)
     known = {each.spec.hash: each for each in [*shipped_specs(), current]}
     members: dict[tuple[str, ...], NamedSpec] = {}
     errors: dict[str, list[str]] = {}

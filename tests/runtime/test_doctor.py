@@ -129,7 +129,7 @@ def play(monkeypatch: pytest.MonkeyPatch, version: int, capability: tuple[int, i
         "cuDriverGetVersion": lambda: (0, version),
         "cuDeviceGetCount": lambda: (0, int(capability is not None)),
         "cuDeviceGet": lambda number: (0, number),
-        "cuDeviceGetName": lambda size, device: (0, b"a GPU".ljust(size, b"\0")),
+        "cuDeviceGetName": lambda size, device: (0, b"a GPU\0".ljust(size)),
         "cuDeviceGetAttribute": lambda kind, device: (0, capability[kind] if capability else 0),
     }
     bindings = SimpleNamespace(**answers, CUdevice_attribute=kinds)

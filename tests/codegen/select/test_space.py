@@ -9,13 +9,14 @@ from each import looped
 
 from codegen.errors import CodegenError, SpecError
 from codegen.library import find_spec, read_spec, shipped_specs, spec_text
+from codegen.parse import parse_spec
 from codegen.planning import plan_for
 from codegen.select import parse_problem, proposal
 from codegen.select.estimate import estimate
-from codegen.select.problem import problem_of
+from codegen.select.problem import has_problem, problem_of
 from codegen.select.proposal import check_writable, propose, write_proposal
 from codegen.select.ranking import ranking, spearman
-from codegen.select.space import MOST_POINTS, differences, parse_axes, space
+from codegen.select.space import MOST_POINTS, base_fields, differences, parse_axes, space
 from codegen.yaml_text import read_yaml, with_values
 
 DENSE = find_spec("h100_dense")
@@ -31,6 +32,12 @@ def test_a_space_has_the_current_spec_first_and_each_legal_combination_once() ->
     outside = space(DENSE, PROBLEM, parse_axes(["tile=128x128"], DENSE.spec))
     assert [named.spec.tile.n for named in outside.candidates] == [80, 128], "the current one is tried beside"
     assert outside.candidates[1].stem == "h100_dense_short", "a shipped spec has its name"
+
+
+def test_a_space_keeps_what_its_problem_does_not_say() -> None:
+    named = [each for each in shipped_specs() if has_problem(each.spec)]
+    lost = [each.stem for each in named if parse_spec(base_fields(each.spec, problem_of(each.spec))) != each.spec]
+    assert len(named) > 250 and not lost, "the granularity of scales, say"
 
 
 def test_other_fields_are_those_of_the_current_spec() -> None:

@@ -118,6 +118,10 @@ GROUPS: dict[str, Group] = {
     "distributed benchmark": Group(
         tests_in("benchmarks", "distributed"), scripts("distributed", "scale_out_model", "distributed_page")
     ),
+    "adding a pattern": Group(
+        ("tests/project/test_adding_a_pattern.py",),
+        ("tests/project/anticausal", "codegen/patterns", "codegen/plans", "runtime/patterns.py", "templates/attention"),
+    ),
     "ladder": Group(
         tests_in("benchmarks", "ladder", "ladder_page"),
         (*scripts("ladder", "ladder_page"), "benchmarks/results/ladder.json", "docs/ladder*", "generated/ladder"),

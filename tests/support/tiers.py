@@ -143,6 +143,7 @@ GROUPS: dict[str, Group] = {
             *(f"docs/guide/{name}.md" for name in ("fp8", "scale-out")),
         ),
     ),
+    "site": Group(tests_in("project", "site"), ("scripts/site.py", "mkdocs.yml", "docs", "*.md")),
     "table of receipts": Group(
         tests_in("benchmarks", "verified_page"),
         (*scripts("verified_page"), "generated", "specs", "tests/records/kernels.json", "docs/reference/verified.md"),

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from runtime.ops.bsr_explain import explain_matmul
     from runtime.ops.explain import explain_attention
     from runtime.ops.merge import merge_attention
-    from runtime.ops.quantise import QuantisedMatrix, quantise_matrix
-    from runtime.ops.quantise_attention import QuantisedAttention, quantise_attention
-    from runtime.ops.quantised_operands import quantised_operands
+    from runtime.ops.quantize import QuantizedMatrix, quantize_matrix
+    from runtime.ops.quantize_attention import QuantizedAttention, quantize_attention
+    from runtime.ops.quantized_operands import quantized_operands
     from runtime.ops.select_topk import select_topk_blocks
     from runtime.ops.static_scales import scales_of
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
@@ -44,8 +44,8 @@ _NEED_TORCH = {
     "Kernel": "runtime.kernel",
     "PreparedBsr": "runtime.prepare.prepared",
     "PreparedLists": "runtime.prepare.prepared",
-    "QuantisedAttention": "runtime.ops.quantise_attention",
-    "QuantisedMatrix": "runtime.ops.quantise",
+    "QuantizedAttention": "runtime.ops.quantize_attention",
+    "QuantizedMatrix": "runtime.ops.quantize",
     "block_sparse_attention": "runtime.ops.attention",
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
@@ -58,9 +58,9 @@ _NEED_TORCH = {
     "nn": "runtime.nn",
     "patterns": "runtime.patterns",
     "prepare_bsr": "runtime.prepare.bsr_matrix",
-    "quantise_attention": "runtime.ops.quantise_attention",
-    "quantise_matrix": "runtime.ops.quantise",
-    "quantised_operands": "runtime.ops.quantised_operands",
+    "quantize_attention": "runtime.ops.quantize_attention",
+    "quantize_matrix": "runtime.ops.quantize",
+    "quantized_operands": "runtime.ops.quantized_operands",
     "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
 }
@@ -79,8 +79,8 @@ __all__ = [
     "NoJitError",
     "PreparedBsr",
     "PreparedLists",
-    "QuantisedAttention",
-    "QuantisedMatrix",
+    "QuantizedAttention",
+    "QuantizedMatrix",
     "SpecError",
     "ToolchainError",
     "UnverifiedError",
@@ -96,9 +96,9 @@ __all__ = [
     "nn",
     "patterns",
     "prepare_bsr",
-    "quantise_attention",
-    "quantise_matrix",
-    "quantised_operands",
+    "quantize_attention",
+    "quantize_matrix",
+    "quantized_operands",
     "scales_of",
     "select_topk_blocks",
     "verified_only",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError, ExportError, SpecError
@@ -65,6 +66,15 @@ _NEED_TORCH = {
     "select_topk_blocks": "runtime.ops.select_topk",
 }
 
+# Former names and their successors, until the first release.
+_RENAMED = {
+    "QuantisedAttention": "QuantizedAttention",
+    "QuantisedMatrix": "QuantizedMatrix",
+    "quantise_attention": "quantize_attention",
+    "quantise_matrix": "quantize_matrix",
+    "quantised_operands": "quantized_operands",
+}
+
 __all__ = [
     "ArgumentError",
     "AttentionResult",
@@ -106,7 +116,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch."""
+    """Import what needs torch. A former name gives its successor and a DeprecationWarning."""
+    if name in _RENAMED:
+        warnings.warn(f"runtime.{name} is deprecated: use runtime.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _NEED_TORCH:
         try:
             module = importlib.import_module(_NEED_TORCH[name])

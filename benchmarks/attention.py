@@ -14,7 +14,8 @@ in common, by a kernel that loads those once and by one that does not; "ada", th
 runs through PTX.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
-fails or computes something else gets no time, and the reason is told. docs/measuring.md says how numbers are taken.
+fails or computes something else gets no time, and the reason is told. docs/notebook/measuring.md says how numbers are
+taken.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ OVERLAP_ROWS = tuple(
 
 
 def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp_rows: int = 32) -> Fields:
-    """Return the spec of a kernel for sm_89 with a tile that docs/ladder-attention.md found best on an H200."""
+    """Return the spec of a kernel for sm_89 with a tile that ladder-attention.md found best on an H200."""
     how = {"tile": {"m": tile[0], "n": tile[1]}, "stages": stages, "warp_rows": warp_rows}
     return {**fields(head_dim, pattern, **how), "arch": "sm_89"}
 
@@ -256,7 +257,7 @@ ADA_ROWS = (
         groups=("ada",),
         kv_heads=8,
     ),
-    # By WMMA, whose scores pass through shared memory: docs/ada.md says what differs.
+    # By WMMA, whose scores pass through shared memory: docs/notebook/ada.md says what differs.
     Row("ada_dense_wmma", wmma(128, DENSE), 16, 4096, ADA_PEERS, groups=("ada",), batch=4),
     Row("ada_topk32_b64_wmma", wmma(128, listed(64)), 16, 32768, ADA_PEERS, groups=("ada",)),
 )

@@ -2,7 +2,7 @@
 
     python benchmarks/fp8_accuracy.py --operands --json benchmarks/results/fp8_operands.json    # no GPU
     python benchmarks/fp8_accuracy.py --json benchmarks/results/fp8_accuracy_h100.json          # a Hopper GPU
-    python benchmarks/fp8_accuracy.py --from FILE [--plot docs/fp8_accuracy]                    # the page, the picture
+    python benchmarks/fp8_accuracy.py --from FILE [--plot docs/guide/fp8_accuracy]              # the page, the picture
 
 Errors are root mean squares of what the result is off, beside attention in float64. Data: normal; normal with logits of
 standard deviation 4; FlashAttention-3's outliers, where 0.1% of the elements have a normal number of standard deviation
@@ -36,7 +36,7 @@ from codegen.spec import QuantizeSpec
 from runtime import load_kernel, quantize_attention
 from runtime.verify.quantize import coded, expected, scales_of
 
-PAGE = ROOT / "docs" / "fp8.md"
+PAGE = ROOT / "docs" / "guide" / "fp8.md"
 HEADS, LENGTH, HEAD_DIM = 4, 2048, 128
 OFFSET = 3.0  # standard deviation of the mean of K's columns
 OUTLIERS, OUTLIER_STD = 1e-3, 10.0

@@ -2,7 +2,7 @@
 
     python benchmarks/host.py --json benchmarks/results/host_h100.json
     python benchmarks/host.py --from benchmarks/results/host_h100.json     # no GPU: prints an earlier run
-    python benchmarks/results_table.py                                     # writes its table into docs/measuring.md
+    python benchmarks/results_table.py                            # writes its table into docs/notebook/measuring.md
 
 Three times of each call, medians, in microseconds:
 

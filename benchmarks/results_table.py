@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and docs/results.md, measuring.md, select.md, expressions.md and fp8.md from the
-receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py,
+"""Writes the tables of README.md and of pages in docs/ (results, measuring, select, expressions, fp8, scale-out) from
+the receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py,
 expressions.py and fp8.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
@@ -48,7 +48,7 @@ from codegen.render import render
 MEASURED = ROOT / "benchmarks" / "results"
 ATTENTION = MEASURED / "attention_h200.json"
 BSR = MEASURED / "bsr_h200.json"
-# Other devices: the markers of docs/results.md and what stands between them.
+# Other devices: the markers of docs/notebook/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
 HOST = MEASURED / "host_h100.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
@@ -72,8 +72,8 @@ COMPACT_HEADINGS = (
 COMPACT_ALIGNMENT = ["---", "---", "---:", "---:", "---", "---:", "---:", "---:"]
 FULL_HEADINGS = ("row", "kernel", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
 FULL_ALIGNMENT = ["---", "---", "---", "---:", "---:", "---:", "---", "---:"]
-# One row of each kind for the README's one screen, the slower ones too; docs/results.md has every row. Of several names
-# the first one that was measured.
+# One row of each kind for the README's one screen, the slower ones too; results.md has every row. Of several names the
+# first one that was measured.
 HEADLINE_ROWS = (
     *(("dense_8k", "dense"), ("causal_8k", "causal"), ("dense_8k_d64", "dense_d64"), ("causal_8k_d64", "causal_d64")),
     *(("topk32",), ("topk32_d64",), ("topk32_b64",), ("topk32_d64_b64",), ("topk64_b128x64",), ("gqa_topk32_b64",)),
@@ -174,7 +174,7 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     if not records:
         return "No kernel has been verified since its source last changed."
     devices = " and ".join(sorted({f"{record.device}, driver {record.driver}" for record in records}))
-    measuring = "measuring.md" if page_folder.name == "docs" else "docs/measuring.md"
+    measuring = "measuring.md" if page_folder.name == "notebook" else "docs/notebook/measuring.md"
     text = f"{devices}; effective TFLOPS, medians ([how they are taken]({measuring})); error against float64."
     through_ptx = sorted({record.target for record in records if record.target.endswith(" PTX")})
     for target in through_ptx:
@@ -228,9 +228,9 @@ def compact_table(
         rows.append(line(texts))
     text = (
         f"{' and '.join(sorted(devices))}; effective TFLOPS, medians; pairs of figures are of single calls / back to "
-        "back ([how they are taken, what the names and the data are](docs/measuring.md)). "
+        "back ([how they are taken, what the names and the data are](docs/notebook/measuring.md)). "
         "The best peer is that of calls back to back; bold: behind a peer. Every kernel, every peer and the errors: "
-        "[docs/results.md](docs/results.md)."
+        "[docs/notebook/results.md](docs/notebook/results.md)."
     )
     return "\n".join([with_note(text, rows), "", line([*COMPACT_HEADINGS]), line(COMPACT_ALIGNMENT), *rows])
 
@@ -326,7 +326,7 @@ def error_cell(cell: Mapping[str, Any] | None) -> str:
     return " / ".join(f"{result['absolute_error']:.1e}" if result else DASH for result in found)
 
 
-# Markers of docs/results.md, how a cell is told there, and what that means.
+# Markers of docs/notebook/results.md, how a cell is told there, and what that means.
 DATA_TABLES = {
     "data-ratio-h100": (
         ratio_cell,
@@ -525,28 +525,28 @@ def main() -> int:
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
     compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
     measured = data_cells.read(CELLS)
-    docs = ROOT / "docs"
+    guide, reference, notebook = (ROOT / "docs" / part for part in ("guide", "reference", "notebook"))
     pages = {
         ROOT / "README.md": {"results": compact_table(compact, measured)},
-        docs / "results.md": {
+        notebook / "results.md": {
             "attention": full_table(attention),
             "bsr": full_table(bsr) if bsr else UNMEASURED,
             **{name: full_table(json.loads(path.read_text(encoding="utf-8"))) for name, path in OTHER_DEVICES.items()},
             **data_tables(measured),
-            "results": table(specs, GENERATED, docs),
+            "results": table(specs, GENERATED, notebook),
         },
-        docs / "measuring.md": {
+        notebook / "measuring.md": {
             "host": host_page.table(read(HOST)),
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
-        docs / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
-        docs / "fp8.md": {"fp8-speed": fp8_page.table(read(FP8))},
-        docs / "scale-out.md": {
+        reference / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
+        guide / "fp8.md": {"fp8-speed": fp8_page.table(read(FP8))},
+        guide / "scale-out.md": {
             "measured": distributed_page.table([read(path) for path in DISTRIBUTED]),
             "measured-four": distributed_page.table([read(DISTRIBUTED_FOUR)]),
             "measured-before": distributed_page.table([read(path) for path in DISTRIBUTED_BEFORE]),
         },
-        docs / "select.md": {
+        reference / "select.md": {
             "selection": selection_page.table(read(SELECTION)),
             "tuning": tuning_page.table(read(TUNING)),
         },

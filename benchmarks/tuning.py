@@ -4,7 +4,7 @@
     python benchmarks/tuning.py --db tuning.sqlite --json benchmarks/results/tuning_h100.json
     python benchmarks/tuning.py --from benchmarks/results/tuning_h100.json
 
-`python benchmarks/results_table.py` writes its table into docs/select.md.
+`python benchmarks/results_table.py` writes its table into docs/reference/select.md.
 
 A row is `codegen tune SIZES --spec KERNEL --over SPACE`. The database keeps each candidate: a run that was interrupted
 goes on where it ended. The JSON is written after each row.

@@ -189,7 +189,7 @@ def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:
     if choice.dense:
         rows.append(("dense", f"by the table a dense product is faster: {choice.dense}"))
     title = Text("Choice", style="bold")
-    title.append(" for its problem; docs/select.md", style="not bold")
+    title.append(" for its problem; docs/reference/select.md", style="not bold")
     return [title, _rows(rows)]
 
 

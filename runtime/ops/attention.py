@@ -121,13 +121,13 @@ def block_sparse_attention(
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
 
     q, k, v and ``sink`` have gradients, by default the same bits in every call, with every pattern and option. Blocks
-    of lists have 64 queries and keys or multiples of them (docs/training.md). ``out`` and whatever else has no gradient
-    are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
+    of lists have 64 queries and keys or multiples of them (docs/guide/training.md). ``out`` and whatever else has no
+    gradient are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
     the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused, and so is forward-mode differentiation
     (``torch.func.jvp``, dual tensors), whatever ``torch.no_grad`` says.
 
     Operands in FP8 stand in the place of q, k and v: ``block_sparse_attention(quantize_attention(q, k, v), pattern)``
-    (docs/fp8.md). They have no gradients, and no operator for ``torch.compile``.
+    (docs/guide/fp8.md). They have no gradients, and no operator for ``torch.compile``.
 
     Args:
         q: (batch, heads, q_len, head_dim), float16 or bfloat16, on a GPU; head_dim a multiple of 8 up to 256. The last
@@ -143,7 +143,7 @@ def block_sparse_attention(
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
         softcap: cap of the logits, from 0.001 to 1000: softcap * tanh(scale * q k^T / softcap). Each value is a kernel.
         score: what becomes of the logits, scale * q k^T, before the softmax: a ``runtime.patterns.Score``, or a text or
-            a function of which one is made in each call (docs/expressions.md). Not beside ``softcap``. Its
+            a function of which one is made in each call (docs/reference/expressions.md). Not beside ``softcap``. Its
             floating-point tensors have gradients where their indices are batch, head, q_idx, kv_idx or q_idx - kv_idx.
         sink: float32 (heads,), a logit that joins the sum of each row of its head, as a key without a value would.
         kv_lengths: int32 (batch or 1,), keys of each batch that exist: later ones are hidden from all queries. The

@@ -377,12 +377,12 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
     assert script.main() == 1
     assert checked == [
         ("README.md", ["results"], True),
-        ("docs/results.md", sorted([*PAGE, "results"]), True),
-        ("docs/measuring.md", ["few-columns", "host"], True),
-        ("docs/expressions.md", ["speed"], True),
-        ("docs/fp8.md", ["fp8-speed"], True),
-        ("docs/scale-out.md", ["measured", "measured-before", "measured-four"], True),
-        ("docs/select.md", ["selection", "tuning"], True),
+        ("docs/notebook/results.md", sorted([*PAGE, "results"]), True),
+        ("docs/notebook/measuring.md", ["few-columns", "host"], True),
+        ("docs/reference/expressions.md", ["speed"], True),
+        ("docs/guide/fp8.md", ["fp8-speed"], True),
+        ("docs/guide/scale-out.md", ["measured", "measured-before", "measured-four"], True),
+        ("docs/reference/select.md", ["selection", "tuning"], True),
     ]
 
 
@@ -447,7 +447,7 @@ def test_the_readme_has_every_row_that_has_data() -> None:
 
 
 def test_the_pages_have_the_markers_that_are_written() -> None:
-    for page, names in {"README.md": ["results"], "docs/results.md": [*PAGE, "results"]}.items():
+    for page, names in {"README.md": ["results"], "docs/notebook/results.md": [*PAGE, "results"]}.items():
         text = (PROJECT / page).read_text(encoding="utf-8")
         for name in names:
             assert "\nnew\n" in script.rewritten(text, name, "new")

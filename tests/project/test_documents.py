@@ -14,7 +14,7 @@ import runtime
 PROJECT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
-CALLING = (PROJECT / "docs" / "calling.md").read_text(encoding="utf-8")
+CALLING = (PROJECT / "docs" / "guide" / "calling.md").read_text(encoding="utf-8")
 LONGEST_LINE = 200  # bytes
 WIDE_TABLE = re.compile(rb"<!-- modes: .*<!-- end of modes -->", re.DOTALL)  # a column for each of 19 modes
 
@@ -100,7 +100,7 @@ def test_every_exception_is_documented() -> None:
 
 
 def test_the_design_names_what_there_is() -> None:
-    text = (PROJECT / "docs" / "design.md").read_text(encoding="utf-8")
+    text = (PROJECT / "docs" / "reference" / "design.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 70, "one page"
     code = "\n".join(
         path.read_text(encoding="utf-8")
@@ -129,7 +129,8 @@ def names_there_are() -> set[str]:
 
 
 def test_the_glossary_names_what_there_is() -> None:
-    rows = re.findall(r"^\| (.+?) \|", (PROJECT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    page = (PROJECT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \|", page, re.MULTILINE)
     told = {word for row in rows for name in re.findall(r"`([^`]+)`", row) for word in re.findall(r"\w+", name)}
     assert {"WorkTile", "PipelineState", "KvBlockIterator", "share_kv_loads", "PreparedBsr"} <= told
     known = names_there_are()
@@ -139,7 +140,7 @@ def test_the_glossary_names_what_there_is() -> None:
 
 def test_the_recipes_name_what_there_is() -> None:
     """Names with an underscore or a capital inside: what is in no code is an old name."""
-    text = (PROJECT / "docs" / "adding.md").read_text(encoding="utf-8")
+    text = (PROJECT / "docs" / "reference" / "adding.md").read_text(encoding="utf-8")
     code = " ".join(re.findall(r"`([^`]+)`", text))
     told = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b|\b\w*[a-z][A-Z]\w*", code))
     assert {"load_imbalanced", "kSubTileRows", "supports_stream_k", "KvBlockIterator"} <= told

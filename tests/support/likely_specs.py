@@ -117,7 +117,7 @@ def _fp8_attention(choose: Choose) -> dict[str, Any]:
         "accumulate_every": (0, 1, 2, 4),
     }
     fields = _fp8(choose, ("fp16", "bf16"))
-    # Wider heads by mma.sync may spill some bytes (docs/guarantees.md, "Not promised").
+    # Wider heads by mma.sync may spill some bytes (docs/reference/guarantees.md, "Not promised").
     widest = 256 if fields["arch"] == "sm_90a" else 128
     return {
         **fields,

@@ -74,7 +74,7 @@ def prepared(plan: Plan, facts: KernelFacts) -> launch.Signature:
 
 
 def grid_of(facts: KernelFacts, tiles: int, sm_count: int) -> int:
-    """The rule of docs/export.md."""
+    """The rule of docs/guide/export.md."""
     grid, cluster = facts.grid, facts.cluster[0]
     if not grid.persistent:
         return tiles

@@ -68,11 +68,11 @@ _NEED_TORCH = {
 
 # Former names and their successors, until the first release.
 _RENAMED = {
-    "QuantizedAttention": "QuantizedAttention",
-    "QuantizedMatrix": "QuantizedMatrix",
-    "quantize_attention": "quantize_attention",
-    "quantize_matrix": "quantize_matrix",
-    "quantized_operands": "quantized_operands",
+    "QuantisedAttention": "QuantizedAttention",
+    "QuantisedMatrix": "QuantizedMatrix",
+    "quantise_attention": "quantize_attention",
+    "quantise_matrix": "quantize_matrix",
+    "quantised_operands": "quantized_operands",
 }
 
 __all__ = [

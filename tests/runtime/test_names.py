@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("QuantizedAttention", "QuantizedAttention"),
-        ("QuantizedMatrix", "QuantizedMatrix"),
-        ("quantize_attention", "quantize_attention"),
-        ("quantize_matrix", "quantize_matrix"),
-        ("quantized_operands", "quantized_operands"),
+        ("QuantisedAttention", "QuantizedAttention"),
+        ("QuantisedMatrix", "QuantizedMatrix"),
+        ("quantise_attention", "quantize_attention"),
+        ("quantise_matrix", "quantize_matrix"),
+        ("quantised_operands", "quantized_operands"),
     ],
 )
 def test_a_former_name_warns(old: str, new: str) -> None:

@@ -265,7 +265,7 @@ def update_picture(path: Path, text: str, *, check: bool) -> int:
     return int(check)
 
 
-def emphasised(text: str, ratios: Iterable[float | None]) -> str:
+def emphasized(text: str, ratios: Iterable[float | None]) -> str:
     """Return a text, bold if one of the ratios says that we are behind."""
     return f"**{text}**" if any(ratio is not None and ratio < 1 for ratio in ratios) else text
 
@@ -273,7 +273,7 @@ def emphasised(text: str, ratios: Iterable[float | None]) -> str:
 def ratios(record: Mapping[str, Any]) -> str:
     """Return by how much we are faster than the best peer, in both ways; bold if we are behind."""
     found = [ratio_to_best(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
-    return emphasised(both(*found, ".2f"), found)
+    return emphasized(both(*found, ".2f"), found)
 
 
 def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -> str:
@@ -296,7 +296,7 @@ def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -
         return DASH
     ratio, where = min(of_data, key=lambda found: found[0])
     mark = "" if all(map(is_current, found.values())) else OLDER
-    return f"{emphasised(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
+    return f"{emphasized(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
 
 
 def data_words(key: data_cells.Key) -> str:

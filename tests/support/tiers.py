@@ -143,6 +143,10 @@ GROUPS: dict[str, Group] = {
             *(f"docs/guide/{name}.md" for name in ("fp8", "scale-out")),
         ),
     ),
+    "gallery": Group(
+        tests_in("benchmarks", "gallery"),
+        (*scripts("gallery"), "runtime/patterns*", "runtime/convert", "docs/guide/gallery.md", "docs/guide/masks"),
+    ),
     "site": Group(tests_in("project", "site"), ("scripts/site.py", "mkdocs.yml", "docs", "*.md")),
     "table of receipts": Group(
         tests_in("benchmarks", "verified_page"),

@@ -30,9 +30,10 @@ from runtime import convert
 from runtime.patterns import Causal, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
 """
 INTRODUCTION = """\
-Each picture is a mask of 512 queries (down) and 512 keys (across); the lines are blocks of 64 x 64 tokens. Visible pairs
-are blue, and every fourth token is drawn. Kernels skip a block without a visible pair. They evaluate the mask only in
+Each picture is a mask of 512 queries (down) and 512 keys (across). The lines are blocks of 64 x 64 tokens. Visible
+pairs are blue. Every fourth token is drawn. Kernels skip a block without a visible pair. They evaluate the mask only in
 blocks that are visible in part. `convert.to_token_mask` returns these masks as tensors of bool, on the CPU too.
+The notebook [masks.ipynb](../../examples/masks.ipynb) does so step by step.
 """
 
 

@@ -144,8 +144,11 @@ GROUPS: dict[str, Group] = {
         ),
     ),
     "gallery": Group(
-        tests_in("benchmarks", "gallery"),
-        (*scripts("gallery"), "runtime/patterns*", "runtime/convert", "docs/guide/gallery.md", "docs/guide/masks"),
+        (*tests_in("benchmarks", "gallery"), *tests_in("project", "notebook")),
+        (
+            *(*scripts("gallery"), "scripts/notebook.py", "examples/masks.ipynb"),
+            *("runtime/patterns*", "runtime/convert", "docs/guide/gallery.md", "docs/guide/masks"),
+        ),
     ),
     "site": Group(tests_in("project", "site"), ("scripts/site.py", "mkdocs.yml", "docs", "*.md")),
     "table of receipts": Group(

@@ -1,8 +1,4 @@
-"""Where the project's files are, and how specs are found and read.
-
-In a source tree ``templates/``, ``specs/`` and ``generated/`` stand beside the package; in an installed wheel they are
-inside it.
-"""
+"""Finding and reading of specs."""
 
 from __future__ import annotations
 
@@ -20,20 +16,17 @@ from codegen.files import is_file, read_text, resolved
 from codegen.names import check_name
 from codegen.operators import operator_of
 from codegen.parse import parse_spec
+from codegen.project import GENERATED as GENERATED
+from codegen.project import IN_SOURCE_TREE as IN_SOURCE_TREE
+from codegen.project import ROOT as ROOT
+from codegen.project import SPECS as SPECS
+from codegen.project import TEMPLATES as TEMPLATES
 from codegen.spec import Spec
 from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import Document, location_of, read_yaml
 
-_PACKAGE = Path(__file__).resolve().parent
-IN_SOURCE_TREE = not (_PACKAGE / "data").is_dir()
-"""Whether this is a source tree: what an installed package carries is not written to."""
-ROOT = _PACKAGE.parent if IN_SOURCE_TREE else _PACKAGE / "data"
-"""Folder that holds templates/, specs/ and generated/."""
 OF_TWIN = f"_{TWINS[1]}"
 """Ends the name of a twin."""
-TEMPLATES = ROOT / "templates"
-SPECS = ROOT / "specs"
-GENERATED = ROOT / "generated"
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class Commands(TyperGroup):
     """A group of commands in the order of their panels, with plain help of its options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Parameters, without types that help only programmers."""
         return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -215,6 +216,7 @@ def list_command(
             show_default=False,
         ),
     ] = None,
+    *,
     op: Annotated[
         str | None, typer.Option("--op", metavar="OP", help="Only this operator, such as bsr_spmm.", show_default=False)
     ] = None,

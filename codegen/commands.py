@@ -89,18 +89,29 @@ def render_specs(specs: Sequence[str] | None, out: str | None, *, every: bool, c
         _leave_with(mistakes)
         return
     twins = [named for named in named_specs if named.twin_of is not None and out is None]
-    by_folder: dict[Path, list[NamedSpec]] = defaultdict(list)
-    for named in dict.fromkeys(named.main if out is None else named for named in named_specs):
-        by_folder[Path(out) if out is not None else home_of(named)].append(named)
+    by_folder = _by_folder(named_specs, out)
     _render_once(named_specs)
     if check:
-        problems = [p for folder, group in by_folder.items() for p in freshness.check_files(folder, group)]
-        problems += [p for named in twins for p in freshness.check_twins(home_of(named), [named])]
+        problems = _problems_of(by_folder, twins)
         if every and out is None:
             problems += indexing.problems(GENERATED, shipped_specs())
         _report_problems(problems, mistakes, as_json=as_json)
     else:
         _write_sources(by_folder, twins, None if every else named_specs, mistakes, as_json=as_json)
+
+
+def _by_folder(specs: Iterable[NamedSpec], out: str | None) -> dict[Path, list[NamedSpec]]:
+    """Specs by the folder of their sources. Without ``--out``, a twin's source is that of its first type."""
+    found: dict[Path, list[NamedSpec]] = defaultdict(list)
+    for named in dict.fromkeys(named.main if out is None else named for named in specs):
+        found[Path(out) if out is not None else home_of(named)].append(named)
+    return found
+
+
+def _problems_of(by_folder: Mapping[Path, list[NamedSpec]], twins: Iterable[NamedSpec]) -> list[freshness.Problem]:
+    """Problems of the sources of specs and twins."""
+    problems = [p for folder, group in by_folder.items() for p in freshness.check_files(folder, group)]
+    return problems + [p for named in twins for p in freshness.check_twins(home_of(named), [named])]
 
 
 def _readable(specs: Iterable[str]) -> tuple[list[NamedSpec], list[CodegenError]]:

@@ -67,19 +67,18 @@ def update(folder: Path, renewed: Iterable[NamedSpec] | None = None) -> bool:
 
     Args:
         folder: the folder. Only the source tree's own ``generated/`` has an index: for others, nothing is written.
-        renewed: kernels whose rows are computed anew; None for all. Other rows stay, missing ones are added, and rows
-            of specs that are gone are dropped.
+        renewed: kernels whose rows are computed anew; None for all. So are rows that are missing, or older than their
+            spec file or receipt. Rows of specs that are gone are dropped.
     """
     if folder != GENERATED or not IN_SOURCE_TREE:
         return False
-    anew = None if renewed is None else {named.main.stem for named in renewed}
-    kept = {} if anew is None else {row["spec"]: row for row in index.read(folder)}
-    rows = [
-        kept[named.stem]
-        if anew is not None and named.main.stem not in anew and named.stem in kept
-        else index_row(named, folder)
-        for named in shipped_specs()
-    ]
+    kept: dict[str, index.Row] = {}
+    if renewed is not None:
+        earlier = index.read(folder)
+        stale, _ = index.stale_files(earlier, folder)
+        anew = {named.main.stem for named in renewed} | {path.stem for path in stale}
+        kept = {row["spec"]: row for row in earlier if Path(row["file"]).stem not in anew}
+    rows = [kept.get(named.stem) or index_row(named, folder) for named in shipped_specs()]
     return write_if_changed(folder / index.NAME, index.text_of(rows))
 
 

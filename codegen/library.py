@@ -10,21 +10,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from codegen import project
 from codegen.dtypes import TWINS
 from codegen.errors import FileError, SpecError
 from codegen.files import is_file, read_text, resolved
 from codegen.names import check_name
 from codegen.operators import operator_of
 from codegen.parse import parse_spec
-from codegen.project import GENERATED as GENERATED
-from codegen.project import IN_SOURCE_TREE as IN_SOURCE_TREE
-from codegen.project import ROOT as ROOT
-from codegen.project import SPECS as SPECS
-from codegen.project import TEMPLATES as TEMPLATES
 from codegen.spec import Spec
 from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import Document, location_of, read_yaml
 
+IN_SOURCE_TREE = project.IN_SOURCE_TREE
+ROOT = project.ROOT
+TEMPLATES = project.TEMPLATES
+SPECS = project.SPECS
+GENERATED = project.GENERATED
 OF_TWIN = f"_{TWINS[1]}"
 """Ends the name of a twin."""
 

@@ -27,6 +27,7 @@ from codegen.errors import CodegenError  # noqa: E402
 from codegen.files import write_if_changed  # noqa: E402
 from codegen.json_rows import json_rows  # noqa: E402
 from codegen.library import NamedSpec, shipped_specs  # noqa: E402
+from codegen.prune import without_comments  # noqa: E402
 from codegen.receipts import MissingReceipt, Receipt, read_receipt, receipt_path, source_sha256  # noqa: E402
 from codegen.render import Generated, generate  # noqa: E402
 from runtime.compile import child, compilers, inspection  # noqa: E402
@@ -66,6 +67,11 @@ def installed(version: str, folder: Path) -> Compiler:
     return Compiler(version, library, tuple(sorted(place.glob("nvidia/*/include"))))
 
 
+def code_of(generated: Generated) -> str:
+    """SHA-256 of a kernel's source without comments: an edit of a comment compiles nothing again."""
+    return source_sha256(without_comments(generated.source))
+
+
 def outcome(compiler: Compiler, generated: Generated) -> dict[str, Any]:
     """What the compiler made of a kernel: registers and bytes of spills, or its first error."""
     stem = generated.named.stem
@@ -79,7 +85,7 @@ def outcome(compiler: Compiler, generated: Generated) -> dict[str, Any]:
         "options": options_of(generated.plan),
     }
     told, _ = child.ask(request, stem)
-    row = {"version": compiler.version, "kernel": stem, "source": source_sha256(generated.source)}
+    row = {"version": compiler.version, "kernel": stem, "code": code_of(generated)}
     if told["status"]:
         lines = [line for line in told["log"].splitlines() if "error" in line]
         return {**row, "refused": (lines or [told["error"]])[0]}
@@ -88,16 +94,16 @@ def outcome(compiler: Compiler, generated: Generated) -> dict[str, Any]:
 
 
 class Results:
-    """Outcomes by version and source, kept in a file."""
+    """Outcomes by version and code, kept in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path.is_file() else []
-        self.rows = {(row["version"], row["source"]): row for row in map(json.loads, lines)}
+        self.rows = {(row["version"], row["code"]): row for row in map(json.loads, lines)}
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep an outcome."""
-        self.rows[row["version"], row["source"]] = row
+        self.rows[row["version"], row["code"]] = row
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -120,14 +126,14 @@ def todo(kernels: list[Generated], versions: list[str], results: Results) -> Ite
     """What has no outcome yet: all versions of a kernel before the next kernel."""
     for generated in kernels:
         for version in versions:
-            if (version, source_sha256(generated.source)) not in results.rows:
+            if (version, code_of(generated)) not in results.rows:
                 yield version, generated
 
 
 def recorded(
     kernels: Sequence[Generated], versions: Sequence[str], rows: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> compilers.CompilerRecord:
-    """The record of outcomes by version and source.
+    """The record of outcomes by version and code.
 
     Args:
         kernels: the shipped kernels.
@@ -141,18 +147,15 @@ def recorded(
     packages = sorted({receipt.cubin.compiler_package for receipt in receipts})
     if len(packages) != 1:
         raise CodegenError(f"receipts are of several compilers, {', '.join(packages)}: verify all with one of them")
-    sources = {each.named.stem: source_sha256(each.source) for each in kernels}
+    code = {each.named.stem: code_of(each) for each in kernels}
 
     def of(field: str) -> dict[str, dict[str, Any]]:
-        found = {
-            version: {stem: rows[version, source].get(field) for stem, source in sources.items()}
-            for version in versions
-        }
+        found = {version: {stem: rows[version, sha].get(field) for stem, sha in code.items()} for version in versions}
         told = {version: {stem: value for stem, value in each.items() if value} for version, each in found.items()}
         return {version: each for version, each in told.items() if each}
 
     return compilers.CompilerRecord(
-        compiler=packages[0], versions=tuple(versions), spills=of("spills"), refused=of("refused"), sources=sources
+        compiler=packages[0], versions=tuple(versions), spills=of("spills"), refused=of("refused"), code=code
     )
 
 

@@ -34,7 +34,7 @@ class CompilerRecord(SpecModel):
     versions: tuple[Version, ...] = Field(description="of NVRTC's package, with which every kernel was compiled")
     spills: dict[Version, dict[str, Count]] = Field(description="bytes, of the kernels that spill")
     refused: dict[Version, dict[str, str]] = Field(description="the first error, of the kernels that do not compile")
-    sources: dict[str, Sha256] = Field(description="what was compiled of each kernel")
+    code: dict[str, Sha256] = Field(description="of each kernel's source without comments, as it was compiled")
 
     def troubles(self, version: Version) -> dict[str, str]:
         """What a version makes of the kernels that it does not compile as the receipts' compiler does, in words."""

@@ -103,7 +103,7 @@ def test_counters_of_elsewhere(tmp_path: Path) -> None:
     assert run(KERNEL, "--static").stdout.endswith("static analysis only: --static\n")
     for arguments, says in (
         (("--counters", str(tmp_path / "none.csv")), "No such file"),
-        (("--counters", str(path), "--static"), "say one of them"),
+        (("--counters", str(path), "--static"), "use one of them"),
     ):
         refused = run(KERNEL, *arguments)
         assert refused.exit_code == 2 and says in refused.stderr.splitlines()[-1]

@@ -12,7 +12,7 @@ import typer
 
 from codegen import freshness, indexing
 from codegen.errors import CodegenError, SpecError
-from codegen.files import write_if_changed
+from codegen.files import display_path, write_if_changed
 from codegen.library import NamedSpec, find_spec, find_specs, shipped_specs
 from codegen.places import home_of
 from codegen.planning import plan_for
@@ -152,7 +152,7 @@ def _write_sources(
     with report(as_json=as_json) as told:
         for folder, group in by_folder.items():
             for path, changed in freshness.render_to(folder, group).items():
-                line = f"{'wrote' if changed else 'up to date'}  {freshness.display_path(path)}"
+                line = f"{'wrote' if changed else 'up to date'}  {display_path(path)}"
                 told.row({"path": str(path), "changed": changed}, line)
             indexing.update(folder, renewed)
         for named in twins:
@@ -233,7 +233,7 @@ def _report_problems(
     with report(as_json=as_json) as told:
         for problem in problems:
             fields = {"path": str(problem.path), "kind": problem.kind, "message": problem.message, "fix": problem.fix}
-            place = freshness.display_path(problem.path)
+            place = display_path(problem.path)
             told.row(fields, f"{place}: {problem.message}\n    run: {problem.fix}")
         _leave_with(mistakes)
         if problems:

@@ -123,7 +123,7 @@ def test_what_is_attested_holds(attested: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"signature: by the key {keys.key_id(KEY.public_key())}" in result.stdout
     assert "commit: " + "0" * 40 in result.stdout
-    assert "rebuilt: 1 of 1 as attested" in result.stdout and "these are of turn 0: l4_bsr_spmm_b128" in result.stdout
+    assert "rebuilt: 1 of 1 as attested" in result.stdout and "sample 0 (--turn): l4_bsr_spmm_b128" in result.stdout
     document = json.loads(check("--json").stdout)
     assert document["complete"] and {row["state"] for row in document["rows"]} == {"ok", "not attested"}
 

@@ -417,8 +417,8 @@ class ProductInputs:
     Attributes:
         sparse: (rows, columns), layout torch.sparse_bsr.
         b: (columns, tokens), stored as the problem's activations are.
-        dense: (rows, columns) without zeros, for dense products: a matrix that is mostly zeros draws less power, so that
-            cuBLAS would run faster than on a model's weights.
+        dense: (rows, columns) without zeros, for dense products: with a matrix that is mostly zeros, which draws less
+            power, cuBLAS would run faster than with a model's weights.
         dout: the gradient of the result; None forward.
     """
 
@@ -433,6 +433,20 @@ class ProductInputs:
     def prepared(self) -> BsrMatrix:
         """The weight as it is used in many calls."""
         return prepare_bsr(self.sparse)
+
+    def places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 (stored blocks,): block rows, and block columns."""
+        counts = self.sparse.crow_indices().diff().long()
+        rows = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        return rows, self.sparse.col_indices().long()
+
+    def stored(self) -> torch.Tensor:
+        """(rows, columns): the weight with zeros where no block is stored."""
+        size, values = self.size.block, self.sparse.values()
+        shape = (self.problem.rows // size, self.problem.columns // size, size, size)
+        blocks = torch.zeros(shape, device=values.device, dtype=values.dtype)
+        blocks[self.places()] = values
+        return blocks.transpose(1, 2).reshape(self.problem.rows, self.problem.columns)
 
     def explain(self, *, gradients: bool, arch: str | None = None) -> MatmulExplanation:
         """The kernels that the front door takes."""

@@ -80,15 +80,15 @@ def sdpa(inputs: AttentionInputs, backend: str) -> Call:
         raise ValueError("is_causal aligns the mask to the first key")
     if inputs.sink is not None:
         raise ValueError("has no sinks")
-    tensors = leaves(inputs, lambda t: t)
+    q, k, v = leaves(inputs, lambda t: t)
     grouped = inputs.problem.kv_count != inputs.problem.heads
     chosen = getattr(SDPBackend, backend)
 
     def forward() -> torch.Tensor:
         with sdpa_kernel(chosen):
-            return torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=causal, enable_gqa=grouped)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
-    return differentiated(inputs, tensors, forward)
+    return differentiated(inputs, (q, k, v), forward)
 
 
 def _swapped(t: torch.Tensor) -> torch.Tensor:
@@ -133,14 +133,16 @@ def flash_options(inputs: AttentionInputs) -> Fields:
     return {"causal": getattr(pattern, "causal", isinstance(pattern, CausalPattern))}
 
 
-def packed(inputs: AttentionInputs, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Call:
+def packed(
+    inputs: AttentionInputs, function: Callable[..., Any], tensors: Sequence[torch.Tensor], more: Fields | None = None
+) -> Call:
     """The call of packed documents: tensors without the batch, and where documents begin."""
     assert inputs.cu_seqlens is not None
     longest = int(inputs.cu_seqlens.diff().max())
     q, k, v = (t[0] for t in tensors)
     names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
     options = dict(zip(names, (inputs.cu_seqlens, inputs.cu_seqlens, longest, longest), strict=True))
-    options |= flash_options(inputs)
+    options |= {**flash_options(inputs), **(more or {})}
     return lambda: _first(function(q, k, v, **options))[None]
 
 
@@ -192,7 +194,7 @@ def fa4(inputs: AttentionInputs) -> Call:
     tensors = leaves(inputs, lambda t: t.transpose(1, 2).contiguous())
     options: Fields = {} if inputs.sink is None else {"learnable_sink": inputs.sink}
     if isinstance(pattern, Documents):
-        forward = packed(inputs, module.flash_attn_varlen_func, tensors)
+        forward = packed(inputs, module.flash_attn_varlen_func, tensors, options)
         return differentiated(inputs, tensors, forward, _swapped)
     if inputs.lists is not None:
         lists = inputs.lists.of_heads(inputs.problem.heads)
@@ -289,15 +291,15 @@ def flex(inputs: AttentionInputs, backend: str | None = None) -> Call:
         options = {"BACKEND": backend}
     elif inputs.lists is not None and inputs.lists.block < FEWEST_FLEX_ROWS:
         options = {"BLOCK_M": inputs.lists.block, "BLOCK_N": inputs.lists.block}
-    tensors = leaves(inputs, lambda t: t)
+    q, k, v = leaves(inputs, lambda t: t)
     if inputs.dout is None and mask is not None:
-        return flex_call(*tensors, mask, options, sink=inputs.sink)
+        return flex_call(q, k, v, mask, options, sink=inputs.sink)
     if inputs.sink is not None:
         raise ValueError("a sink is worked in afterwards, which has no fused gradient")
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     grouped = inputs.problem.kv_count != inputs.problem.heads
-    forward = partial(compiled, *tensors, block_mask=mask, enable_gqa=grouped, kernel_options=options)
-    return differentiated(inputs, tensors, forward)
+    forward = partial(compiled, q, k, v, block_mask=mask, enable_gqa=grouped, kernel_options=options)
+    return differentiated(inputs, (q, k, v), forward)
 
 
 def cublas(inputs: ProductInputs) -> Call:

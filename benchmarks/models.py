@@ -37,11 +37,12 @@ from typing import Any
 
 import models_page
 import torch
-from harness import OURS, Fields, check_calls, environment, free_memory, reason
+from harness import Fields, check_calls, environment, free_memory, reason
 from host import host_microseconds
 from model_peers import PEERS
 from model_problems import AttentionInputs, AttentionRow, ProductInputs, Row, rows
 from models_page import BACK_TO_BACK, GRAPH, HOST, SINGLE
+from records import OURS
 
 from codegen.library import NamedSpec
 from codegen.receipts import source_sha256
@@ -87,9 +88,9 @@ def ours(inputs: Inputs) -> Call:
     if inputs.dout is None:
         q, k, v = inputs.q, inputs.k, inputs.v
         return lambda: block_sparse_attention(q, k, v, pattern, sink=sink)
-    leaves = [t.detach().clone().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    out = block_sparse_attention(*leaves, pattern, sink=sink)
-    return lambda: torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
+    q, k, v = (t.detach().clone().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    out = block_sparse_attention(q, k, v, pattern, sink=sink)
+    return lambda: torch.autograd.grad(out, (q, k, v), inputs.dout, retain_graph=True)
 
 
 def _product(inputs: ProductInputs) -> Call:
@@ -134,8 +135,8 @@ def exact_attention(inputs: AttentionInputs, head: int, queries: torch.Tensor) -
     scores = scores.masked_fill(~inputs.visible(head, queries), -torch.inf)
     if inputs.sink is not None:
         scores = torch.cat((scores, inputs.sink[head].expand(len(scores), 1)), 1)
-    weights = scores.softmax(-1)
-    return weights[:, : inputs.size.keys] @ inputs.v[-1, own].float()
+    out: torch.Tensor = scores.softmax(-1)[:, : inputs.size.keys] @ inputs.v[-1, own].float()
+    return out
 
 
 def _attention_error(inputs: AttentionInputs) -> Callable[[str, Any], float]:

@@ -37,7 +37,8 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
     arch, block, mask = ARCHS[spec.arch], spec.pattern.fixed_block, spec.pattern.expression
     kind = spec.pattern.kind
     require(kind == "block_lists", "pattern.kind", f"is {kind}; allowed: block_lists")
-    require(mask is not None, "pattern.mask", "is no expression; block lists are made of one (docs/expressions.md)")
+    problem = "is no expression; block lists are made of one (docs/reference/expressions.md)"
+    require(mask is not None, "pattern.mask", problem)
     width = spec.tile.n
     check_tile(spec, TILE)
     require(spec.stages == 1, "stages", f"is {spec.stages}; nothing is buffered: 1")

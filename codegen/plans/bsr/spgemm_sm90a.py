@@ -132,7 +132,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         registers=registers,
         params=params,
         tensor_maps={
-            # Blocks lie anywhere: what is beside them is not read along (step 39 of docs/ladder-bsr.md).
+            # Blocks lie anywhere: what is beside them is not read along (step 39 of docs/notebook/ladder-bsr.md).
             "a_map": TensorMap((columns, m, 1), SWIZZLE, promotion=128),
             "b_map": TensorMap((columns, k, 1), SWIZZLE, promotion=128),
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),

@@ -2,7 +2,7 @@
 
 A peer takes inputs and returns a call. Forward, attention returns (batch, heads, q_len, head_dim) and a product
 (rows, tokens); backward, a call returns (dq, dk, dv) in those shapes, or (dA, dB). A peer that cannot compute the
-problem raises. docs/measuring.md says how their packages are installed.
+problem raises. docs/notebook/measuring.md says how their packages are installed.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ compared with float32 on a sample of rows before its call is timed, and a call t
 reason is in the row.
 
 Four times of each call, medians: a single call after a pause, calls back to back (both by CUDA events, see
-docs/measuring.md), calls of a CUDA graph, and the host's time of a call, until it returns. Gradients are not captured
-in graphs. The caches of Inductor, Triton and FlashAttention 4 are on: a run after ``--warm`` loads what that compiled.
+docs/notebook/measuring.md), calls of a CUDA graph, and the host's time of a call, until it returns. Gradients are not
+captured in graphs. The caches of Inductor, Triton and FlashAttention 4 are on: a run after ``--warm`` loads what that
+compiled.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import models_page
+import records
 import torch
 from harness import Fields, check_calls, environment, free_memory, reason
 from host import host_microseconds
@@ -45,12 +47,11 @@ from models_page import BACK_TO_BACK, GRAPH, HOST, SINGLE
 from records import OURS
 
 from codegen.library import NamedSpec
-from codegen.receipts import source_sha256
-from codegen.render import render
 from runtime import block_sparse_attention, bsr_matmul
 from runtime.ops.bsr_explain import MatmulExplanation
 from runtime.ops.explain import Explanation
 from runtime.tools.bench.timing import Call, back_to_back, captured, median, single_calls
+from runtime.verify.rows import kernel_fields
 
 PACKAGES = (
     *("torch", "triton", "flash-attn-4", "fa3-fwd"),
@@ -253,34 +254,36 @@ def times_of(calls: dict[str, Call], *, graphs: bool, seconds: float) -> tuple[d
     return results, failed
 
 
-def kernels_of(found: Explanation | MatmulExplanation, *, backward: bool) -> list[Fields]:
-    """The kernels that a timed call runs: their names, whether they have receipts, specs and sources."""
-    named: dict[str, NamedSpec]
+def kernels_of(found: Explanation | MatmulExplanation, *, backward: bool) -> dict[str, NamedSpec]:
+    """The kernels that a timed call runs, by what they compute."""
     if isinstance(found, MatmulExplanation):
-        named = {what: each.choice.named for what, each in found.products.items() if backward == (what != "C")}
-    elif not backward:
-        named = {"O": found.choice.named}
-    else:
-        gradients = found.gradients
-        assert gradients is not None
-        if gradients.dq_dkdv is not None:
-            named = {"dQ, dK and dV": gradients.dq_dkdv}
-        else:
-            named = {"dQ alone": gradients.dq, "dK and dV alone": gradients.dkdv}
+        return {what: each.choice.named for what, each in found.products.items() if backward == (what != "C")}
+    if not backward:
+        return {"O": found.choice.named}
+    gradients = found.gradients
+    assert gradients is not None
+    if gradients.dq_dkdv is not None:
+        return {"dQ, dK and dV": gradients.dq_dkdv}
+    return {"dQ alone": gradients.dq, "dK and dV alone": gradients.dkdv}
+
+
+def kernel_records(row: Row, found: Explanation | MatmulExplanation, *, ran: bool) -> list[Fields]:
+    """What a record says of its kernels: names, whether they have receipts, and the fields by which ``codegen migrate``
+    carries them over."""
     return [
         {
+            "name": named.stem,
             "computes": what,
-            "stem": each.stem,
             "receipt": found.provenance[what].is_verified,
-            "spec": json.loads(each.spec.canonical_json()),
-            "source_sha256": source_sha256(render(each)),
+            **kernel_fields(named, ran),
+            "results": {},  # they are those of the row
         }
-        for what, each in named.items()
+        for what, named in kernels_of(found, backward=row.backward).items()
     ]
 
 
 def shape_of(row: Row) -> Fields:
-    """What a record says of its row."""
+    """What a record says of its row: its sizes are in ``shape``."""
     problem, size = row.problem, row.size
     found: Fields = {
         "name": row.name,
@@ -296,9 +299,11 @@ def shape_of(row: Row) -> Fields:
         attention = row.problem
         sizes = {"batch": row.size.batch, "q_len": row.size.q_len, "kv_len": row.size.keys}
         heads = {"heads": attention.heads, "kv_heads": attention.kv_count, "head_dim": attention.head_dim}
-        return found | sizes | heads | {"pattern": attention.pattern.model_dump(mode="json"), "sink": attention.sink}
+        pattern = {"pattern": attention.pattern.model_dump(mode="json"), "sink": attention.sink}
+        return found | {"shape": sizes | heads | pattern}
     weight = {"rows": row.problem.rows, "columns": row.problem.columns, "activations": row.problem.activations}
-    return found | weight | {"block": row.size.block, "sparsity": row.size.sparsity, "tokens": row.size.tokens}
+    blocks = {"block": row.size.block, "sparsity": row.size.sparsity, "tokens": row.size.tokens}
+    return found | {"shape": weight | blocks}
 
 
 def record_of(row: Row, *, every: bool, seconds: float, device: str = "cuda") -> Fields:
@@ -308,19 +313,22 @@ def record_of(row: Row, *, every: bool, seconds: float, device: str = "cuda") ->
     began = time.monotonic()
     with torch.set_grad_enabled(row.backward):
         inputs = row.inputs(torch.device(device))
-        kernels = kernels_of(inputs.explain(gradients=row.backward), backward=row.backward)
+        found = inputs.explain(gradients=row.backward)
         calls, failed = calls_of(inputs, every=every)
         errors, wrong = checked(row, inputs, calls)
         torch.cuda.empty_cache()  # what the oracle took
         right = {label: calls[label] for label in errors}
         results, uncaptured = times_of(right, graphs=not row.backward, seconds=seconds)
+    flops = row.flops(inputs)  # type: ignore[arg-type]
     for label, result in results.items():
         result["error"] = float(f"{errors[label]:.2e}")
+        for figure, rate in ((SINGLE, records.SINGLE), (BACK_TO_BACK, records.BACK_TO_BACK)):
+            result[rate] = round(flops / result[figure] / 1e9, 1)
     return {
         **shape_of(row),
-        "flops": row.flops(inputs),  # type: ignore[arg-type]
+        "flops": flops,
         "seed": seed,
-        "kernels": kernels,
+        "kernels": kernel_records(row, found, ran=OURS in results),
         "results": results,
         "failed": failed | wrong | uncaptured,
         "seconds": round(time.monotonic() - began, 1),

@@ -13,15 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from records import DASH, OURS, failures
+from stale_rows import is_current as is_current_row
+
+from runtime.tools.report.svg import Drawing
 
 Record = Mapping[str, Any]
-SINGLE, BACK_TO_BACK, GRAPH, HOST = "single_ms", "back_to_back_ms", "graph_ms", "host_us"
+SINGLE, BACK_TO_BACK = "milliseconds", "back_to_back_milliseconds"
+GRAPH, HOST = "graph_milliseconds", "host_microseconds"
+"""Figures of a result, beside its TFLOPS."""
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "notebook" / "models.md"
 WIDTH = 120
 NO_RECEIPT, OLDER = "‡", "†"
-WIDEST_RATIO = 2.5
-"""The right end of the picture; ratios beyond it are written beside their row."""
+LEAST_RATIO, WIDEST_RATIO = 0.7, 2.0
+"""Ends of the picture; ratios beyond the right one are written beside their row."""
+TICKS = (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
+LEFT, SPAN, TOP, STEP = 280, 440, 52, 18
+"""Units of the picture: of its names, of the ratios, above the first row, and of a row."""
+STYLE = (
+    "text{font:12px system-ui,sans-serif}.text{fill:#1f2328}.muted{fill:#59636e}.single{fill:#0969da}"
+    ".long{fill:#bc4c00}.grid{stroke:#d1d9e0}.one{stroke:#1f2328;stroke-width:1.5}@media(prefers-color-scheme:dark){.text{fill:#f0f6fc}"
+    ".muted{fill:#9198a1}.single{fill:#4493f8}.long{fill:#db6d28}.grid{stroke:#3d444d}.one{stroke:#f0f6fc}}"
+)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -75,6 +88,11 @@ def ratios(record: Record, figures: Sequence[str] = (SINGLE, BACK_TO_BACK)) -> s
 def is_behind(record: Record, figures: Sequence[str] = (SINGLE, BACK_TO_BACK)) -> bool:
     """Whether a peer is faster in one of these timings. What is printed is what counts: 0.996 is 1.00."""
     return any((value := ratio(record, figure)) is not None and round(value, 2) < 1 for figure in figures)
+
+
+def is_current(record: Record) -> bool:
+    """Whether the kernels of a record render to the sources that were measured."""
+    return all(map(is_current_row, record["kernels"]))
 
 
 def line(record: Record) -> str:
@@ -168,7 +186,7 @@ def kernel_items(records: Sequence[Record]) -> list[str]:
     """One item for each set of kernels: the rows that run them."""
     rows: dict[str, list[str]] = {}
     for record in records:
-        stems = ", ".join(f"`{each['stem']}`{'' if each['receipt'] else NO_RECEIPT}" for each in record["kernels"])
+        stems = ", ".join(f"`{each['name']}`{'' if each['receipt'] else NO_RECEIPT}" for each in record["kernels"])
         rows.setdefault(stems or DASH, []).append(f"`{record['name']}`")
     return [wrapped(f"- {stems}: {', '.join(found)}") for stems, found in rows.items()]
 
@@ -193,7 +211,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         f"{about.pop()}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}.",
         "Each row is one call of `block_sparse_attention` or `bsr_matmul`, or the gradients of one (`-backward`), on "
         "normal inputs. Times are medians in microseconds: single calls after a pause / calls back to back "
-        "([how times are taken](../measuring.md)). A ratio is the time of the best peer of that timing over ours; it "
+        "([how times are taken](measuring.md)). A ratio is the time of the best peer of that timing over ours; it "
         "is bold where a peer is faster. Peers are called in their own layouts; one that fails, or computes something "
         "else, has no time. FlexAttention is not run on dense and causal rows that SDPA, FA3 and FA4 compute.",
         summary(records),
@@ -231,38 +249,39 @@ def bars(records: Sequence[Record]) -> list[tuple[str, list[float | None]]]:
     return [(record["name"], [ratio(record, figure) for figure in (SINGLE, BACK_TO_BACK)]) for record in shown]
 
 
-def draw(records: Sequence[Record], path: Path) -> None:
-    """Draw both ratios of each headline row."""
-    from harness import can_plot, save
+def picture(records: Sequence[Record]) -> str:
+    """Both ratios of each headline row as dots, in an SVG file for light and dark pages."""
+    rows, drawing = bars(records), Drawing("Ratio to the best peer of each headline row")
+    right, foot = LEFT + SPAN, TOP + STEP * len(rows)
 
-    if not can_plot():
-        return
-    from matplotlib import pyplot
+    def place(ratio: float) -> float:
+        return LEFT + (min(max(ratio, LEAST_RATIO), WIDEST_RATIO) - LEAST_RATIO) / (WIDEST_RATIO - LEAST_RATIO) * SPAN
 
-    rows = bars(records)[::-1]
-    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.24 * len(rows)), layout="constrained")
-    for i, (label, marker, color) in enumerate((("single calls", "o", "#1b7f5c"), ("back to back", "D", "#8a5a00"))):
-        points = [(min(found[i] or 0, WIDEST_RATIO), place) for place, (_, found) in enumerate(rows) if found[i]]
-        axes.scatter(*zip(*points, strict=True), s=18, marker=marker, color=color, label=label, zorder=3)
-    for place, (_, found) in enumerate(rows):
-        if beyond := [value for value in found if value is not None and value > WIDEST_RATIO]:
-            axes.text(WIDEST_RATIO - 0.03, place, f"{max(beyond):.1f}", ha="right", va="center", fontsize=6)
-    axes.axvline(1.0, color="black", linewidth=1)
-    axes.grid(axis="y", linewidth=0.3)
-    axes.margins(y=0.01)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
-    axes.set_xlabel("time of the best peer over ours: right of the line we are faster")
-    axes.set_title(f"Shapes of published models on {records[0]['device']}", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=2)
-    save(figure, path)
+    for i, (kind, label) in enumerate((("single", "single calls"), ("long", "back to back"))):
+        drawing.circle(LEFT + 4 + 110 * i, 12, 4, kind)
+        drawing.text(LEFT + 14 + 110 * i, 16, label, "text")
+    for tick in TICKS:
+        drawing.line(place(tick), TOP - 6, place(tick), foot, "one" if tick == 1 else "grid")
+        drawing.text(place(tick), TOP - 10, f"{tick:g}", "muted", "middle")
+    for number, (name, ratios) in enumerate(rows):
+        y = TOP + STEP * (number + 0.5)
+        drawing.text(LEFT - 10, y + 4, name, "text", "end")
+        for kind, value in zip(("single", "long"), ratios, strict=True):
+            if value is not None:
+                drawing.circle(place(value), y, 4, kind, f"{value:.2f}")
+        if beyond := [value for value in ratios if value is not None and value > WIDEST_RATIO]:
+            drawing.text(right + 8, y + 4, f"{max(beyond):.1f}", "muted")
+    drawing.text(LEFT, foot + 16, "time of the best peer over ours: right of 1 this package is faster", "muted")
+    head, rest = str(drawing.picture(foot + 24, right + 40)).split(">", 1)
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{right + 40}"'
+    return f"{head.replace('<svg', f'<svg {size}')}><style>{STYLE}</style>{rest}\n"
 
 
 def write(source: Path, page: Path = PAGE) -> None:
     """Write the page and its picture."""
-    from stale_rows import is_current
-
     records = read(source)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text_of(records, is_current), encoding="utf-8")
     print(f"wrote {page}")
-    draw(records, page.with_suffix(".svg"))
+    page.with_suffix(".svg").write_text(picture(records), encoding="utf-8")
+    print(f"wrote {page.with_suffix('.svg')}")

@@ -11,63 +11,54 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from codegen.errors import CodegenError
-from codegen.library import ROOT, find_spec
+from codegen.library import ROOT, find_spec, shipped_names
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
 from codegen.receipts import source_sha256
 from codegen.render import render
+from runtime.result_rows import documents, rows_in
 
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 @cache
-def source_today(spec: str) -> str | None:
-    """The hash of the source of a spec, given as JSON; None for a spec with a field that there is no longer."""
+def sources_today(spec: str, name: str) -> set[str]:
+    """Hashes of the sources of a spec, given as JSON: under the name that is made of it, and of the shipped kernel of
+    that name. Empty for a spec with a field that there is no longer."""
     try:
-        named = find_spec(parse_spec(migrated(json.loads(spec))[0]))
+        unnamed = find_spec(parse_spec(migrated(json.loads(spec))[0]))
     except CodegenError:
-        return None
-    return source_sha256(render(named))
-
-
-def kernels_of(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What a record says of the kernels that it ran: specs and hashes of sources."""
-    found = record.get("kernels", [record])
-    return [kernel for kernel in found if isinstance(kernel, Mapping) and "source_sha256" in kernel]
+        return set()
+    shipped = [find_spec(name)] if name in shipped_names() else []
+    kernels = [unnamed, *(named for named in shipped if named.spec == unnamed.spec)]
+    return {source_sha256(render(named)) for named in kernels}
 
 
 def is_current(record: Mapping[str, Any]) -> bool:
-    """Whether all kernels of a record render to the sources that were measured."""
-    return all(
-        source_today(json.dumps(kernel["spec"], sort_keys=True)) == kernel["source_sha256"]
-        for kernel in kernels_of(record)
-    )
-
-
-def records_of(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Names and records of a file of results that say which sources they are of."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".jsonl":
-        found = [json.loads(line) for line in text.splitlines() if line.strip()]
-    else:
-        document = json.loads(text)
-        found = document.get("rows", []) if isinstance(document, dict) else []
-    for record in found:
-        if isinstance(record, Mapping) and kernels_of(record):
-            words = [str(record["name"]), *(str(record[key]) for key in ("data", "dtype") if record.get(key))]
-            yield ", ".join(words), record
+    """Whether the spec of a record renders to the source that was measured."""
+    spec = json.dumps(record["spec"], sort_keys=True)
+    return record["source_sha256"] in sources_today(spec, record.get("name", ""))
 
 
 def stale(path: Path) -> tuple[list[str], int]:
-    """Names of a file's stale rows, and how many of its rows say which sources they are of."""
-    found = list(records_of(path))
-    return [name for name, record in found if not is_current(record)], len(found)
+    """Names of a file's stale rows, and how many of its rows have the hash of a source."""
+    names, number = [], 0
+    for place, document in documents(path.name, path.read_text(encoding="utf-8"), path.suffix == ".jsonl"):
+        for found in rows_in(place, document):
+            row = found.kernel_row()
+            if row is None or row.source_sha256 is None:
+                continue
+            number += 1
+            if not is_current({**found.node, **found.kernel_node()}):
+                words = (row.title, *(found.node[key] for key in ("data", "dtype") if found.node.get(key)))
+                names.append(", ".join(map(str, words)))
+    return names, number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

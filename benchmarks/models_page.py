@@ -81,13 +81,20 @@ def ratios(record: Record, figures: Sequence[str] = (SINGLE, BACK_TO_BACK)) -> s
     found = [ratio(record, figure) for figure in figures]
     if all(value is None for value in found):
         return DASH
-    text = " / ".join(DASH if value is None else f"{value:.2f}" for value in found)
+    text = " / ".join(map(written, found))
     return f"**{text}**" if is_behind(record, figures) else text
 
 
 def is_behind(record: Record, figures: Sequence[str] = (SINGLE, BACK_TO_BACK)) -> bool:
-    """Whether a peer is faster in one of these timings. What is printed is what counts: 0.996 is 1.00."""
-    return any((value := ratio(record, figure)) is not None and round(value, 2) < 1 for figure in figures)
+    """Whether a peer is faster in one of these timings."""
+    return any((value := ratio(record, figure)) is not None and value < 1 for figure in figures)
+
+
+def written(value: float | None) -> str:
+    """A ratio with two digits; with three if it is below 1 and would be written as 1."""
+    if value is None:
+        return DASH
+    return f"{value:.3f}" if 0.995 <= value < 1 else f"{value:.2f}"
 
 
 def is_current(record: Record) -> bool:
@@ -165,11 +172,11 @@ def summary(records: Sequence[Record]) -> str:
     """How many rows are ahead, and which are not."""
     timed = [record for record in records if OURS in record["results"] and best_peer(record, SINGLE)]
     behind = [record for record in timed if is_behind(record)]
-    ahead = f"{len(timed) - len(behind)} of {len(timed)} rows are level with the best peer or ahead in both timings."
+    ahead = f"{len(timed) - len(behind)} of {len(timed)} rows are as fast as the best peer, or faster, in both timings."
     if not behind:
         return ahead
     named = ", ".join(f"`{record['name']}` {ratios(record)}" for record in behind)
-    return f"{ahead} Behind one: {named}."
+    return f"{ahead} Slower in one: {named}."
 
 
 def problem_items(records: Sequence[Record]) -> list[str]:
@@ -268,7 +275,7 @@ def picture(records: Sequence[Record]) -> str:
         drawing.text(LEFT - 10, y + 4, name, "text", "end")
         for kind, value in zip(("single", "long"), ratios, strict=True):
             if value is not None:
-                drawing.circle(place(value), y, 4, kind, f"{value:.2f}")
+                drawing.circle(place(value), y, 4, kind, written(value))
         if beyond := [value for value in ratios if value is not None and value > WIDEST_RATIO]:
             drawing.text(right + 8, y + 4, f"{max(beyond):.1f}", "muted")
     drawing.text(LEFT, foot + 16, "time of the best peer over ours: right of 1 this package is faster", "muted")

@@ -294,7 +294,8 @@ def test_the_page_has_ratios_to_the_best_peer_of_each_timing(page: Any) -> None:
     text = page.text_of(records, page.is_current)
     assert "| `ahead` | 1,000 / 1,000 | FA4 / SDPA | 1,250 / 1,250 | 1.25 / 1.25 |" in text
     assert "| `behind`‡ | 1,000 / 1,000 | FA4 / SDPA | 900 / 900 | **0.90 / 0.90** |" in text
-    assert "2 of 3 rows are level with the best peer or ahead in both timings. Behind one: `behind`" in text
+    assert "2 of 3 rows are as fast as the best peer, or faster, in both timings. Slower in one: `behind`" in text
+    assert page.ratios(record("nearly", 1.0, 0.997)) == "**0.997 / 0.997**"
     assert "| `late`† |" in text and "| `nothing` | - / - | - | - / - | - |" in text
     assert "| `ahead` | 1,000 | 1,250 | 1.25 | 12.0 | 11.0 |" in text
     assert "- `nothing`: ours: ValueError: no" in text

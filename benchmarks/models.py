@@ -76,6 +76,8 @@ GRAPH_REPEATS = 5
 HOST_REPEATS = 5
 LONG_MILLISECONDS = 1.0
 """The host's time of calls that take longer is taken once: the GPU has to do them."""
+GRACE = 60.0
+"""Seconds that a process of --warm may take beyond the budget, for the row that it is at."""
 CACHES = Path(tempfile.gettempdir()) / "models_benchmark"
 
 Inputs = AttentionInputs | ProductInputs
@@ -401,7 +403,18 @@ def measure(options: argparse.Namespace) -> None:
             with options.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record, allow_nan=False) + "\n")
         print(models_page.line(record), flush=True)
+        if is_lost():
+            raise SystemExit(f"error: a call of {row.name} broke the CUDA context; run again, rows in the file stay")
         free_memory()
+
+
+def is_lost() -> bool:
+    """Whether a kernel's fault has made CUDA unusable in this process."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def warm(options: argparse.Namespace) -> None:
@@ -410,10 +423,14 @@ def warm(options: argparse.Namespace) -> None:
     passed += ["--forward"] if options.forward else ["--backward"] if options.backward else []
     passed += list(itertools.chain.from_iterable(("--only", glob) for glob in options.only or ()))
     budget = [] if options.budget is None else ["--budget", str(options.budget)]
+    limit = None if options.budget is None else options.budget + GRACE
 
     def run(part: int) -> str:
         command = [sys.executable, __file__, "--once", "--part", f"{part}/{options.warm}", *passed, *budget]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+        except subprocess.TimeoutExpired:
+            return f"part {part} was ended: it took longer than its budget and {GRACE:.0f} seconds\n"
         end = "" if found.returncode == 0 else f"part {part} ended with {found.returncode}: {found.stderr[-500:]}\n"
         return found.stdout + end
 

@@ -244,6 +244,26 @@ def test_rows_are_chosen_by_name_part_and_direction(script: Any, tmp_path: Path)
     assert names("--json", str(done), "--again") == headline
 
 
+def test_a_broken_context_ends_the_run(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The row that broke it is in the file, so that the next run begins behind it."""
+
+    def broken() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    about = {"device": "a GPU", "driver": "1", "versions": {}}
+    monkeypatch.setattr(script, "environment", lambda packages: about)
+    monkeypatch.setattr(script, "record_of", lambda *row, **options: broken())
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    file = tmp_path / "models.jsonl"
+    options = script.parse(["--json", str(file), "--only", "gpt2-*"])
+    first, *others = [row.name for row in script.chosen_rows(options)]
+    with pytest.raises(SystemExit, match=f"a call of {first} broke the CUDA context"):
+        script.measure(options)
+    (record,) = map(json.loads, file.read_text().splitlines())
+    assert record["failed"] == {"ours": "RuntimeError: an illegal memory access was encountered"}
+    assert [row.name for row in script.chosen_rows(options)] == others
+
+
 def kernel(stem: str, *, receipt: bool = True, source: str | None = None) -> dict[str, Any]:
     """The kernel of a row, by default measured with the source of today."""
     named = find_spec(stem)

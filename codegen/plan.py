@@ -513,4 +513,4 @@ def require_left_out(spec: Spec, options: Sequence[str], where: str) -> None:
     for option in options:
         value = getattr(spec, option)
         given = value == type(spec).model_fields[option].default
-        require(given, option, f"is {spelt(value)}, but not written for {where}; leave it out")
+        require(given, option, f"is {spelt(value)}; not supported with {where}: leave it out")

@@ -76,7 +76,9 @@ class BlockLists(PatternBase):
     def _is_known(cls, mask: str, info: ValidationInfo) -> str:
         block, aux = info.data.get("block"), info.data.get("aux")  # missing where they are wrong themselves
         if mask == "bits" and block is not None and block.kv % WORD:
-            raise ValueError(f"a word of mask_bits holds {WORD} keys; allowed with block.kv 32, 64, 128, not {block.kv}")
+            raise ValueError(
+                f"a word of mask_bits holds {WORD} keys; allowed with block.kv 32, 64, 128, not {block.kv}"
+            )
         if aux is None:
             return mask
         if mask in NAMED_MASKS:

@@ -25,7 +25,9 @@ class Strided(PatternBase):
 
     queries: ClassVar[str | None] = "strided"
     kind: Literal["strided"]
-    stride: int = Field(ge=2, le=1 << 16, description="distance between stripes, in blocks; all queries share the stripes")
+    stride: int = Field(
+        ge=2, le=1 << 16, description="distance between stripes, in blocks; all queries share the stripes"
+    )
     local: int = Field(ge=0, le=1 << 16, description="blocks next to its own block that a query also sees")
     block: Annotated[Literal[64, 128], StrictInt] = Field(description="keys per block")
     causal: bool = Field(default=True, description="mask the keys after the query's own position")

@@ -178,10 +178,7 @@ def _channels(spec: QuantizeSpec, stem: str) -> Plan:
         statistic="channel_scale",
         params=(
             pointer("codes", "Code", "V^T (batch, heads, head_dim, keys): codes", writes=True),
-            *(
-                i64(f"codes_{axis}_stride", f"{axis} stride, in codes")
-                for axis in ("batch", "head", "column")
-            ),
+            *(i64(f"codes_{axis}_stride", f"{axis} stride, in codes") for axis in ("batch", "head", "column")),
         ),
         constants=(
             Constant("kRows", V_KEYS, "keys per thread block"),

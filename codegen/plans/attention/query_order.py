@@ -98,7 +98,9 @@ def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]
             window.list_stride,
             "stride between lists of bits, in words: eight lists start in different banks",
         ),
-        Constant("kWeightStride", window.weight_stride, "stride between tiles, in weights; it avoids bank conflicts likewise"),
+        Constant(
+            "kWeightStride", window.weight_stride, "stride between tiles, in weights; it avoids bank conflicts likewise"
+        ),
         Constant("kWindowBytes", window.bytes, "bytes of a window in shared memory"),
     ]
 

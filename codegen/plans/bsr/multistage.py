@@ -127,12 +127,8 @@ class Tiles:
         """Return the constants that every such kernel has."""
         columns = self.spec.tile.n // self.warp_columns
         padded = (
-            Constant(
-                "kAStride", self.spec.tile.k + self.padding, f"row stride of an A tile, in elements: {PADDED}"
-            ),
-            Constant(
-                "kBStride", self.b_shape[1] + self.padding, f"row stride of a B tile, in elements: {PADDED}"
-            ),
+            Constant("kAStride", self.spec.tile.k + self.padding, f"row stride of an A tile, in elements: {PADDED}"),
+            Constant("kBStride", self.b_shape[1] + self.padding, f"row stride of a B tile, in elements: {PADDED}"),
             Constant("kStagingStride", self.staging_stride, "row stride of a strip, in floats"),
         )
         return (

@@ -183,7 +183,9 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
     """Parameters of the tiles of C."""
     if spec.output == "bsr":
         return (
-            pointer("c_crow_indices", "int", "row offsets of C: first block of each block row, then the end of the last"),
+            pointer(
+                "c_crow_indices", "int", "row offsets of C: first block of each block row, then the end of the last"
+            ),
             pointer("c_col_indices", "int", "block column of each stored block of C"),
             i32("c_index_words", "32-bit words per index of C"),
             i32("block_rows", "block rows of A and of C"),

@@ -143,7 +143,10 @@ def test_other_patterns_leave_nothing_to_the_call(kind: str) -> None:
         ({"kind": "sliding_window", "left": 5}, "right is missing; give left, right, or omit all of them"),
         ({"kind": "sliding_window", "right": 5}, "left is missing; give left, right, or omit all of them"),
         ({"kind": "sink_window", "sink": 4}, "left is missing; give sink, left, right, or omit all of them"),
-        ({"kind": "sink_window", "left": 4, "right": 4}, "sink is missing; give sink, left, right, or omit all of them"),
+        (
+            {"kind": "sink_window", "left": 4, "right": 4},
+            "sink is missing; give sink, left, right, or omit all of them",
+        ),
     ],
 )
 def test_some_numbers_without_the_others_are_refused(fields: dict[str, Any], says: str) -> None:

@@ -19,7 +19,7 @@ WRITTEN = re.compile(
 NUMBER = r"(?:\d[\d,]*|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozens of)"
 COUNTED = r"(?:kernels|specs|sources|receipts|commands|operators)"
 COUNTS = re.compile(
-    rf"(?<!more than )\b(?:\d[\d,]*\d {COUNTED}"
+    rf"(?<!more than )(?<![\d,])\b(?:\d[\d,]*\d {COUNTED}"
     rf"|{NUMBER} (?:shipped|committed|verified) {COUNTED}|{NUMBER} minutes? on)\b",
     re.IGNORECASE,
 )

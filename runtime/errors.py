@@ -78,7 +78,7 @@ class NoJitError(CodegenError):
 
 
 class UnverifiedError(CodegenError):
-    """A kernel has no receipt of its source as it is today, and ``runtime.verified_only`` refuses it; nothing ran.
+    """A kernel has no receipt of its source as it is today, and ``verified_only`` refuses it; nothing ran.
 
     Attributes:
         kernel: its name.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from codegen import __version__
+    from codegen.library import find_spec
     from runtime import (
         ArgumentError,
         AttentionResult,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         integrations,
         nn,
         patterns,
+        select,
         video,
     )
 
@@ -66,9 +68,12 @@ _SUBMODULES = frozenset(
         "integrations",
         "nn",
         "patterns",
+        "select",
         "video",
     }
 )
+_HOMES = {"__version__": "codegen", "find_spec": "codegen.library"}
+"""Modules of the names that ``runtime`` does not export."""
 
 __all__ = [
     "ArgumentError",
@@ -100,6 +105,7 @@ __all__ = [
     "explain_attention",
     "explain_matmul",
     "export",
+    "find_spec",
     "integrations",
     "load_kernel",
     "merge_attention",
@@ -110,6 +116,7 @@ __all__ = [
     "quantize_matrix",
     "quantized_operands",
     "scales_of",
+    "select",
     "select_topk_blocks",
     "verified_only",
     "video",
@@ -134,7 +141,7 @@ if not TYPE_CHECKING:  # else every name would be an attribute to a type checker
         if name in _SUBMODULES:
             with import_module("runtime.errors").torch_needed(name):
                 return import_module(f"{__name__}.{name}")
-        found = getattr(import_module("codegen" if name == "__version__" else "runtime"), name)
+        found = getattr(import_module(_HOMES.get(name, "runtime")), name)
         globals()[name] = found
         return found
 

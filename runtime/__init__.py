@@ -119,7 +119,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what needs torch. A former name gives its successor and a DeprecationWarning."""
     if name in _RENAMED:
-        warnings.warn(f"runtime.{name} is deprecated: use runtime.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"runtime.{name} is deprecated: use sparse_kernel_codegen.{_RENAMED[name]}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         name = _RENAMED[name]
     if name in _NEED_TORCH:
         with torch_needed(name):

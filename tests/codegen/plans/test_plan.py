@@ -710,7 +710,7 @@ def test_an_epilogue_adds_what_it_needs_and_nothing_else(size: int) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
     plain = plan_of(fields)
     source = render_plan(plan_of(fields | {"epilogue": {"bias": True, "activation": "silu"}}))
-    assert "What is stored is silu(A B + bias)" in source
+    assert "The stored result is silu(A B + bias)" in source
     assert "const unsigned short* bias;" in source and "load_bias(p, " in source and "activate(acc" in source
     banner, _, source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}})).partition("\n\n")
     assert '"bias":false' in banner
@@ -735,7 +735,7 @@ def test_what_is_added_comes_to_a_staging_of_its_own(size: int) -> None:
     assert plan.tensor_maps["c_in_map"] == plan.tensor_maps["c_map"]
     assert [param.name for param in plan.params if param not in plain.params] == ["c_in_map", "beta"]
     source = render_plan(plan_of(fields | {"accumulate": True, "epilogue": {"activation": "relu"}}))
-    assert "What is stored is relu(A B + beta c)" in source
+    assert "The stored result is relu(A B + beta c)" in source
     assert "beta" not in render_plan(plain) and plain.spec.hash != plan.spec.hash
 
 
@@ -901,7 +901,7 @@ def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> No
     assert values["kAGroups"] * values["kAGroupBytes"] == values["kABytes"] == cols * 64 * 2
     assert values.get("kWarpgroupRows") == (64 if cols == 128 else None)  # a column group of A, or parts side by side
     source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}}))
-    assert "What is stored is relu(A^T B)" in source
+    assert "The stored result is relu(A^T B)" in source
     assert "A in shared memory, M-major, B MN-major." in source and ", p, 1, 1, 1, 1;" in source
 
 

@@ -1,4 +1,4 @@
-"""Specs of another architecture that compute the same."""
+"""Specs of another architecture that compute the same result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from codegen.select.problem import is_chosen, parse_problem, said_by
 from codegen.spec import Spec
 
 FP8_PROBLEM = ("output", "scale_rows", "scales")
-"""Fields of specs with FP8 inputs that define what a kernel computes; problems of the choice do not have them."""
+"""Fields of FP8 specs that define what a kernel computes; a selection problem does not have them."""
 
 
 def suggest(spec: Spec, arch: str) -> str:
-    """Advice for a device of another architecture, ``arch``, than a spec's.
+    """Advice for a user whose device has the architecture ``arch``, not that of the spec.
 
-    Names the shipped specs that compute the same there, the one that codegen.select chooses first; without one, the
-    spec that would, or why none can.
+    The advice names the shipped specs for ``arch`` that compute the same result, starting with the one that
+    codegen.select chooses. If none is shipped, it gives a spec that would, or the reason why there is none.
     """
     serving = [
         named.stem
@@ -42,7 +42,7 @@ def suggest(spec: Spec, arch: str) -> str:
 
 
 def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
-    """Advice of :func:`suggest` for a device by its compute capability."""
+    """Advice of :func:`suggest` for a compute capability."""
     for arch in ARCHS.values():
         if arch.compute_capability == compute_capability:
             return suggest(spec, arch.name)
@@ -50,7 +50,7 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
 
 
 def problem_of(spec: Spec) -> dict[str, object]:
-    """Fields of a spec that define what its kernel computes, as plain data; without options that are off."""
+    """Fields of a spec that define what its kernel computes, as plain data, without options that are off."""
     computes = operator_of(spec).computes
     defaults = {name: field.default for name, field in type(spec).model_fields.items()}
     if computes is None:

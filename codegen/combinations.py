@@ -1,4 +1,4 @@
-"""Combinations of fields that a spec may have: instructions of its architecture, options of attention."""
+"""Legal combinations of the fields of a spec: instructions of its architecture, options of attention."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from codegen.select.defaults import COMBINED
 from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
 FP8_OPS: tuple[str, ...] = ("attention", "bsr_spmm", "bsr_sddmm")
-"""Operators with kernels for FP8."""
+"""Operators that support FP8."""
 FP8_OPTIONS = ("output", "accumulate_every", "scale_rows", "scales")
-"""Fields that say something of FP8 inputs alone."""
+"""Fields that only apply to FP8 inputs."""
 NO_KERNEL = "does not support it: leave it out"
 
 
 def check_combination(spec: Spec, given: Container[str]) -> None:
-    """Refuse the first of the given fields that no kernel has together with those before it.
+    """Reject the first of the given fields that no kernel supports together with the fields before it.
 
     Raises:
         SpecError: names the field.
@@ -38,7 +38,7 @@ def check_combination(spec: Spec, given: Container[str]) -> None:
 
 
 def check_fp8(spec: Spec) -> None:
-    """Refuse FP8 where no kernel has it, and a type of outputs where inputs are not FP8.
+    """Reject FP8 if no kernel supports it, and an output type for inputs that are not FP8.
 
     Raises:
         SpecError: names the field.
@@ -63,7 +63,7 @@ def check_fp8(spec: Spec) -> None:
 
 
 def check_options(spec: AttentionSpec) -> None:
-    """Refuse the first option of attention that no kernel has with the pattern, the architecture or another option.
+    """Reject the first option of attention that the pattern, the architecture or another option does not support.
 
     Raises:
         SpecError: names the option.
@@ -96,7 +96,7 @@ def check_options(spec: AttentionSpec) -> None:
 
 
 def check_gradients(spec: AttentionBackwardSpec) -> None:
-    """Refuse tensors whose gradients the kernel does not compute, and mma.sync where wgmma has the other gradients.
+    """Reject tensors whose gradients the kernel does not compute, and mma.sync if wgmma has the other gradients.
 
     Raises:
         SpecError: names the field.
@@ -109,7 +109,7 @@ def check_gradients(spec: AttentionBackwardSpec) -> None:
 
 
 def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
-    """Refuse a score beside a softcap, and tensors that it declares otherwise than the mask does.
+    """Reject a score together with a softcap, and tensors that the score and the mask declare differently.
 
     Raises:
         SpecError: names the field.
@@ -132,7 +132,7 @@ def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
 
 
 def asks_head(node: Node) -> bool:
-    """Whether an expression depends on the head of its row: by name, or through a tensor that has heads."""
+    """Whether an expression depends on the head of its row: by name, or through a tensor with a head dimension."""
     if isinstance(node, Variable):
         return node.name == "head"
     of_heads = isinstance(node, Item) and "heads" in node.aux.dims

@@ -1,4 +1,4 @@
-"""GPUs by the names that people call them, and the architecture whose kernels each one gets."""
+"""Common names of GPUs, and the architecture of each."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ DEVICES = {arch.name: arch.devices for arch in ARCHS.values()}
 
 
 def device_names() -> list[str]:
-    """Return the names of all devices, then those of architectures."""
+    """Names of all devices, then those of architectures."""
     return [*(name for names in DEVICES.values() for name in names), *ARCHS]
 
 
 def arch_of(device: str) -> str:
-    """Return the architecture of a device.
+    """Architecture of a device.
 
     Args:
-        device: its name, with or without the maker's, spaces and capitals; or that of an architecture.
+        device: name of a GPU, with or without ``NVIDIA``, spaces and capitals; or of an architecture.
 
     Raises:
-        SpecError: if no kernel is known to be for it.
+        SpecError: if no architecture is known for it.
     """
     known = {_plain(name): arch for arch, names in DEVICES.items() for name in (*names, arch)}
     asked = re.sub(r"^(nvidia|geforce|tesla)+", "", _plain(device))

@@ -80,7 +80,7 @@ def is_file(path: Path) -> bool:
 
 
 def resolved(path: Path) -> Path:
-    """Return a path without links and dots; one that leads nowhere, as a loop of links does, stays as it is."""
+    """Path without links and dots; one that leads nowhere, as a loop of links does, stays as it is."""
     try:
         return path.resolve()
     except (OSError, ValueError, RuntimeError):

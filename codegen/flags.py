@@ -16,7 +16,7 @@ class Flags:
     """Base of the flags of a template, each a name in it; a field that is flags itself stands for all of its own."""
 
     def named(self) -> dict[str, Value]:
-        """Return the names that a template is rendered with, and their values."""
+        """Names that a template is rendered with, and their values."""
         found: dict[str, Value] = {}
         for field in fields(self):
             value = getattr(self, field.name)

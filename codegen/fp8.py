@@ -32,7 +32,7 @@ _SEED = b"signs of the columns of Q and K before their Hadamard rotation"
 
 
 def sign_words(head_dim: int) -> tuple[int, ...]:
-    """Return random signs of the columns of a head, the same in every kernel: words of 32 bits, 1 is minus."""
+    """Random signs of the columns of a head, the same in every kernel: words of 32 bits, 1 is minus."""
     digest = hashlib.sha256(_SEED).digest()  # 256 bits, one for each column of the widest head
     words = (int.from_bytes(digest[at : at + 4], "little") for at in range(0, len(digest), 4))
     return tuple(words)[: head_dim // SIGN_BITS]

@@ -47,7 +47,7 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        """Return one line."""
+        """One line."""
         return f"{display_path(self.path)}: {self.message}; run: {self.fix}"
 
 
@@ -114,7 +114,7 @@ def check_twins(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
 
 
 def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Return the sources and receipts in ``folder`` that belong to none of the specs."""
+    """Sources and receipts in ``folder`` that belong to none of the specs."""
     known = {folder / named.subfolder / named.main.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
@@ -125,7 +125,7 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
 
 
 def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Return the receipts in ``folder`` that do not vouch for the present source."""
+    """Receipts in ``folder`` that do not vouch for the present source."""
     problems = []
     kinds: dict[ReceiptStatus, Kind] = {
         ReceiptStatus.MISSING: "receipt_missing",
@@ -166,7 +166,7 @@ def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> 
 
 
 def render_command(named: NamedSpec) -> str:
-    """Return the command that renders a spec."""
+    """Command that renders a spec."""
     return f"codegen render {named.argument}"
 
 

@@ -15,7 +15,7 @@ def mark(value: object) -> object:
 
 
 def lay_out(text: str) -> str:
-    """Return a rendered text without marks.
+    """Rendered text without marks.
 
     Each line of an insertion gets the indentation of the line that the insertion is on. A line with nothing but empty
     insertions is dropped. Directives (``#``) stay at the beginning of their line.

@@ -96,7 +96,7 @@ class NamedSpec:
         return self.stem if self.is_shipped else in_shell(str(self.path))
 
     def located(self, error: SpecError) -> SpecError:
-        """Return ``error`` with the file and line of its field."""
+        """``error`` with the file and line of its field."""
         return error.at(location_of(self.place, self.lines or {}, error.field)) if self.place else error
 
     @property
@@ -116,12 +116,12 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def shipped_names() -> list[str]:
-    """Return the names of the shipped specs, twins among them, sorted."""
+    """Names of the shipped specs, twins among them, sorted."""
     return [named.stem for named in _specs(SPECS)]
 
 
 def shipped_file(name: str) -> Path | None:
-    """Return the file of the shipped spec, or of the twin, of that name; None if there is none."""
+    """File of the shipped spec, or of the twin, of that name; None if there is none."""
     shipped = shipped_files()
     if name in shipped:
         return shipped[name]
@@ -130,7 +130,7 @@ def shipped_file(name: str) -> Path | None:
 
 
 def file_of(name: str) -> Path:
-    """Return the file of the shipped spec, or of the twin, of that name.
+    """File of the shipped spec, or of the twin, of that name.
 
     Raises:
         SpecError: if there is none, with near matches.
@@ -143,7 +143,7 @@ def file_of(name: str) -> Path:
 
 
 def shipped_specs() -> list[NamedSpec]:
-    """Return every shipped spec, twins among them, as a process first read it, in a list of the caller's own."""
+    """Every shipped spec, twins among them, as a process first read it, in a list of the caller's own."""
     return list(_specs(SPECS))
 
 
@@ -200,7 +200,7 @@ def find_specs(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> tup
 
 
 def unnamed_stem(spec: Spec) -> str:
-    """Return a readable, unique name for a spec that came from no file."""
+    """Readable, unique name for a spec that came from no file."""
     what = [spec.op, spec.arch, spec.dtype, *operator_of(spec).stem(spec)]
     return "_".join([*what, spec.hash[:8]]).replace("-", "minus")  # sizes that a plan refuses have a name too
 
@@ -280,12 +280,12 @@ def spec_text(path: Path) -> str:
 
 
 def shown_place(path: Path) -> str:
-    """Return a spec file as messages name it: in the project its place there, elsewhere the path that was typed."""
+    """Spec file as messages name it: in the project its place there, elsewhere the path that was typed."""
     return _origin(path) if resolved(path).is_relative_to(ROOT) else str(path)
 
 
 def _origin(path: Path) -> str:
-    """Return the path as a generated file has it: that in the project, or the name of a file that is elsewhere."""
+    """Path as a generated file has it: that in the project, or the name of a file that is elsewhere."""
     try:
         return resolved(path).relative_to(ROOT).as_posix()
     except ValueError:

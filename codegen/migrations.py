@@ -141,7 +141,7 @@ def migrated(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:
 
 
 def applied(change: Change, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec after a change; those that were given stay as they are."""
+    """Fields of a spec after a change; those that were given stay as they are."""
     return _applied(change, change.field.split("."), fields)
 
 
@@ -154,7 +154,7 @@ def _applied(change: Change, path: list[str], fields: Mapping[str, Any]) -> dict
 
 
 def outdated(spec: Mapping[str, Any], file: str = "") -> SpecError | None:
-    """Return the error of a spec that has a name of the table, or None if it has none.
+    """Error of a spec that has a name of the table, or None if it has none.
 
     Args:
         spec: as plain data.
@@ -175,5 +175,5 @@ def outdated(spec: Mapping[str, Any], file: str = "") -> SpecError | None:
 
 
 def spelt(value: object) -> str:
-    """Return a value as a spec file has it."""
+    """Value as a spec file has it."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -51,5 +51,5 @@ def check_name(stem: str) -> None:
 
 
 def taken(stem: str) -> SpecError:
-    """Return the error of a kernel's name that its source cannot have."""
+    """Error of a kernel's name that its source cannot have."""
     return SpecError("", f"{shown(stem)} names the kernel, but has a meaning in CUDA C++ or in the source")

@@ -33,7 +33,7 @@ class PlainCopy:
         self._values = 0
 
     def of(self, node: Any, name: str = "", level: int = 0) -> Any:
-        """Return the copy of a value; ``name`` is its field's.
+        """Copy of a value; ``name`` is its field's.
 
         Raises:
             SpecError: for more values or levels than a spec has (what is named twice is copied twice, so a few lines
@@ -57,14 +57,14 @@ class PlainCopy:
         return plain, self.of(node[key], joined(name, plain), level + 1)
 
     def key(self, key: Any, name: str) -> str:
-        """Return the copy of a name in the mapping that is the field ``name``."""
+        """Copy of a name in the mapping that is the field ``name``."""
         plain = self.scalar(key, name)
         if not isinstance(plain, str):
             raise SpecError(joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
         return plain
 
     def scalar(self, node: Any, name: str) -> bool | int | float | str | None:
-        """Return the copy of a value that has no parts."""
+        """Copy of a value that has no parts."""
         if node is None or isinstance(node, bool):
             return node
         if isinstance(node, int):
@@ -77,7 +77,7 @@ class PlainCopy:
 
 
 def _dumped(model: BaseModel, name: str) -> Any:
-    """Return a model as plain data: a copy of one with other fields (``model_copy``) was never checked."""
+    """Model as plain data: a copy of one with other fields (``model_copy``) was never checked."""
     try:
         return model.model_dump(mode="json", by_alias=True)
     except Exception as error:  # whatever the fields are that it was given unchecked

@@ -59,12 +59,12 @@ class Param:
 
 
 def aligned(end: int, alignment: int) -> int:
-    """Return the first multiple of ``alignment`` from ``end`` on."""
+    """First multiple of ``alignment`` from ``end`` on."""
     return -(-end // alignment) * alignment
 
 
 def param_offsets(params: Iterable[Param]) -> tuple[int, ...]:
-    """Return the byte offset of each field of a parameter struct, as C++ lays it out."""
+    """Byte offset of each field of a parameter struct, as C++ lays it out."""
     offsets, end = [], 0
     for param in params:
         size, alignment = PARAM_ABI[param.type]
@@ -74,14 +74,14 @@ def param_offsets(params: Iterable[Param]) -> tuple[int, ...]:
 
 
 def params_size(params: Sequence[Param]) -> int:
-    """Return the bytes of a parameter struct, a multiple of its strictest alignment."""
+    """Bytes of a parameter struct, a multiple of its strictest alignment."""
     placed = zip(param_offsets(params), params, strict=True)
     end = max((offset + PARAM_ABI[param.type][0] for offset, param in placed), default=0)
     return aligned(end, params_alignment(params))
 
 
 def params_alignment(params: Iterable[Param]) -> int:
-    """Return the alignment of a parameter struct."""
+    """Alignment of a parameter struct."""
     return max((PARAM_ABI[param.type][1] for param in params), default=1)
 
 
@@ -100,23 +100,23 @@ def tensor_map(name: str, tensor: str, dims: tuple[str, ...], *, like: str = "",
 
 
 def pointer(name: str, element: str, doc: str, *, writes: bool = False) -> Param:
-    """Return a device pointer parameter."""
+    """Device pointer parameter."""
     ctype = f"{element}*" if writes else f"const {element}*"
     return Param(name, "pointer", ctype, doc, element=element, writes=writes)
 
 
 def i32(name: str, doc: str) -> Param:
-    """Return a 32-bit integer parameter."""
+    """A 32-bit integer parameter."""
     return Param(name, "i32", "int", doc)
 
 
 def i64(name: str, doc: str) -> Param:
-    """Return a 64-bit integer parameter (strides, in elements)."""
+    """A 64-bit integer parameter (strides, in elements)."""
     return Param(name, "i64", "int64", doc)
 
 
 def f32(name: str, doc: str) -> Param:
-    """Return a float parameter."""
+    """Float parameter."""
     return Param(name, "f32", "float", doc)
 
 
@@ -138,7 +138,7 @@ class TensorMap:
     dtype: str | None = None
 
     def describe(self) -> str:
-        """Return the box and the swizzle in words, as sources have them."""
+        """Box and the swizzle in words, as sources have them."""
         return f"box {' x '.join(map(str, self.box))}, swizzle {self.swizzle}"
 
 
@@ -152,12 +152,12 @@ class Constant:
 
     @property
     def ctype(self) -> str:
-        """Return the C++ type."""
+        """C++ type."""
         return {bool: "bool", float: "float"}.get(type(self.value), "int")
 
     @property
     def literal(self) -> str:
-        """Return the C++ literal."""
+        """C++ literal."""
         return {bool: str(self.value).lower(), float: f"{self.value!r}f"}.get(type(self.value), str(self.value))
 
 
@@ -278,7 +278,7 @@ class Registers:
 
     @property
     def needed(self) -> int:
-        """Return with how many the compiler makes do without spills."""
+        """With how many the compiler makes do without spills."""
         return self.accumulators + self.overhead
 
     @property
@@ -419,12 +419,12 @@ class Plan:
 
     @property
     def arch(self) -> Arch:
-        """Return the architecture's row."""
+        """Architecture's row."""
         return ARCHS[self.spec.arch]
 
     @property
     def dtype(self) -> DType:
-        """Return the element type's row."""
+        """Element type's row."""
         return DTYPES[self.spec.dtype]
 
     @property
@@ -439,11 +439,11 @@ class Plan:
         return DTYPES[self.output]
 
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
-        """Return the numbers of ``known`` that are parameters; dimensions of tensor maps, for one, are not."""
+        """Numbers of ``known`` that are parameters; dimensions of tensor maps, for one, are not."""
         return {param.name: known[param.name] for param in self.params if param.name in known}
 
     def problem(self, shape: Shape, slots: int = 0) -> LaunchArgs:
-        """Return the arguments of a launch that follow from the shape of its problem.
+        """Arguments of a launch that follow from the shape of its problem.
 
         Args:
             shape: of the plan's operator.

@@ -77,7 +77,7 @@ class RowCutting:
         return RowCut.at(-(-limit // self.step) * self.step, block_rows, blocks)
 
     def workspace(self, cut: RowCut, column_tiles: int) -> tuple[int, int]:
-        """Return the counters of finished chunks, and the bytes for parts.
+        """Counters of finished chunks, and the bytes for parts.
 
         The bytes are no more than C's, rounded up to whole tiles, or those of 128 block rows of C in fp32, whichever
         are more; of rows that were cut for so few column tiles, those of two tiles for each SM.
@@ -87,7 +87,7 @@ class RowCutting:
 
 
 def _chunks(mean: int, tiles: int, sm_count: int) -> int:
-    """Return the chunks of a row of ``mean`` blocks where tiles are few: 1 where splitting does not pay."""
+    """Chunks of a row of ``mean`` blocks where tiles are few: 1 where splitting does not pay."""
     if tiles == 0:
         return 1
     # P chunks take the time of mean / P blocks and of adding: least with P = sqrt(mean / JOIN_PART_BLOCKS).
@@ -130,7 +130,7 @@ def kept_rounds(ring_columns: int, columns: int, rounds: int) -> int:
 
 
 def count_groups(block_rows: int, slots: int, clusters: int = 0, at_once: int = 0) -> int:
-    """Return the number of groups of a matrix's block rows: the fewest that leave no SM idle for long.
+    """Number of groups of a matrix's block rows: the fewest that leave no SM idle for long.
 
     Args:
         block_rows: of the matrix.

@@ -41,7 +41,7 @@ class _Item:
 
 
 def prune(text: str) -> str:
-    """Return a source without the definitions that its kernels do not refer to, directly or through others."""
+    """Source without the definitions that its kernels do not refer to, directly or through others."""
     items = list(_items(text.split("\n")))
     defining: dict[str, list[_Item]] = {}
     for item in items:
@@ -79,7 +79,7 @@ def _items(lines: list[str]) -> Iterator[_Item]:
 
 
 def _end(lines: list[str], at: int) -> int:
-    """Return the number of the line after a definition: its braces and parentheses are closed there."""
+    """Number of the line after a definition: its braces and parentheses are closed there."""
     depth = 0
     while True:
         code = _code([lines[at]])
@@ -90,7 +90,7 @@ def _end(lines: list[str], at: int) -> int:
 
 
 def _names(lines: list[str]) -> frozenset[str]:
-    """Return the names that a definition introduces; a kernel's entry and its parameters introduce none."""
+    """Names that a definition introduces; a kernel's entry and its parameters introduce none."""
     code = _code(lines)
     code = re.sub(r"^template <[^>]*>\s*", "", code)
     if code.startswith("constexpr "):
@@ -103,7 +103,7 @@ def _names(lines: list[str]) -> frozenset[str]:
 
 
 def _code(lines: list[str]) -> str:
-    """Return lines without their comments and the text of their strings."""
+    """Lines without their comments and the text of their strings."""
     return _STRING.sub('""', _COMMENT.sub("", "\n".join(lines)))
 
 

@@ -171,7 +171,7 @@ class Receipt(_Record):
             raise ReceiptError(f"{one_line(path.name)}: {error}") from None
 
     def with_measurement_of(self, earlier: Receipt) -> Receipt:
-        """Return this receipt with the measurement of an earlier one, or as it is.
+        """This receipt with the measurement of an earlier one, or as it is.
 
         It is taken over if it is of the same source and cubin, on the same device with the same driver.
         """
@@ -232,7 +232,7 @@ def twin_receipt(text: str) -> str | None:
 
 
 def receipt_path(named: NamedSpec, folder: Path = GENERATED) -> Path:
-    """Return the file with the receipt of a kernel, and with that of its twin, in a folder laid out as specs/ is."""
+    """File with the receipt of a kernel, and with that of its twin, in a folder laid out as specs/ is."""
     return folder / named.subfolder / f"{named.main.stem}.json"
 
 

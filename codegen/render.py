@@ -91,7 +91,7 @@ _compiled_templates = _CompiledTemplates()
 
 
 def environment() -> jinja2.Environment:
-    """Return a Jinja environment as all of the project's are (undefined names are errors)."""
+    """Jinja environment as all of the project's are (undefined names are errors)."""
     return _Environment(
         loader=_RecordingLoader(),
         bytecode_cache=_compiled_templates,
@@ -148,7 +148,7 @@ def generate(named: NamedSpec) -> Generated:
 
 
 def render(named: NamedSpec) -> str:
-    """Return the source of a spec, as ``generate`` does."""
+    """Source of a spec, as ``generate`` does."""
     return generate(named).source
 
 
@@ -193,7 +193,7 @@ def render_template(plan: Plan, name: str, env: jinja2.Environment | None = None
 
 
 def spec_json_of(source: str) -> str | None:
-    """Return the canonical JSON of the spec that a source was rendered from, by its banner; None if it has none."""
+    """Canonical JSON of the spec that a source was rendered from, by its banner; None if it has none."""
     match = re.search(r"^// spec: (\{.*\})$", source, re.MULTILINE)
     return match.group(1) if match else None
 

@@ -53,7 +53,7 @@ def _by_hand(change: Change) -> SpecError:
 
 
 def _edited(text: str, node: Node, change: Change) -> str:
-    """Return the text with one change, at the places of the nodes."""
+    """Text with one change, at the places of the nodes."""
     *outer, field = change.field.split(".")
     for part in outer:
         node = _entry(node, part, change).value
@@ -85,7 +85,7 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int, change: Change) -> 
 
 
 def _without(text: str, start: int, end: int, *, flow: bool) -> str:
-    """Return the text without a field: in braces with the comma that parted it, else with its line."""
+    """Text without a field: in braces with the comma that parted it, else with its line."""
     before, after = text[:start], text[end:]
     if flow:
         if (comma := re.match(r"\s*,[ \t]*", after)) is not None:

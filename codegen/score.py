@@ -99,7 +99,7 @@ class Score(SpecModel):
 
 @lru_cache(maxsize=256)
 def _parsed(value: str, declared: Declared) -> tuple[Node, tuple[Aux, ...]]:
-    """Return an expression, and the tensors that are declared."""
+    """Expression, and the tensors that are declared."""
     aux = parse_aux(dict(declared))
     return parse_expression(value, aux, score=True), tuple(aux.values())
 
@@ -113,7 +113,7 @@ def _forms(value: str, declared: Declared) -> tuple[Node, Node, Node]:
 
 @lru_cache(maxsize=256)
 def _checked(value: str, given: Declared) -> str:
-    """Return an expression in one spelling.
+    """Expression in one spelling.
 
     Raises:
         ValueError: for what is none, is no number, or leaves a tensor unused.

@@ -82,7 +82,7 @@ class Epilogue(SpecModel):
 
 
 def canonical(fields: Mapping[str, Any]) -> str:
-    """Return plain data in the one spelling of the canonical JSON."""
+    """Plain data in the one spelling of the canonical JSON."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
@@ -116,7 +116,7 @@ class SpecBase(SpecModel):
         return canonical(self.model_dump(mode="json", by_alias=True, exclude=self._unused()))
 
     def _unused(self) -> set[str]:
-        """Return the options that are off, and would be if they were left out."""
+        """Options that are off, and would be if they were left out."""
         return {name for name in self.options if getattr(self, name) == type(self).model_fields[name].default}
 
     @property
@@ -519,7 +519,7 @@ def _allow_twins(dtype: dict[str, Any]) -> None:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a spec file, for editors."""
+    """JSON schema of a spec file, for editors."""
     schema = SPEC_ADAPTER.json_schema(by_alias=True)
     for model in MODELS:
         definition = schema["$defs"][model.__name__]

@@ -44,7 +44,7 @@ class StreamK:
         return left, blocks
 
     def workspace(self, stream_k_tiles: int, stream_k_ctas: int) -> tuple[int, int]:
-        """Return the counters, and the bytes of partials (a thread block has those of two tiles at most)."""
+        """Counters, and the bytes of partials (a thread block has those of two tiles at most)."""
         return stream_k_tiles * self.counters, 2 * stream_k_ctas * self.partial_bytes
 
     @property

@@ -55,7 +55,7 @@ _ANY = re.compile("|".join([*map(re.escape, KEPT), *(rf"\b{re.escape(word)}\b" f
 
 
 def twin_source(source: str, stem: str) -> str:
-    """Return the source of the twin of a kernel.
+    """Source of the twin of a kernel.
 
     Args:
         source: of the kernel of the first type, with its banner.

@@ -71,7 +71,7 @@ def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def location_of(origin: str, lines: Mapping[str, int], field: str) -> str:
-    """Return file:line of a field, or of the nearest enclosing field that is in the file."""
+    """File:line of a field, or of the nearest enclosing field that is in the file."""
     while field and field not in lines:
         field = field.rpartition(".")[0]
     return f"{origin}:{lines[field]}" if field else origin

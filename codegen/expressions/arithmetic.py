@@ -20,19 +20,19 @@ def is_number(node: Node, value: float) -> bool:
 
 
 def as_float(node: Node) -> Node:
-    """Return a node as a float."""
+    """Node as a float."""
     if node.type is Type.FLOAT:
         return node
     return Literal(float(node.value)) if isinstance(node, Literal) else operation("float", node)
 
 
 def _number(value: float) -> Literal | None:
-    """Return a number that is worked out here, None if float32 may make something else of it."""
+    """Number that is worked out here, None if float32 may make something else of it."""
     return Literal(value) if value == 0 or LEAST_NORMAL <= abs(value) <= LARGEST else None
 
 
 def sum_of(a: Node, b: Node) -> Node:
-    """Return a + b."""
+    """A + b."""
     if isinstance(a, Literal) and isinstance(b, Literal) and (folded := _number(a.value + b.value)):
         return folded
     if is_number(a, 0.0):
@@ -50,7 +50,7 @@ def minus(a: Node) -> Node:
 
 
 def product(a: Node, b: Node) -> Node:
-    """Return a * b, both as floats."""
+    """A * b, both as floats."""
     a, b = as_float(a), as_float(b)
     if is_number(a, 0.0) or is_number(b, 0.0):
         return ZERO
@@ -65,7 +65,7 @@ def product(a: Node, b: Node) -> Node:
 
 
 def quotient(a: Node, b: Node) -> Node:
-    """Return a / b."""
+    """A / b."""
     if is_number(a, 0.0):
         return ZERO
     if isinstance(a, Literal) and isinstance(b, Literal) and b.value and (folded := _number(a.value / b.value)):
@@ -74,7 +74,7 @@ def quotient(a: Node, b: Node) -> Node:
 
 
 def divided(a: Node, b: Node) -> Node:
-    """Return a / b as it stands."""
+    """A / b as it stands."""
     return Operation("/", (a, b), Type.FLOAT)
 
 

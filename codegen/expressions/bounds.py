@@ -23,7 +23,7 @@ _DTYPES: Mapping[str, Interval] = {"int32": INT32, "int64": INT64, "bool": TRUTH
 
 
 def bounds_of(node: Node) -> Interval:
-    """Return an interval that every value of an integer or a truth value lies in; all of int64 where it may wrap.
+    """Interval that every value of an integer or a truth value lies in; all of int64 where it may wrap.
 
     Raises:
         ValueError: for a floating-point number.
@@ -34,13 +34,13 @@ def bounds_of(node: Node) -> Interval:
 
 
 def constant_of(node: Node) -> bool | None:
-    """Return the value that a truth value always has, or None if it may be either."""
+    """Value that a truth value always has, or None if it may be either."""
     bounds = bounds_of(node)
     return bool(bounds.low) if node.type is Type.BOOL and bounds.is_one else None
 
 
 def divides_by_zero(node: Node) -> Node | None:
-    """Return the first ``//`` or ``%`` whose divisor may be 0, or None. ``/`` gives infinity and NaN then."""
+    """First ``//`` or ``%`` whose divisor may be 0, or None. ``/`` gives infinity and NaN then."""
     known = _intervals(node)
     for each in _each(node):
         if isinstance(each, Operation) and each.name in ("//", "%") and 0 in known[id(each.operands[1])]:
@@ -74,7 +74,7 @@ def _each(root: Node) -> Iterator[Node]:
 
 
 def _intervals(root: Node) -> dict[int, Interval]:
-    """Return the intervals of a node and all it is made of, floating-point numbers left out, by id."""
+    """Intervals of a node and all it is made of, floating-point numbers left out, by id."""
     known: dict[int, Interval] = {}
     for node in _each(root):
         if node.type is not Type.FLOAT:
@@ -83,7 +83,7 @@ def _intervals(root: Node) -> dict[int, Interval]:
 
 
 def _interval(node: Node, known: Mapping[int, Interval]) -> Interval:
-    """Return the interval of a node whose operands are known."""
+    """Interval of a node whose operands are known."""
     match node:
         case Literal():
             return Interval(int(node.value), int(node.value))

@@ -52,7 +52,7 @@ def cost_of(node: Node) -> Cost:
 
 
 def _own(part: Part, parts: list[Part]) -> int:
-    """Return the instructions of a part beside those of its operands."""
+    """Instructions of a part beside those of its operands."""
     node = part.node
     if isinstance(node, Item):
         return _LOAD + sum(_DIM + _CLAMP * (not is_inside(node, axis)) for axis in range(len(node.indices)))

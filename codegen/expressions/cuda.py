@@ -103,7 +103,7 @@ class _Printer:
         return Printed(row, column, pair, result, tuple(name for name in HELPERS if name in words), tuple(reads))
 
     def _fitting(self, part: int, place: Place) -> Term:
-        """Return a term of one line: while it is longer, its longest operand gets a name."""
+        """Term of one line: while it is longer, its longest operand gets a name."""
         operands = [(operand, place_of(operand, self._depends, place)) for operand in self._parts[part].operands]
         while True:
             term = term_of(self._parts[part].node, tuple(self._terms[use] for use in operands), self._score)

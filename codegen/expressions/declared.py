@@ -70,7 +70,7 @@ def check_used(aux: Mapping[str, Aux], *expressions: Node) -> None:
 
 
 def meets(name: str, others: Collection[str]) -> str | None:
-    """Return the aux tensor with whose strides or sizes another one's name meets in a source, or None."""
+    """Aux tensor with whose strides or sizes another one's name meets in a source, or None."""
     found = _OF_ANOTHER.fullmatch(name) if isinstance(name, str) else None
     return found[1] if found and found[1] in others else None
 

@@ -18,7 +18,7 @@ _Rule = Callable[[Operation, Sequence[Node]], Node]
 
 
 def derivative(node: Node, of: Node) -> Node:
-    """Return the derivative of an expression, simplified.
+    """Derivative of an expression, simplified.
 
     Args:
         node: the expression.
@@ -54,14 +54,14 @@ def _of_product(node: Operation, inner: Sequence[Node]) -> Node:
 
 
 def _of_quotient(node: Operation, inner: Sequence[Node]) -> Node:
-    """Return a' / b - (a / b) / b b'."""
+    """A' / b - (a / b) / b b'."""
     b = node.operands[1]
     less = ZERO if is_number(inner[1], 0.0) else product(quotient(node, b), inner[1])
     return sum_of(quotient(inner[0], b), minus(less))
 
 
 def _of_extreme(node: Operation, inner: Sequence[Node]) -> Node:
-    """Return the derivative of the operand that is taken; of equal ones half of both."""
+    """Derivative of the operand that is taken; of equal ones half of both."""
     a, b = node.operands
     if inner[0] is inner[1]:
         return inner[0]

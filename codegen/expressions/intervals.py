@@ -37,24 +37,24 @@ ALWAYS, NEVER = Interval(1, 1), Interval(0, 0)
 
 
 def _around(values: Iterable[int]) -> Interval:
-    """Return the interval of values, or all of int64 if one of them wraps."""
+    """Interval of values, or all of int64 if one of them wraps."""
     known = list(values)
     interval = Interval(min(known), max(known))
     return interval if interval.within(INT64) else INT64
 
 
 def union(*intervals: Interval) -> Interval:
-    """Return the interval around some."""
+    """Interval around some."""
     return Interval(min(each.low for each in intervals), max(each.high for each in intervals))
 
 
 def _by_ends(operator: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
-    """Return an operator on intervals that is monotonic in each operand: its extremes are at their ends."""
+    """Operator on intervals that is monotonic in each operand: its extremes are at their ends."""
     return lambda a, b: _around(operator(x, y) for x in (a.low, a.high) for y in (b.low, b.high))
 
 
 def _divisors(b: Interval) -> list[Interval]:
-    """Return the negative and the positive divisors; a division by 0 has no value."""
+    """Negative and the positive divisors; a division by 0 has no value."""
     parts = [Interval(b.low, min(b.high, -1)), Interval(max(b.low, 1), b.high)]
     return [part for part in parts if part.low <= part.high]
 
@@ -70,7 +70,7 @@ def _remainder(a: Interval, b: Interval) -> Interval:
 
 
 def _remainder_by(a: Interval, b: Interval) -> Interval:
-    """Return remainders by divisors of one sign, which is theirs."""
+    """Remainders by divisors of one sign, which is theirs."""
     if b.is_one and a.low // b.low == a.high // b.low:
         return Interval(a.low % b.low, a.high % b.low)
     if b.high < 0:  # -x % -y == -(x % y)
@@ -82,7 +82,7 @@ def _remainder_by(a: Interval, b: Interval) -> Interval:
 
 
 def _power_above(*intervals: Interval) -> int:
-    """Return the least 2**n such that all values lie from -2**n to 2**n - 1."""
+    """Least 2**n such that all values lie from -2**n to 2**n - 1."""
     ends = [end for each in intervals for end in (each.low, each.high)]
     return 1 << max((end if end >= 0 else ~end).bit_length() for end in ends)
 

@@ -49,7 +49,7 @@ _THROUGH = ("abs", "min", "max", "where", "neg")
 
 
 def kernel_form(node: Node, factor: float = 1.0) -> Node:
-    """Return a score, or its derivative, as a kernel computes it.
+    """Score, or its derivative, as a kernel computes it.
 
     Args:
         node: the expression.
@@ -86,7 +86,7 @@ class _Scaled:
         }
 
     def whole(self, node: Node, by: float) -> Node:
-        """Return by * node of a whole expression: of what is finite the largest float where that is beyond it."""
+        """By * node of a whole expression: of what is finite the largest float where that is beyond it."""
         if (masked := self._masked(node, by)) is not None:
             return masked[0]
         if isinstance(node, Operation) and node.name in ("where", "min", "max"):
@@ -97,7 +97,7 @@ class _Scaled:
         return operation("where", operation("<", value, Literal(math.inf)), held, value)
 
     def of(self, node: Node, by: float) -> Node:
-        """Return by * node, as a float.
+        """By * node, as a float.
 
         Raises:
             _OutOfRange: if a number leaves float32's range; never where the factor is 1.
@@ -129,13 +129,13 @@ class _Scaled:
         return tuple(self.of(operand, by) for operand in node.operands)
 
     def _as_written(self, node: Node) -> Node:
-        """Return a product or a quotient whose numbers remain apart."""
+        """Product or a quotient whose numbers remain apart."""
         assert isinstance(node, Operation)
         one, other = self._each(node, 1.0)
         return product(one, other) if node.name == "*" else divided(one, other)
 
     def _masked(self, node: Node, by: float) -> tuple[Node, int] | None:
-        """Return by * node, and the sign of the numbers in it that are held at the largest float, 0 for none.
+        """By * node, and the sign of the numbers in it that are held at the largest float, 0 for none.
 
         None, if there are others, or of both signs: what is left of two of them would be another number.
         """
@@ -156,7 +156,7 @@ class _Scaled:
         return sum_of(one[0], second[0]), one[1] or second[1]
 
     def _held(self, node: Node, by: float) -> Node:
-        """Return by * node of what ``_sign_of_mask`` knows, its number held at the largest float."""
+        """By * node of what ``_sign_of_mask`` knows, its number held at the largest float."""
         if isinstance(node, Literal):
             return Literal(max(-LARGEST, min(float(node.value) * by, LARGEST)))
         assert isinstance(node, Operation)
@@ -175,7 +175,7 @@ class _Scaled:
         return self.of(node, 1.0) if node == _SCORE else _of_parts(node, tuple(map(self._exact, children(node))))
 
     def _exponent(self, node: Operation, by: float) -> Node:
-        """Return by times the operand of exp or tanh, which are the same of what is beyond float32 and of infinity."""
+        """By times the operand of exp or tanh, which are the same of what is beyond float32 and of infinity."""
         try:
             return self.of(node.operands[0], by)
         except _OutOfRange:
@@ -186,7 +186,7 @@ class _Scaled:
         return operation("where", self._exact(condition), self.of(one, by), self.of(other, by))
 
     def _product(self, node: Operation, by: float) -> Node:
-        """Return by * a * b: the factor joins a number, else what is not of each pair, else the one with the score."""
+        """By * a * b: the factor joins a number, else what is not of each pair, else the one with the score."""
         a, b = node.operands
         for one, other in ((a, b), (b, a)):
             if isinstance(one, Literal) and _is_factor(by, by * one.value):
@@ -197,7 +197,7 @@ class _Scaled:
         return self._joined(other, one, a) or self._joined(one, other, b) or product(one, other)
 
     def _joined(self, one: Node, other: Node, what: Node) -> Node | None:
-        """Return one * other as qk * (x * other), if one is qk * x and other, made of ``what``, is not of each pair."""
+        """One * other as qk * (x * other), if one is qk * x and other, made of ``what``, is not of each pair."""
         is_scaled = isinstance(one, Operation) and (one.name, one.operands[0]) == ("*", _QK)
         if not is_scaled or self._pairs.on_all(what):
             return None
@@ -210,7 +210,7 @@ class _Scaled:
         return "score" in self._pairs.of(node)
 
     def _quotient(self, node: Operation, by: float) -> Node:
-        """Return by * a / b: times 1 / b, where that is worked out once for many pairs."""
+        """By * a / b: times 1 / b, where that is worked out once for many pairs."""
         a, b = node.operands
         divisor = self.of(b, 1.0)
         if isinstance(divisor, Literal):
@@ -222,7 +222,7 @@ class _Scaled:
         return divided(self.of(a, by), divisor)
 
     def _tanh(self, node: Operation, by: float) -> Node:
-        """Return by * tanh(x) = by - 2 by / (1 + 2^y), y = 2 log2(e) x: where 2^y is infinite or 0, that is +-by."""
+        """By * tanh(x) = by - 2 by / (1 + 2^y), y = 2 log2(e) x: where 2^y is infinite or 0, that is +-by."""
         inverse = operation("inverse_of_1_plus_exp2", self._exponent(node, 2 * LOG2_E))
         return operation("-", Literal(by), product(Literal(2 * by), inverse))
 
@@ -247,7 +247,7 @@ def _is_far(node: Node) -> bool:
 
 
 def _number(value: float, of: Literal) -> Literal:
-    """Return a number that has a factor.
+    """Number that has a factor.
 
     Raises:
         _OutOfRange: if no float32 is as large as it has become, or as small.
@@ -259,7 +259,7 @@ def _number(value: float, of: Literal) -> Literal:
 
 
 def _sign_of_mask(node: Node) -> int:
-    """Return the sign of a number, alone or where a condition holds, as masks are added; 0 for anything else."""
+    """Sign of a number, alone or where a condition holds, as masks are added; 0 for anything else."""
     if isinstance(node, Literal):
         return 0 if math.isinf(node.value) else (node.value > 0) - (node.value < 0)
     if not isinstance(node, Operation):
@@ -321,7 +321,7 @@ class _Columns:
         self._depends, self._queries = _Depending(("kv_idx",), ("qk",)), _Depending(("q_idx",))
 
     def of(self, node: Node) -> Node:
-        """Return a node with its parts that are linear in the key in this form, the largest ones."""
+        """Node with its parts that are linear in the key in this form, the largest ones."""
         if node.type is not Type.FLOAT or not isinstance(node, Operation) or "kv_idx" not in self._depends.of(node):
             return node
         if id(node) not in self._known:
@@ -380,14 +380,14 @@ _SLOPES: Mapping[str, Callable[[tuple[Node, ...], list[Node]], Node | None]] = {
 
 
 def _at_first_key(node: Node) -> Node:
-    """Return a node, whose parts are few where the key is, at the first key that a thread has."""
+    """Node, whose parts are few where the key is, at the first key that a thread has."""
     if node == _KEY:
         return _FIRST
     return _of_parts(node, tuple(map(_at_first_key, children(node))))
 
 
 def _of_parts(node: Node, parts: tuple[Node, ...]) -> Node:
-    """Return a node of other parts."""
+    """Node of other parts."""
     if isinstance(node, Operation):
         return Operation(node.name, parts, node.type)
     return Item(node.aux, parts) if isinstance(node, Item) else node

@@ -306,7 +306,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def nodes_of(root: Node) -> int:
-    """Return the nodes of a tree; a part that occurs twice counts twice, though it is looked at once."""
+    """Nodes of a tree; a part that occurs twice counts twice, though it is looked at once."""
     counts: dict[int, int] = {}
 
     def count(node: Node) -> int:

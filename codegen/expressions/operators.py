@@ -30,7 +30,7 @@ _Print = Callable[[Operation, tuple[Term, ...]], Term]
 
 
 def term_of(node: Node, operands: tuple[Term, ...], score: str) -> Term:
-    """Return a node as C++."""
+    """Node as C++."""
     if isinstance(node, Literal):
         return replace(number(node.value), text=node.name, binding=Binding.PRIMARY) if node.name else number(node.value)
     if isinstance(node, Variable):
@@ -43,12 +43,12 @@ def term_of(node: Node, operands: tuple[Term, ...], score: str) -> Term:
 
 
 def narrowed(node: Node, term: Term) -> Term:
-    """Return a term as a variable keeps it: in 32 bits where the bounds of its node allow it."""
+    """Term as a variable keeps it: in 32 bits where the bounds of its node allow it."""
     return cast(term, "int") if term.ctype == "int64" and not _is_wide(node) else term
 
 
 def _item(item: Item, indices: tuple[Term, ...]) -> Term:
-    """Return a call of the function that looks up; an index that may be outside is clamped."""
+    """Call of the function that looks up; an index that may be outside is clamped."""
     arguments = [Term("p", "Params")]
     for axis, (size, index) in enumerate(zip(item.aux.dims, indices, strict=True)):
         if is_inside(item, axis):
@@ -76,14 +76,14 @@ def _is_wide(node: Node) -> bool:
 
 
 def _integers(*terms: Term) -> list[Term]:
-    """Return terms without truth values, of one type: C++ has no function of an int and an int64."""
+    """Terms without truth values, of one type: C++ has no function of an int and an int64."""
     of_numbers = [cast(term, "int") if term.ctype == "bool" else term for term in terms]
     wide = any(term.ctype == "int64" for term in of_numbers)
     return [cast(term, "int64") for term in of_numbers] if wide else of_numbers
 
 
 def _widened(node: Operation, terms: tuple[Term, ...]) -> list[Term]:
-    """Return operands of which one, if the result may need it, has 64 bits: a number, else the first."""
+    """Operands of which one, if the result may need it, has 64 bits: a number, else the first."""
     integers = [cast(term, "int") if term.literal is not None and term.ctype == "bool" else term for term in terms]
     if not _is_wide(node) or any(term.ctype == "int64" for term in integers):
         return integers
@@ -97,13 +97,13 @@ def _type_of(*terms: Term) -> str:
 
 
 def _arithmetic(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return a sum, a difference or a product; << is given here as the product that it is."""
+    """Sum, a difference or a product; << is given here as the product that it is."""
     of = list(terms) if node.type is Type.FLOAT else _widened(node, terms)
     return binary("*" if node.name == "<<" else node.name, of[0], of[1], _type_of(*of))
 
 
 def _quotient(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return a division of floats: of integers, the first becomes one, and C++ makes the other one."""
+    """Division of floats: of integers, the first becomes one, and C++ makes the other one."""
     a, b = terms if _type_of(*terms) == "float" else (cast(terms[0], "float"), terms[1])
     return binary("/", a, b, "float")
 
@@ -128,7 +128,7 @@ def _extreme(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _bits_of_power(term: Term) -> int | None:
-    """Return the number of zeros of a power of two, None of anything else."""
+    """Number of zeros of a power of two, None of anything else."""
     value = term.literal
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
         return None
@@ -149,7 +149,7 @@ def _floor(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _shifted(term: Term, bits: int) -> Term:
-    """Return a term shifted to the right, which rounds down; in 32 bits no shift is farther than 31."""
+    """Term shifted to the right, which rounds down; in 32 bits no shift is farther than 31."""
     (of,) = _integers(term)
     by = number(bits if of.ctype == "int64" else min(bits, 31))
     return of if bits == 0 else binary(">>", of, by, of.ctype)
@@ -185,7 +185,7 @@ def _inverted(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _compared(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return a comparison; with a float all is float, and truth values are compared as numbers but for equality."""
+    """Comparison; with a float all is float, and truth values are compared as numbers but for equality."""
     types = {term.ctype for term in terms}
     if types == {"bool"} and node.name in ("==", "!="):
         return binary(node.name, terms[0], terms[1], "bool")

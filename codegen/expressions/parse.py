@@ -151,7 +151,7 @@ class _Reader:
         self._variables = variables
 
     def read(self, node: ast.expr) -> Node:
-        """Return the tree of a node."""
+        """Tree of a node."""
         way = self._ways.get(type(node))
         if way is None:
             raise self._refused(node, _REFUSED.get(type(node), f"what Python calls {type(node).__name__}"))
@@ -204,7 +204,7 @@ class _Reader:
         return self._operation(node, "where", *(self.read(each) for each in (node.test, node.body, node.orelse)))
 
     def _known(self, node: ast.expr, names: Mapping[Any, str], operator: ast.AST) -> str:
-        """Return our name of an operator."""
+        """Our name of an operator."""
         if type(operator) not in names:
             raise self._refused(node, f"the operator that Python calls {type(operator).__name__}")
         return names[type(operator)]

@@ -73,7 +73,7 @@ def dependencies(parts: list[Part], *, rows_have_heads: bool = False) -> list[fr
 
 
 def _costs(parts: list[Part], depends: list[frozenset[str]]) -> list[int]:
-    """Return roughly how many instructions each part is, once what it looks up has a name."""
+    """Roughly how many instructions each part is, once what it looks up has a name."""
     costs: list[int] = []
     for part, on in zip(parts, depends, strict=True):
         if not on or not isinstance(part.node, Operation):

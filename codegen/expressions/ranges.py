@@ -68,13 +68,13 @@ class Ranges:
 
 
 def bytes_of(looked: tuple[Looked, ...]) -> int:
-    """Return the size of the struct that has them, as C++ lays it out: the widest come first."""
+    """Size of the struct that has them, as C++ lays it out: the widest come first."""
     alignment = 8 if any(each.ctype == "Range" for each in looked) else 4
     return -(-sum(BYTES[each.ctype] for each in looked) // alignment) * alignment
 
 
 def list_sizes(mask: Node, batch: int, heads: int) -> tuple[int, int]:
-    """Return for how many batches and heads a mask has lists: one for all where it does not ask which it is."""
+    """For how many batches and heads a mask has lists: one for all where it does not ask which it is."""
     parts = Parts()
     root = parts.add(mask)
     on = dependencies(parts.all)[root]
@@ -130,7 +130,7 @@ class _Printer:
         return node.type is not Type.FLOAT and len(self._sides[place]) < len(_INDICES) and self._needs_a_look[place]
 
     def _name_of(self, place: int) -> str:
-        """Return the name of a part, which has a statement or is looked at from now on."""
+        """Name of a part, which has a statement or is looked at from now on."""
         part, sides = self._parts[place], self._sides[place]
         node = part.node
         if isinstance(node, Literal):
@@ -146,7 +146,7 @@ class _Printer:
         return self._stated(node, self._look(node, "fixed", f"{_PREFIX[node.type]}of({{}}_{{}}(p, batch, head))"))
 
     def _stated(self, node: Node, value: str) -> str:
-        """Return the name of a value."""
+        """Name of a value."""
         name = f"part_{len(self._statements)}"
         self._statements.append(Statement(CTYPES[node.type], name, value))
         return name
@@ -203,7 +203,7 @@ def _anything(node: Node) -> str:
 
 
 def _as(wanted: Type, name: str, has: Type) -> str:
-    """Return a part as one of another type."""
+    """Part as one of another type."""
     if has is wanted:
         return name
     if wanted is Type.BOOL:

@@ -44,7 +44,7 @@ _REFUSED = {
 
 
 def at(text: str, start: int, end: int, reason: str) -> ExpressionError:
-    """Return the error of a piece of a text.
+    """Error of a piece of a text.
 
     Args:
         text: the whole text.
@@ -58,7 +58,7 @@ def at(text: str, start: int, end: int, reason: str) -> ExpressionError:
 
 
 def spaced(text: str) -> str:
-    """Return a text on one line, as long as it was: any white space is a space.
+    """Text on one line, as long as it was: any white space is a space.
 
     Raises:
         ExpressionError: for what no expression has, with its place.

@@ -46,7 +46,7 @@ class Term:
     literal: bool | int | float | None = None
 
     def within(self, least: Binding) -> str:
-        """Return the text as an operand that has to bind at least so tightly."""
+        """Text as an operand that has to bind at least so tightly."""
         return self.text if self.binding >= least else f"({self.text})"
 
 
@@ -77,7 +77,7 @@ _NO_NOT = (Binding.BITS_OR, Binding.BITS_XOR, Binding.BITS_AND, Binding.EQUALITY
 
 
 def binary(operator: str, a: Term, b: Term, ctype: str) -> Term:
-    """Return an operator between two terms, with the parentheses that C++ and gcc's warnings ask for."""
+    """Operator between two terms, with the parentheses that C++ and gcc's warnings ask for."""
     binding = BINDINGS[operator]
     left, right = (_operand(binding, term, is_right=is_right) for term, is_right in ((a, False), (b, True)))
     return Term(f"{left} {operator} {right}", ctype, binding)
@@ -95,24 +95,24 @@ def _operand(binding: Binding, term: Term, *, is_right: bool) -> str:
 
 
 def unary(operator: str, a: Term, ctype: str) -> Term:
-    """Return an operator before a term; two signs never touch."""
+    """Operator before a term; two signs never touch."""
     return Term(operator + a.within(Binding.PRIMARY), ctype, Binding.UNARY)
 
 
 def choice(condition: Term, one: Term, other: Term, ctype: str) -> Term:
-    """Return the conditional operator."""
+    """Conditional operator."""
     at_least = Binding(Binding.CHOICE + 1)
     text = f"{condition.within(at_least)} ? {one.within(at_least)} : {other.within(Binding.CHOICE)}"
     return Term(text, ctype, Binding.CHOICE)
 
 
 def call(function: str, *arguments: Term, ctype: str) -> Term:
-    """Return the call of a function."""
+    """Call of a function."""
     return Term(f"{function}({', '.join(argument.text for argument in arguments)})", ctype)
 
 
 def number(value: bool | int | float, ctype: str = "") -> Term:
-    """Return a number, of its own type or of another.
+    """Number, of its own type or of another.
 
     Raises:
         ExpressionError: for an integer of more than 64 bits.
@@ -158,7 +158,7 @@ def _floating(value: float) -> Term:
 
 
 def cast(term: Term, ctype: str) -> Term:
-    """Return a term of another type: a number is written as one of it."""
+    """Term of another type: a number is written as one of it."""
     if term.ctype == ctype:
         return term
     if term.literal is not None and ctype != "bool" and not (term.ctype == "float" and ctype != "float"):

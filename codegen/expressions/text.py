@@ -28,7 +28,7 @@ _PREFIX: Mapping[str, str] = {"not": "not ", "neg": "-", "~": "~"}
 
 
 def text_of(node: Node) -> str:
-    """Return the canonical text of a tree that ``check_size`` accepts, and whose numbers ``literal`` has checked."""
+    """Canonical text of a tree that ``check_size`` accepts, and whose numbers ``literal`` has checked."""
     return _text(node)[0]
 
 
@@ -58,7 +58,7 @@ def _operation(node: Operation) -> tuple[str, int]:
 
 
 def _arguments(node: Operation) -> list[Node]:
-    """Return the arguments of a call: min and max of more than two are one call."""
+    """Arguments of a call: min and max of more than two are one call."""
     arguments: list[Node] = list(node.operands)
     while node.name in ("min", "max") and isinstance(arguments[0], Operation) and arguments[0].name == node.name:
         arguments[:1] = arguments[0].operands
@@ -74,6 +74,6 @@ def _number_apart(node: Operation) -> str:
 
 
 def _held(node: Node, level: int) -> str:
-    """Return the text of an operand, in parentheses if it holds together less tightly than needed."""
+    """Text of an operand, in parentheses if it holds together less tightly than needed."""
     text, own = _text(node)
     return text if own >= level else f"({text})"

@@ -32,7 +32,7 @@ PATTERNS: dict[str, type[PatternBase]] = dict(sorted(_discover().items()))
 
 
 def pattern_union() -> Any:
-    """Return the union of all patterns, for a discriminated field."""
+    """Union of all patterns, for a discriminated field."""
     return reduce(or_, PATTERNS.values())
 
 

@@ -281,7 +281,7 @@ class PatternBase(SpecModel):
         return False
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the work units of a tile: steps or listed blocks, the most that any tile has.
+        """Work units of a tile: steps or listed blocks, the most that any tile has.
 
         Args:
             kv_len: keys of a head.
@@ -333,11 +333,11 @@ class PatternBase(SpecModel):
         return self
 
     def describe(self) -> str:
-        """Return the pattern in words, for ``codegen explain``."""
+        """Pattern in words, for ``codegen explain``."""
         raise NotImplementedError
 
     def stem(self) -> str:
-        """Return a short name for file names of specs that have none."""
+        """Short name for file names of specs that have none."""
         raise NotImplementedError
 
 

@@ -21,13 +21,13 @@ NAMED_MASKS = ("none", "causal", "bits")
 
 
 def expression_of(mask: str, aux: Mapping[str, str]) -> Node:
-    """Return the tree of a mask that has been accepted as an expression, whatever the size of blocks."""
+    """Tree of a mask that has been accepted as an expression, whatever the size of blocks."""
     return _parsed(mask, tuple(aux.items()))[0]
 
 
 @lru_cache(maxsize=256)
 def _parsed(mask: str, declared: tuple[tuple[str, str], ...]) -> tuple[Node, tuple[Aux, ...]]:
-    """Return an expression that has been accepted, and the tensors in it."""
+    """Expression that has been accepted, and the tensors in it."""
     aux = parse_aux(dict(declared))
     return parse_expression(mask, aux, score=False), tuple(aux.values())
 
@@ -164,14 +164,14 @@ class BlockLists(PatternBase):
         return inside & (k <= q + (kv_len - q_len)) if self.mask == "causal" else inside
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         return (
             f"each block of {self.block.q} queries sees the blocks of {self.block.kv} keys in its two lists; "
             f"mask of the partial blocks: {self.mask}"
         )
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         named = "" if self.mask == "none" else f"_{self.mask}"
         return f"lists_b{self.block.q}x{self.block.kv}" + (named if self.expression is None else f"_{_digest(self)}")
 
@@ -183,7 +183,7 @@ def _digest(pattern: BlockLists) -> str:
 
 @lru_cache(maxsize=256)
 def _expression(mask: str, aux: tuple[tuple[str, str], ...]) -> str:
-    """Return an expression in one spelling.
+    """Expression in one spelling.
 
     Raises:
         ValueError: for what is none, hides everything, or leaves a tensor unused.

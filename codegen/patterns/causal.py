@@ -72,9 +72,9 @@ class Causal(PatternBase):
         return f"kv_idx <= q_idx{' + (kv_len - q_len)' if self.align == 'bottom_right' else ''}"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         return f"query i sees the keys up to its own position, diagonal aligned {self.align}"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         return "causal"

@@ -28,14 +28,14 @@ class Dense(PatternBase):
         return True
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the number of steps."""
+        """Number of steps."""
         del rows, listed
         return -(-kv_len // keys)
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         return "every query sees every key"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         return "dense"

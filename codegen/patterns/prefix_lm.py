@@ -59,9 +59,9 @@ class PrefixLM(PatternBase):
         return "kv_idx < prefix_len[batch] or kv_idx <= q_idx + kv_len - q_len"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         return "query i sees the keys of its batch's prefix and those up to i (positions aligned at the end)"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         return "prefix_lm"

@@ -66,7 +66,7 @@ class SinkWindow(PatternBase):
         return f"(kv_idx < {sink} or {OFFSET} >= -{left}) and {OFFSET} <= {right}"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         numbers = self.sink, self.left, self.right
         sink, left, right = ("sink", "left", "right") if self.is_general else numbers
         return (
@@ -75,5 +75,5 @@ class SinkWindow(PatternBase):
         )
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         return "sink_window" if self.is_general else f"sink{self.sink}_window{self.left}_{self.right}"

@@ -85,7 +85,7 @@ class SlidingWindow(PatternBase):
         return super().visible(q, k, q_len, kv_len, values) & (k >= center - self.left) & (k <= center + self.right)
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the most steps that the windows of neighboring queries touch."""
+        """Most steps that the windows of neighboring queries touch."""
         del listed
         return min(-(-kv_len // keys), (self._around + rows + keys - 2) // keys + 1)
 
@@ -95,10 +95,10 @@ class SlidingWindow(PatternBase):
         return f"{OFFSET} >= -{self.name_of('left')} and {OFFSET} <= {self.name_of('right')}"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         left, right = ("left", "right") if self.is_general else (self.left, self.right)
         return f"query i sees the keys from i - {left} to i + {right} (positions aligned at the end)"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         return "window" if self.is_general else f"window{self.left}_{self.right}"

@@ -65,7 +65,7 @@ class Strided(PatternBase):
         return inside & ((before <= self.local) & (before >= -self.local) | stripe)
 
     def constants(self) -> dict[str, tuple[int, str]]:
-        """Return the pattern's lengths in keys."""
+        """Pattern's lengths in keys."""
         sides = "before" if self.causal else "on either side of"
         return {
             "kBlock": (self.block, "keys of a block of the pattern, and of a stripe"),
@@ -74,7 +74,7 @@ class Strided(PatternBase):
         }
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         sides, limit = ("before it", ", none after i") if self.causal else ("on either side", "")
         return (
             f"query i sees its own block of {self.block} keys, {self.local} {sides}, and one block in {self.stride} "
@@ -82,5 +82,5 @@ class Strided(PatternBase):
         )
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         return f"strided{self.stride}_local{self.local}_b{self.block}" + ("" if self.causal else "_both")

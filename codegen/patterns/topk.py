@@ -60,19 +60,19 @@ class TopK(PatternBase):
         return self.k is not None
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the number of listed blocks, or of steps where they hold more than one."""
+        """Number of listed blocks, or of steps where they hold more than one."""
         del kv_len, rows
         return -(-(listed if self.k is None else self.k) // max(1, keys // self.block.kv))
 
     def constants(self) -> dict[str, tuple[int, str]]:
-        """Return the length of the lists, if it is fixed."""
+        """Length of the lists, if it is fixed."""
         return {} if self.k is None else {"kTopK": (self.k, "key blocks listed for each query block")}
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Pattern in words."""
         blocks = "the listed" if self.k is None else f"{self.k} listed"
         return f"each block of {self.block.q} queries sees {blocks} blocks of {self.block.kv} keys"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name."""
         return f"topk{self.k or ''}_b{self.block.q}x{self.block.kv}"

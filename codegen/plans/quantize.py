@@ -126,7 +126,7 @@ def _check_rows(spec: QuantizeSpec) -> None:
 
 
 def _row_params(spec: QuantizeSpec) -> tuple[Param, ...]:
-    """Return the parameters of kernels whose scales are of rows."""
+    """Parameters of kernels whose scales are of rows."""
     is_given = spec.scales == "given"
     return (
         pointer("codes", "Code", "codes, as x", writes=True),
@@ -215,7 +215,7 @@ def _plan(
     constants: tuple[Constant, ...],
     flags: QuantizeFlags,
 ) -> Plan:
-    """Return the plan of either kind of kernel."""
+    """Plan of either kind of kernel."""
     arch, dtype, head_dim = ARCHS[spec.arch], DTYPES[spec.dtype], spec.head_dim
     until = "until they are quantized" if flags.given_scale else "while their scale is computed"
     shared = SharedLayout()
@@ -316,7 +316,7 @@ def _rotary_flags(spec: QuantizeSpec) -> dict[str, str]:
 
 
 def _rotary_params() -> tuple[Param, ...]:
-    """Return the parameters of the rotary embedding."""
+    """Parameters of the rotary embedding."""
     axes = ("batch", "row")
     return (
         pointer("cosines", "float", "cosines (batch or none, length, head_dim / 2)"),

@@ -55,7 +55,7 @@ class BackwardKernels:
 
 
 def backward_archs() -> tuple[str, ...]:
-    """Return the architectures that have kernels of gradients."""
+    """Architectures that have kernels of gradients."""
     return tuple(name for name, arch in ARCHS.items() if arch.of(OP))
 
 
@@ -177,7 +177,7 @@ def _kernels_of(
 
 
 def _of_aux(fields: Mapping[str, Any], head_dim: int, names: Sequence[str]) -> NamedSpec | None:
-    """Return the kernel of gradients of tensors of a score; None where all are 0."""
+    """Kernel of gradients of tensors of a score; None where all are 0."""
     if not names:
         return None
     read = aux_with_gradients(fields["score"], tuple(names))
@@ -208,7 +208,7 @@ def _is_faster_in_any_order(pattern: PatternBase, head_dim: int) -> bool:
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:
-    """Return a spec by its shipped name, which has a receipt, if it has one."""
+    """Spec by its shipped name, which has a receipt, if it has one."""
     found = find_spec(fields)
     plan_for(found)  # refuses what no kernel has
     return as_shipped(found)

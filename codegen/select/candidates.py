@@ -31,7 +31,7 @@ STAGES = (8, 6, 5, 4, 3, 2, 1)
 
 
 def candidates(problem: Problem, most: int = MOST) -> list[NamedSpec]:
-    """Return the shipped kernels that compute a problem, then up to ``most`` variations, the best by the model first.
+    """Shipped kernels that compute a problem, then up to ``most`` variations, the best by the model first.
 
     Raises:
         SpecError: if no kernel computes it.
@@ -76,7 +76,7 @@ def is_allowed(spec: Spec, problem: Problem) -> bool:
 
 
 def _ranked(problem: Problem) -> list[Spec]:
-    """Return the variations that have a plan, with as many stages as it accepts, the fastest by the model first.
+    """Variations that have a plan, with as many stages as it accepts, the fastest by the model first.
 
     Without sizes they are in the order in which they come.
     """
@@ -106,7 +106,7 @@ def _deepest(fields: Fields, numbers: Iterable[int]) -> tuple[Spec, Plan] | None
 
 
 def _accepted(fields: Fields) -> tuple[Spec, Plan] | None:
-    """Return a spec with its plan, if it has one."""
+    """Spec with its plan, if it has one."""
     try:
         spec = parse_spec(fields)
         return spec, plan_of(spec, "candidate")

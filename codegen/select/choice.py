@@ -62,7 +62,7 @@ class Timed:
     earlier_source: bool
 
     def __str__(self) -> str:
-        """Return whose time it is, in words."""
+        """Whose time it is, in words."""
         since = ", whose source has changed since" if self.earlier_source else ""
         return f"of this kernel{since}" if self.chosen else f"of a sibling, {self.named.stem}{since}"
 
@@ -195,7 +195,7 @@ def choose(
 
 
 def planned(choice: Choice) -> Choice:
-    """Return a choice as it is, if its kernel has a plan: the default of the rules need not have one.
+    """Choice as it is, if its kernel has a plan: the default of the rules need not have one.
 
     Args:
         choice: what ``choose`` returned, or a choice made otherwise.
@@ -213,7 +213,7 @@ def planned(choice: Choice) -> Choice:
 
 
 def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) -> Problem | None:
-    """Return the problem of a spec, with sizes.
+    """Problem of a spec, with sizes.
 
     Raises:
         SpecError: where they contradict one another.
@@ -381,7 +381,7 @@ def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | No
 
 
 def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: float, dense: str) -> Choice:
-    """Return the choice with its reason."""
+    """Choice with its reason."""
     first = next(row for row in rows if kernel.label in {each.label for each in row.kernels})
     timing = next(each for each in first.kernels if each.label == kernel.label)
     figures = f"{timing.single_us:.4g} us"

@@ -32,13 +32,13 @@ kernel has no such tiles. Nor has the one for B stored by columns."""
 
 
 def _size(given: Spec, name: str, default: int) -> int:
-    """Return a size of the tile, or the default where it was left out."""
+    """Size of the tile, or the default where it was left out."""
     size: int | None = getattr(given.tile, name)
     return default if size is None else size
 
 
 def _block(given: AttentionSpec | AttentionBackwardSpec, side: str, default: int) -> int:
-    """Return a side of the blocks of the pattern's lists, or the default where it has none."""
+    """Side of the blocks of the pattern's lists, or the default where it has none."""
     block = given.pattern.fixed_block
     return default if block is None else int(getattr(block, side))
 
@@ -87,7 +87,7 @@ def has_few_registers(given: AttentionSpec) -> bool:
 
 
 def _fp8_keys(given: AttentionSpec, keys: int) -> int:
-    """Return the keys of a step with FP8 inputs on sm_90a: two blocks, where registers suffice."""
+    """Keys of a step with FP8 inputs on sm_90a: two blocks, where registers suffice."""
     if given.head_dim > 128 or has_few_registers(given):
         return 64
     # A producer with two kinds of lists for each half of a tile, or more scales, takes registers from consumers.
@@ -97,7 +97,7 @@ def _fp8_keys(given: AttentionSpec, keys: int) -> int:
 
 
 def _load_part(given: AttentionSpec) -> int:
-    """Return the largest power of two that divides the keys of a load on sm_89, a block or a step: 16 at least."""
+    """Largest power of two that divides the keys of a load on sm_89, a block or a step: 16 at least."""
     keys = _size(given, "n", 32)
     keys = min(keys, _block(given, "kv", keys))
     return max(16, keys & -keys)
@@ -109,7 +109,7 @@ def _copies_few_rows(given: AttentionSpec) -> bool:
 
 
 def _mma_sync_tile(given: AttentionSpec) -> tuple[int, int]:
-    """Return the sizes of the tile for mma.sync: two thread blocks fit 100 KB."""
+    """Sizes of the tile for mma.sync: two thread blocks fit 100 KB."""
     head_dim, wide = given.head_dim, given.head_dim in (192, 256)
     warp_rows = given.warp_rows if "warp_rows" in given.model_fields_set else None
     largest = 64 if wide else 128
@@ -127,7 +127,7 @@ def _mma_sync_tile(given: AttentionSpec) -> tuple[int, int]:
 
 
 def _mma_sync_fp8_tile(given: AttentionSpec) -> tuple[int, int]:
-    """Return the sizes of the tile for mma.sync with FP8 inputs: threads copy at most the rows of a load at a time."""
+    """Sizes of the tile for mma.sync with FP8 inputs: threads copy at most the rows of a load at a time."""
     of_pass = {64: 2, 96: 1, 192: 2}.get(given.head_dim, 4)  # rows of the tile to each that is copied at a time
     asks_much = _has_heavy_score(given) or (given.head_dim == 192 and given.pattern.expression is not None)
     n = _size(given, "n", 32 if given.head_dim == 256 or asks_much else 64)
@@ -177,7 +177,7 @@ MMA_SYNC_STEP_OF_GRADIENTS = {64: 64, 128: 32, 192: 32, 256: 16}
 
 
 def _mma_sync_gradient(given: AttentionBackwardSpec, rows: int, keys: int) -> Fields:
-    """Return the features of a gradient by mma.sync, whose lists have blocks of so many rows and keys."""
+    """Features of a gradient by mma.sync, whose lists have blocks of so many rows and keys."""
     step = MMA_SYNC_STEP_OF_GRADIENTS.get(given.head_dim, 64)  # other sizes are refused later
     if given.head_dim > 128:  # more than 64 rows and their ring do not fit shared memory
         return {"rows": 64, "keys": 64, "step": step}

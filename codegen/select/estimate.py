@@ -29,7 +29,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate | None:
-    """Return the estimate for a plan; None where a size that it needs is not known."""
+    """Estimate for a plan; None where a size that it needs is not known."""
     counts = _attention(plan, problem) if isinstance(problem, AttentionProblem) else _bsr(plan, problem)
     if counts is None or not plan.flops:
         return None
@@ -57,7 +57,7 @@ def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate |
 
 
 def _attention(plan: Plan, problem: AttentionProblem) -> tuple[float, float, float] | None:
-    """Return tiles, steps of the mean tile and of the longest one."""
+    """Tiles, steps of the mean tile and of the longest one."""
     spec = plan.spec
     assert isinstance(spec, AttentionSpec)
     q_len, kv_len = problem.q_len or problem.kv_len, problem.kv_len or problem.q_len
@@ -76,7 +76,7 @@ def _attention(plan: Plan, problem: AttentionProblem) -> tuple[float, float, flo
 
 
 def seen_keys(problem: AttentionProblem, queries: int) -> tuple[float, float] | None:
-    """Return the keys that a tile of ``queries`` sees: of the mean one and of the last one; None if not known."""
+    """Keys that a tile of ``queries`` sees: of the mean one and of the last one; None if not known."""
     pattern = problem.pattern
     kv_len = problem.kv_len or problem.q_len
     if pattern.fixed_block is not None:

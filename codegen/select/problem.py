@@ -84,7 +84,7 @@ class _Problem(SpecModel):
         }
 
     def text(self) -> str:
-        """Return the problem as ``codegen explain --problem`` and ``codegen tune`` take it; see ``problem_fields``."""
+        """Problem as ``codegen explain --problem`` and ``codegen tune`` take it; see ``problem_fields``."""
         every = self.model_dump(mode="json", include={"op"}) | self.model_dump(mode="json", exclude_defaults=True)
         return ",".join(f"{name}={_plain(value)}" for name, value in _flat(every))
 
@@ -132,7 +132,7 @@ class AttentionProblem(_Problem):
         return (self.lse, self.softcap is not None, self.score is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
-        """Return the problem's place on each axis, in factors of two; None where that is not known."""
+        """Problem's place on each axis, in factors of two; None where that is not known."""
         pattern = self.pattern
         listed = pattern.list_length or self.list_length
         return {
@@ -147,7 +147,7 @@ class AttentionProblem(_Problem):
         }
 
     def __str__(self) -> str:
-        """Return the problem in words."""
+        """Problem in words."""
         sizes = [
             f"{name} {value}"
             for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length", "overlap")
@@ -190,7 +190,7 @@ class BsrProblem(_Problem):
 
     @classmethod
     def of_lengths(cls, row_lengths: Sequence[int], **fields: Any) -> BsrProblem:
-        """Return a problem with density and evenness as the stored blocks of each block row have them.
+        """Problem with density and evenness as the stored blocks of each block row have them.
 
         Args:
             row_lengths: stored blocks of each block row of the matrix that is sparse (of A, of the C of a sampled
@@ -238,7 +238,7 @@ class BsrProblem(_Problem):
         return (self.epilogue is not None, self.accumulate)
 
     def places(self) -> dict[str, float | None]:
-        """Return the problem's place on each axis, in factors of two; None where that is not known."""
+        """Problem's place on each axis, in factors of two; None where that is not known."""
         return {
             "m": _log(self.m),
             "n": _log(self.n),
@@ -249,7 +249,7 @@ class BsrProblem(_Problem):
         }
 
     def __str__(self) -> str:
-        """Return the problem in words."""
+        """Problem in words."""
         sizes = [f"{name} {value}" for name in ("m", "n", "k") if (value := getattr(self, name)) is not None]
         sizes += [f"density {self.density:.3g}"] if self.density is not None else []
         sizes += [f"longest row {self.longest_row:.3g} x mean"] if self.longest_row is not None else []
@@ -268,7 +268,7 @@ PROBLEM_ADAPTER: TypeAdapter[Problem] = TypeAdapter(Annotated[Problem, Field(dis
 
 
 def _log(*factors: float | None) -> float | None:
-    """Return the binary logarithm of a product; None if a factor is not known."""
+    """Binary logarithm of a product; None if a factor is not known."""
     known = [factor for factor in factors if factor is not None]
     return math.log2(math.prod(known)) if len(known) == len(factors) else None
 
@@ -294,7 +294,7 @@ def parse_problem(data: Mapping[str, Any]) -> Problem:
 
 
 def plain_fields(data: Mapping[str, Any]) -> Fields:
-    """Return fields of a problem as plain data, within bounds.
+    """Fields of a problem as plain data, within bounds.
 
     Raises:
         SpecError: for what is no mapping, and naming the field that is no plain data.
@@ -347,12 +347,12 @@ def _flat(fields: Fields, outer: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as ``_spelt`` reads it."""
+    """Value as ``_spelt`` reads it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _spelt(name: str, value: str) -> Any:
-    """Return a value of a command line as plain data."""
+    """Value of a command line as plain data."""
     try:
         plain = json_value(value)
     except CodegenError:
@@ -396,7 +396,7 @@ def is_chosen(spec: Spec) -> bool:
 
 
 def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:
-    """Return the problem that a spec computes, with some sizes."""
+    """Problem that a spec computes, with some sizes."""
     return parse_problem({**said_by(spec), **(sizes or {})})
 
 

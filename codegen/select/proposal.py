@@ -31,7 +31,7 @@ class Proposal:
     new: str
 
     def diff(self) -> str:
-        """Return the unified diff; "" if nothing differs."""
+        """Unified diff; "" if nothing differs."""
         lines = difflib.unified_diff(
             self.old.splitlines(), self.new.splitlines(), f"a/{self.place}", f"b/{self.place}", lineterm=""
         )
@@ -54,7 +54,7 @@ def check_writable(current: NamedSpec) -> None:
 
 
 def propose(current: NamedSpec, best: Spec) -> Proposal:
-    """Return the file of a spec with the tuning of another one; comments and layout stay.
+    """File of a spec with the tuning of another one; comments and layout stay.
 
     Raises:
         CodegenError: if the file has changed since it was read, or cannot be changed so.
@@ -86,7 +86,7 @@ def write_proposal(current: NamedSpec, proposal: Proposal) -> bool:
 
 
 def _written_tuning(current: Spec, best: Spec) -> Mapping[str, Any]:
-    """Return the fields of the tuning that differ; an option that is off now, but was on, by its value when off."""
+    """Fields of the tuning that differ; an option that is off now, but was on, by its value when off."""
     one, other = tuning_of(best), tuning_of(current)
     dumped = best.model_dump(mode="json", by_alias=True)
     return {name: dumped[name] for name in {**other, **one} if one.get(name) != other.get(name)}

@@ -41,7 +41,7 @@ class Ranking:
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation: that of the ranks, equal values having the mean of theirs.
+    """Spearman's rank correlation: that of the ranks, equal values having the mean of theirs.
 
     None for fewer than three values, or where all values of one side are equal: it is not defined there.
     """

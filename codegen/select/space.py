@@ -137,7 +137,7 @@ def _field(name: str, spec: Spec) -> str:
 
 
 def _value(name: str, text: str, spec: Spec) -> Any:
-    """Return a value of a field as plain data, if the spec's model takes it by itself."""
+    """Value of a field as plain data, if the spec's model takes it by itself."""
     plain = _plain(name, text, spec)
     try:
         PARTIAL_ADAPTER.validate_python(PlainCopy().of(with_tuning(json.loads(spec.canonical_json()), {name: plain})))
@@ -159,7 +159,7 @@ def _plain(name: str, text: str, spec: Spec) -> Any:
 
 
 def with_tuning(fields: Fields, tuning: Mapping[str, Any]) -> Fields:
-    """Return the fields of a spec with some replaced, those of its tile by dotted names."""
+    """Fields of a spec with some replaced, those of its tile by dotted names."""
     changed = dict(fields)
     for name, value in tuning.items():
         outer, dot, inner = name.partition(".")
@@ -178,7 +178,7 @@ def base_fields(current: Spec, problem: Problem) -> Fields:
 
 
 def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
-    """Return the space of the combinations of values.
+    """Space of the combinations of values.
 
     Args:
         current: the spec that has the other fields.
@@ -217,7 +217,7 @@ def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
 
 
 def spelt(value: Any) -> str:
-    """Return a value as a command line has it."""
+    """Value as a command line has it."""
     if isinstance(value, dict):
         return "x".join(map(str, value.values()))
     return value if isinstance(value, str) else json.dumps(value)

@@ -102,12 +102,12 @@ class Measurement(SpecModel):
         return self.dense is not None and self.dense.single_us < timing.single_us
 
     def line(self) -> str:
-        """Return the row as the file has it."""
+        """Row as the file has it."""
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"problem": _plain(self.problem)})
 
 
 def _plain(problem: Problem) -> Fields:
-    """Return a problem as plain data, ``op`` first."""
+    """Problem as plain data, ``op`` first."""
     return {"op": problem.op, "arch": problem.arch, **problem.model_dump(mode="json", exclude_defaults=True)}
 
 
@@ -117,7 +117,7 @@ def place_of(row: Measurement) -> tuple[str, str]:
 
 
 def ordered(row: Measurement) -> Measurement:
-    """Return a row with its fastest kernel first."""
+    """Row with its fastest kernel first."""
     by_cost = sorted(zip(row.costs(), range(len(row.kernels)), strict=True))
     return row.model_copy(update={"kernels": tuple(row.kernels[i] for _, i in by_cost)})
 
@@ -143,17 +143,17 @@ def read_rows(path: Path) -> tuple[Measurement, ...]:
 
 @cache
 def measurements() -> tuple[Measurement, ...]:
-    """Return the committed rows, as a process first read them."""
+    """Committed rows, as a process first read them."""
     return read_rows(TABLE)
 
 
 def written(rows: Iterable[Measurement]) -> str:
-    """Return the text of a file of rows, in one order."""
+    """Text of a file of rows, in one order."""
     return "".join(f"{row.line()}\n" for row in sorted(rows, key=lambda row: (row.line(), row.device)))
 
 
 def merged(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return one row for each problem on each device: of a kernel in several, the latest figures, in their order."""
+    """One row for each problem on each device: of a kernel in several, the latest figures, in their order."""
     found: dict[tuple[str, str], Measurement] = {}
     for row in sorted(rows, key=lambda row: row.date):
         place = place_of(row)
@@ -169,7 +169,7 @@ def merged(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def shared(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Return the rows without those of a second device whose choice is that of the first, or loses little by it.
+    """Rows without those of a second device whose choice is that of the first, or loses little by it.
 
     The first device is the one with most rows.
     """

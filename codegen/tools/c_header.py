@@ -17,7 +17,7 @@ _C_TYPES = {
 
 
 def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
-    """Return the header; it needs cuda.h, and C11 or C++11."""
+    """Header; it needs cuda.h, and C11 or C++11."""
     prefix = facts.symbol.upper()
     lines = [
         f"/* {facts.symbol}: what a host passes to launch it, as kernel.json beside this file has it.",
@@ -69,7 +69,7 @@ def _macros(facts: KernelFacts) -> Iterator[tuple[str, object]]:
 
 
 def _tensor_map(prefix: str, told: TensorMapRecord) -> list[str]:
-    """Return the arguments of cuTensorMapEncodeTiled that are the kernel's."""
+    """Arguments of cuTensorMapEncodeTiled that are the kernel's."""
     name = told.param.upper()
     dims = ", ".join(told.global_dim)
     return [
@@ -110,7 +110,7 @@ def _struct(facts: KernelFacts) -> list[str]:
 
 
 def _tensor_map_type(facts: KernelFacts) -> list[str]:
-    """Return the type of a tensor map as the kernel has it: cuda.h of CUDA 13 aligns CUtensorMap to 128 bytes."""
+    """Type of a tensor map as the kernel has it: cuda.h of CUDA 13 aligns CUtensorMap to 128 bytes."""
     prefix = facts.symbol.upper()
     return [
         "/* The bytes of a CUtensorMap: encode one and copy them (in some versions its alignment is another one). */",
@@ -135,7 +135,7 @@ def _dialect(prefix: str) -> list[str]:
 
 
 def _launch(prefix: str, launch: LaunchRecord) -> list[str]:
-    """Return the launch of the problem whose shape was named."""
+    """Launch of the problem whose shape was named."""
     macros: list[tuple[str, object]] = [(f"SHAPE_{name.upper()}", size) for name, size in launch.shape.items()]
     macros += [
         ("LAUNCH_SM_COUNT", launch.sm_count),
@@ -167,7 +167,7 @@ def _defines(prefix: str, macros: Iterable[tuple[str, object]]) -> list[str]:
 
 
 def _literal(value: float) -> str:
-    """Return a number as C spells it; true is 1."""
+    """Number as C spells it; true is 1."""
     return f"{value!r}f" if isinstance(value, float) else str(int(value))
 
 
@@ -176,5 +176,5 @@ def _braces(values: Iterable[int]) -> str:
 
 
 def _words(text: str) -> str:
-    """Return a text that does not end the comment it is in."""
+    """Text that does not end the comment it is in."""
     return in_comment(text).replace("*/", "* /")

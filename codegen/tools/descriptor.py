@@ -189,7 +189,7 @@ def facts_of(plan: Plan) -> KernelFacts:
 
 
 def launch_record(sized: SizedLaunch) -> LaunchRecord:
-    """Return a launch of a known shape as data."""
+    """Launch of a known shape as data."""
     args, size = sized.args, sized.block
     counters = {name: COUNTER_BYTES * count for name, count in args.counters.items()}
     return LaunchRecord(
@@ -207,7 +207,7 @@ def launch_record(sized: SizedLaunch) -> LaunchRecord:
 
 
 def asdict_without_none(shape: Any) -> dict[str, int]:
-    """Return the fields of a shape that have a value."""
+    """Fields of a shape that have a value."""
     return {name: value for name, value in asdict(shape).items() if value is not None}
 
 
@@ -236,7 +236,7 @@ def _tensor_map(plan: Plan, name: str) -> TensorMapRecord:
 
 
 def _workspace(plan: Plan) -> tuple[WorkspaceRecord, ...]:
-    """Return the memory that launches need, by the names that the launch of the smallest problem has."""
+    """Memory that launches need, by the names that the launch of the smallest problem has."""
     args = plan.problem(smallest_shape(plan), slots=1)
     named: tuple[tuple[Kind, Any], ...] = (("counters", args.counters), ("scratch", args.scratch), ("sums", args.sums))
     return tuple(

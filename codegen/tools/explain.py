@@ -53,12 +53,12 @@ def occupancy(plan: Plan) -> str:
 
 
 def launch_registers(plan: Plan) -> int:
-    """Return the most registers a thread can start with if ``plan.ctas_per_sm`` blocks are to fit an SM."""
+    """Most registers a thread can start with if ``plan.ctas_per_sm`` blocks are to fit an SM."""
     return plan.arch.registers_for(plan.threads, plan.ctas_per_sm)
 
 
 def explain(plan: Plan, provenance: Provenance, choice: Choice | None = None) -> RenderableType:
-    """Return the plan as something that rich prints.
+    """Plan as something that rich prints.
 
     Args:
         plan: the plan.
@@ -76,7 +76,7 @@ def explain(plan: Plan, provenance: Provenance, choice: Choice | None = None) ->
 
 
 def explained(plan: Plan, provenance: Provenance | None = None, choice: Choice | None = None) -> dict[str, Any]:
-    """Return the same as JSON has it."""
+    """Same as JSON has it."""
     told: dict[str, Any] = {
         "kernel": plan.stem,
         "spec": json.loads(plan.spec.canonical_json()),
@@ -159,7 +159,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _dims(spec: AttentionSpec) -> list[tuple[IndexTensor, list[str]]]:
-    """Return the index tensors of a kernel with the sizes of their dimensions."""
+    """Index tensors of a kernel with the sizes of their dimensions."""
     packs = "heads" if spec.pack_gqa == 1 else f"heads / {spec.pack_gqa}"
     return [(tensor, [packs if dim == "heads" else str(dim) for dim in tensor.dims]) for tensor in spec.index_tensors]
 

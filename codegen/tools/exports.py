@@ -102,7 +102,7 @@ def check_exportable(named: NamedSpec) -> None:
 def files_of(
     generated: Generated, cubin: bytes, log: str, receipt: Receipt, sized: SizedLaunch | None = None
 ) -> dict[str, bytes]:
-    """Return the files of an exported kernel: always the same bytes for the same facts.
+    """Files of an exported kernel: always the same bytes for the same facts.
 
     Args:
         generated: the spec, its plan and its source.

@@ -75,7 +75,7 @@ class NewSpec:
 def problem_asked_for(
     device: str | None, head_dim: int | None, pattern: str | None, rest: str | None
 ) -> tuple[Problem, str | None]:
-    """Return the problem that the options of the command tell, and the device as measurements call it.
+    """Problem that the options of the command tell, and the device as measurements call it.
 
     Args:
         device: a GPU or an architecture.
@@ -114,7 +114,7 @@ def pattern_fields(text: str) -> Any:
 
 
 def _measured_device(device: str | None) -> str | None:
-    """Return the name that rows of the table have for a device, if they have it."""
+    """Name that rows of the table have for a device, if they have it."""
     words = re.findall(r"\w+", device or "")
     names = sorted({row.device for row in measurements()})
     return next((name for name in names if words and words[-1].lower() in name.lower().split()), None)
@@ -155,7 +155,7 @@ def text_of(problem: Problem, choice: Choice) -> str:
 
 
 def yaml_of(spec: Spec) -> str:
-    """Return a spec as a file has it: options that are off are left out."""
+    """Spec as a file has it: options that are off are left out."""
     used = json.loads(spec.canonical_json())
     every = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     fields = {name: value for name, value in every.items() if name in used}

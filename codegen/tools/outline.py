@@ -30,7 +30,7 @@ class Function:
 
 
 def functions(source: str) -> tuple[Function, ...]:
-    """Return the functions of a generated source in its order."""
+    """Functions of a generated source in its order."""
     lines = source.splitlines()
     bare = [_NO_CODE.sub("", line) for line in lines]
     return tuple(_functions(lines, bare))
@@ -55,7 +55,7 @@ def _functions(lines: Sequence[str], bare: Sequence[str]) -> Iterator[Function]:
 
 
 def _end(bare: Sequence[str], first: int) -> int:
-    """Return the index of the line on which the braces of a function are closed, or of the last line."""
+    """Index of the line on which the braces of a function are closed, or of the last line."""
     depth, opened = 0, False
     for number in range(first, len(bare)):
         depth += bare[number].count("{") - bare[number].count("}")
@@ -92,11 +92,11 @@ class Outline:
         self.functions = functions(source)
 
     def at(self, line: int) -> Function | None:
-        """Return the function that a line is in."""
+        """Function that a line is in."""
         return next((each for each in self.functions if each.first <= line <= each.last), None)
 
     def stage(self, lines: Sequence[int]) -> Stage | None:
-        """Return the stage of an instruction.
+        """Stage of an instruction.
 
         Args:
             lines: the line that it is from, then those that it was inlined at, the outermost last.

@@ -57,7 +57,7 @@ def sized_launch(plan: Plan, sizes: Mapping[str, int], sm_count: int) -> SizedLa
 
 
 def _shape(plan: Plan, sizes: Mapping[str, int]) -> Shape:
-    """Return the shape that sizes are of."""
+    """Shape that sizes are of."""
     operator = operator_of(plan.spec)
     kind = operator.shape
     known = {field.name: field for field in fields(kind)}

@@ -47,7 +47,7 @@ SCORE_REGISTERS = 8  # of a score in a forward kernel, at most: it is worked out
 
 
 def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
-    """Return the kernel parameters of the aux tensors: address, strides, and sizes that an index is held to."""
+    """Kernel parameters of the aux tensors: address, strides, and sizes that an index is held to."""
     found: list[Param] = []
     names = [aux.name for aux in spec.aux_tensors]  # those of a mask and of a score, which have not met before
     for aux in spec.aux_tensors:
@@ -127,7 +127,7 @@ def aux_sum_flags(reads: Sequence[Read]) -> tuple[AuxSumFlags, ...]:
 
 
 def with_helpers_of(found: ExpressionsFlags, sums: Sequence[AuxSumFlags]) -> ExpressionsFlags:
-    """Return the expressions of a spec with the helpers that derivatives need too."""
+    """Expressions of a spec with the helpers that derivatives need too."""
     helpers = {*found.expression_helpers, *(name for each in sums for name in each.slope.helpers)}
     return replace(found, expression_helpers=tuple(name for name in HELPERS if name in helpers))
 
@@ -137,14 +137,14 @@ def _lines(expression: ExpressionFlags) -> tuple[str, ...]:
 
 
 def _score_flags(score: Score, pack_gqa: int) -> ExpressionFlags:
-    """Return a score as a kernel computes it, times log2(e); its text is the user's."""
+    """Score as a kernel computes it, times log2(e); its text is the user's."""
     made = _printed_flags(score.log2, rows_have_heads=pack_gqa > 1)
     looks_up_keys = any(_depends_on_key(item) for item in _items(score.expression))
     return replace(made, text=text_of(score.expression), looks_up_keys=looks_up_keys)
 
 
 def _slope_flags(slope: Node, as_computed: Node) -> ExpressionFlags:
-    """Return a derivative of a score as a kernel computes it; empty if it is 1."""
+    """Derivative of a score as a kernel computes it; empty if it is 1."""
     if slope == ONE:
         return _expression_flags(None)
     short = nodes_of(slope) <= MOST_NODES_SHOWN
@@ -169,14 +169,14 @@ def _aux_flags(aux: Aux) -> AuxFlags:
 
 
 def _expression_flags(node: Node | None, *, in_one_place: bool = False) -> ExpressionFlags:
-    """Return an expression as templates print it; of none all is empty."""
+    """Expression as templates print it; of none all is empty."""
     if node is None:
         return ExpressionFlags(text="", row=(), column=(), used_row=(), used_column=(), pair=(), result="", helpers=())
     return replace(_printed_flags(node, in_one_place=in_one_place), text=text_of(node))
 
 
 def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: bool = False) -> ExpressionFlags:
-    """Return an expression as templates print it, without a text."""
+    """Expression as templates print it, without a text."""
     made: Printed = printed(node, rows_have_heads=rows_have_heads, in_one_place=in_one_place)
     words = set(re.findall(r"\w+", " ".join([made.result, *(part.value for part in made.pair)])))
     used_row, used_column = (tuple(part for part in parts if part.name in words) for parts in (made.row, made.column))
@@ -193,7 +193,7 @@ def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: b
 
 
 def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
+    """Lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
     node = spec.pattern.expression
     lines = [] if node is None else [("mask", f"{cost_of(node)}; evaluated in partial blocks")]
     if spec.score is not None:

@@ -78,17 +78,17 @@ def fp8_flags(sizes: Sizes) -> Fp8Flags:
 
 
 def v_group_keys(sizes: Sizes) -> int:
-    """Return the keys of a row of V^T in shared memory: those of a load, 128 at most."""
+    """Keys of a row of V^T in shared memory: those of a load, 128 at most."""
     return min(SWIZZLE, sizes.spec.tile.n // sizes.step_blocks)
 
 
 def scale_keys(sizes: Sizes) -> int:
-    """Return the keys of a step that share a scale of K."""
+    """Keys of a step that share a scale of K."""
     return min(sizes.spec.scale_rows.k, sizes.spec.tile.n // sizes.step_blocks)
 
 
 def output_columns(spec: AttentionSpec) -> int:
-    """Return the columns of the product P V: those of O, and with SUM_COLUMNS the sum of each row of P."""
+    """Columns of the product P V: those of O, and with SUM_COLUMNS the sum of each row of P."""
     return spec.head_dim + sum_columns(spec)
 
 
@@ -99,12 +99,12 @@ def sum_columns(spec: AttentionSpec) -> int:
 
 
 def pieces(spec: AttentionSpec) -> int:
-    """Return the parts of O's columns that P V is worked out for one after the other."""
+    """Parts of O's columns that P V is worked out for one after the other."""
     return 1 if spec.head_dim <= 128 or spec.accumulate_every == 0 else spec.head_dim // PIECE
 
 
 def first_keys(spec: AttentionSpec) -> int:
-    """Return the keys of the first wgmma of Q K^T: as many as P V has columns, where registers are tied."""
+    """Keys of the first wgmma of Q K^T: as many as P V has columns, where registers are tied."""
     return min(spec.tile.n, output_columns(spec) // pieces(spec)) if fences_scores(spec) else spec.tile.n
 
 
@@ -117,12 +117,12 @@ def fences_scores(spec: AttentionSpec) -> bool:
 
 
 def v_bytes(sizes: Sizes) -> int:
-    """Return the bytes of V^T of one step."""
+    """Bytes of V^T of one step."""
     return sizes.spec.tile.n * output_columns(sizes.spec)
 
 
 def registers(spec: AttentionSpec) -> int:
-    """Return the accumulators and fragments of a consumer thread: of scores, or of weights and a step's output."""
+    """Accumulators and fragments of a consumer thread: of scores, or of weights and a step's output."""
     scores, weights = spec.tile.n // 2, spec.tile.n // 8
     output = output_columns(spec) // 2
     if spec.accumulate_every != 1:
@@ -144,7 +144,7 @@ def producer_has_more(sizes: Sizes) -> bool:
 
 
 def fp8_constants(sizes: Sizes) -> list[Constant]:
-    """Return the constants of FP8."""
+    """Constants of FP8."""
     spec, every = sizes.spec, sizes.spec.accumulate_every
     keys, rows = v_group_keys(sizes), output_columns(spec)
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
@@ -187,12 +187,12 @@ def asks_groups(sizes: Sizes) -> bool:
 
 
 def o_groups(spec: AttentionSpec) -> int:
-    """Return the column groups of O."""
+    """Column groups of O."""
     return -(-spec.head_dim * DTYPES[spec.output].bytes // SWIZZLE)
 
 
 def o_bytes(spec: AttentionSpec) -> int:
-    """Return the bytes of a tile of O on its way out."""
+    """Bytes of a tile of O on its way out."""
     return o_groups(spec) * spec.tile.m * SWIZZLE
 
 
@@ -202,7 +202,7 @@ def fp8_params() -> tuple[Param, ...]:
 
 
 def scale_params() -> tuple[Param, ...]:
-    """Return the parameters of the scales."""
+    """Parameters of the scales."""
     return (
         *_scale("q", "of Q", "row", "group of rows"),
         *_scale("k", "of K", "row", "group of rows"),
@@ -226,7 +226,7 @@ def add_scales(shared: SharedLayout, sizes: Sizes, depth: int) -> None:
 
 
 def fp8_maps(sizes: Sizes, maps: dict[str, TensorMap]) -> dict[str, TensorMap]:
-    """Return the tensor maps of an FP8 kernel: V^T has keys as its columns, and O is wider."""
+    """Tensor maps of an FP8 kernel: V^T has keys as its columns, and O is wider."""
     spec, keys = sizes.spec, v_group_keys(sizes)
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
     return {

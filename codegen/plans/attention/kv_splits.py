@@ -67,7 +67,7 @@ def what_sub_tiles_are(spec: AttentionSpec) -> str:
 
 
 def computing(spec: AttentionSpec) -> str:
-    """Return the doc of the number of warpgroups that compute."""
+    """Doc of the number of warpgroups that compute."""
     return (
         "warpgroups that compute, two for each 64 rows"
         if spec.kv_splits > 1
@@ -76,7 +76,7 @@ def computing(spec: AttentionSpec) -> str:
 
 
 def partial_constants(spec: AttentionSpec, floats: int) -> list[Constant]:
-    """Return the constant of a warpgroup's partial."""
+    """Constant of a warpgroup's partial."""
     return [Constant("kPartialFloats", floats, "floats of a warpgroup's partial result")] if spec.kv_splits > 1 else []
 
 

@@ -58,7 +58,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
 
 
 def pattern_numbers(spec: AttentionSpec | AttentionBackwardSpec, shape: AttentionShape) -> dict[str, int]:
-    """Return the numbers of the pattern that a call decides, by kernel parameter.
+    """Numbers of the pattern that a call decides, by kernel parameter.
 
     Raises:
         SpecError: for a number that the shape lacks, that is too large, or that the kernel does not take.

@@ -20,7 +20,7 @@ def check_lockstep(spec: AttentionSpec, sub_tiles: int) -> None:
 
 
 def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
-    """Return the constants of ``l2_lockstep``."""
+    """Constants of ``l2_lockstep``."""
     if not spec.l2_lockstep:
         return []
     return [
@@ -32,12 +32,12 @@ def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
 
 
 def lockstep_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of ``l2_lockstep``."""
+    """Parameter of ``l2_lockstep``."""
     doc = "tiles started by all thread blocks, then finished thread blocks; 0 between launches"
     return [pointer("progress", "int", doc, writes=True)] if spec.l2_lockstep else []
 
 
 def lockstep_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return the line for ``explain``."""
+    """Line for ``explain``."""
     doc = "thread blocks that are ahead wait, so that all of them stream the same K and V through the L2"
     return [("lockstep", doc)] if spec.l2_lockstep else []

@@ -199,7 +199,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 
 def _overhead(spec: AttentionSpec, *, loads: int, block_steps: int) -> int:
-    """Return the registers of a thread beside accumulators and fragments, with so many loads of a step."""
+    """Registers of a thread beside accumulators and fragments, with so many loads of a step."""
     lengths = lengths_of(spec).by_batch and block_steps > 1
     masks = MASK_OVERHEAD * spec.pattern.masks_pairs
     lists = LOAD_OVERHEAD * (loads - 1) + LENGTH_OVERHEAD * lengths
@@ -287,7 +287,7 @@ def _check_copies(spec: AttentionSpec, load_keys: int, line_chunks: int) -> None
 
 
 def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
-    """Return whose the rows of a tile are."""
+    """Whose the rows of a tile are."""
     return [
         Constant("kPackGqa", heads, "query heads of a pack: row = query * kPackGqa + head"),
         Constant("kTileQueries", tile_queries, "queries of a tile"),
@@ -306,7 +306,7 @@ def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> li
 
 
 def _tile_summary(spec: AttentionSpec, q_in_registers: bool) -> tuple[str, str]:
-    """Return the line on the tile for ``explain``."""
+    """Line on the tile for ``explain``."""
     rows, place = "rows" if spec.pack_gqa > 1 else "queries", "registers" if q_in_registers else "shared memory"
     return ("tile", f"{spec.tile.m} {rows} x {spec.tile.n} keys, Q in {place}")
 

@@ -49,7 +49,7 @@ def check_operands(spec: AttentionSpec) -> None:
 
 
 def line_bytes(row_bytes: int) -> int:
-    """Return the bytes of a line of a row: all banks, or an equal part of them; a row is whole lines."""
+    """Bytes of a line of a row: all banks, or an equal part of them; a row is whole lines."""
     return gcd(row_bytes, BANK_BYTES)
 
 
@@ -59,17 +59,17 @@ def o_row_bytes(spec: AttentionSpec) -> int:
 
 
 def registers(spec: AttentionSpec) -> int:
-    """Return the registers of a thread that inputs in FP8 want beside those of others."""
+    """Registers of a thread that inputs in FP8 want beside those of others."""
     return REGISTERS if is_fp8(spec) else 0
 
 
 def rows_of(spec: AttentionSpec) -> str:
-    """Return whose rows are as wide as those of Q, in words."""
+    """Whose rows are as wide as those of Q, in words."""
     return "Q and K" if is_fp8(spec) else "Q, K, V, O"
 
 
 def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> list[Constant]:
-    """Return the constants of FP8, with so many keys of a load; of other inputs that of a group of keys."""
+    """Constants of FP8, with so many keys of a load; of other inputs that of a group of keys."""
     if not is_fp8(spec):
         doc = "keys whose weights are computed together before their product"
         return [Constant("kGroupKeys", group_keys, doc)]
@@ -92,7 +92,7 @@ def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> l
 
 
 def operand_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of Q, K, V and O, and of scales."""
+    """Parameters of Q, K, V and O, and of scales."""
     codes, bits = DTYPES[spec.dtype].bits, DTYPES[spec.output].bits
     if not is_fp8(spec):
         return [

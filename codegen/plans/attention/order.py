@@ -13,7 +13,7 @@ L2_BYTES = (
 
 
 def order_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of the order, where tiles are not all equally long."""
+    """Parameters of the order, where tiles are not all equally long."""
     if not spec.pattern.load_imbalanced:
         return []
     return [

@@ -15,7 +15,7 @@ WARPGROUP_ROWS = 64  # rows of one wgmma
 
 
 def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) -> list[Param]:
-    """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
+    """Address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
     return [
         pointer(name, element, doc, writes=writes),
         i64(f"{name}_batch_stride", "batch stride, in elements"),
@@ -25,7 +25,7 @@ def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) ->
 
 
 def sub_tile_doc(listed: bool) -> str:
-    """Return the doc of the queries that walk over the key blocks together."""
+    """Doc of the queries that walk over the key blocks together."""
     return "queries of a tile" + (": they share a list of key blocks" if listed else ", over one range of keys")
 
 
@@ -36,27 +36,27 @@ def asks_heads(spec: AttentionSpec) -> bool:
 
 
 def lse_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of the log-sum-exp, if the spec has one."""
+    """Parameter of the log-sum-exp, if the spec has one."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
     doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous; not stored if null"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
 def sink_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of the sinks, if the spec has them."""
+    """Parameter of the sinks, if the spec has them."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
     doc = f"attention sink: logit added to the softmax sum of each row, ({heads})"
     return [pointer("sink", "float", doc)] if spec.sink else []
 
 
 def padding_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of ``pad_heads``."""
+    """Parameter of ``pad_heads``."""
     doc = "16-byte chunks per row of Q, K, V and O; the remaining columns up to kHeadDim are zeros"
     return [i32("head_chunks", doc)] if spec.pad_heads else []
 
 
 def size_params(spec: AttentionSpec) -> list[Param]:
-    """Return the sizes of a problem and its softmax scale."""
+    """Sizes of a problem and its softmax scale."""
     return [
         Q_LEN,
         *kv_len_params(lengths_of(spec)),
@@ -67,7 +67,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
 
 
 def index_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of the pattern: its numbers, and of its tensors address, strides and length of free lists.
+    """Parameters of the pattern: its numbers, and of its tensors address, strides and length of free lists.
 
     Aux tensors come last.
     """
@@ -172,7 +172,7 @@ def logit_constants(spec: AttentionSpec) -> list[Constant]:
 
 
 def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return a line for ``explain`` for each option that the spec uses."""
+    """Line for ``explain`` for each option that the spec uses."""
     lines = []
     if spec.softcap is not None:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))

@@ -11,7 +11,7 @@ SLICE_REGISTERS = 4  # of a thread, for 64 rows of them
 
 
 def q_slices(spec: AttentionSpec, registers: int) -> int:
-    """Return the number of slices of Q in registers, where those of a thread do not suffice for all.
+    """Number of slices of Q in registers, where those of a thread do not suffice for all.
 
     With kv_splits tiles are too short to gain. Softcap needs some of the registers that are left by count: the compiler
     would spill.
@@ -23,6 +23,6 @@ def q_slices(spec: AttentionSpec, registers: int) -> int:
 
 
 def q_slice_constants(spec: AttentionSpec, slices: int) -> list[Constant]:
-    """Return the constant of the part of Q that is in registers, where it is not all or nothing."""
+    """Constant of the part of Q that is in registers, where it is not all or nothing."""
     comment = "slices of 16 columns of Q in registers; the others stay in shared memory"
     return [Constant("kQSlices", slices, comment)] if 0 < slices < spec.head_dim // SLICE_COLUMNS else []

@@ -34,7 +34,7 @@ class OrderSearch(NamedTuple):
 
 
 def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, sub_tiles: int) -> OrderSearch:
-    """Return the launch for lists (batches, heads, query_blocks, k), ``query_tiles`` a head."""
+    """Launch for lists (batches, heads, query_blocks, k), ``query_tiles`` a head."""
     values = {
         "order_heads": heads,
         "query_order_head_stride": query_blocks if heads > 1 else 0,
@@ -73,7 +73,7 @@ def order_window(sub_tiles: int) -> OrderWindow:
 
 
 def query_order_prologue(spec: AttentionSpec, stem: str, sub_tiles: int) -> Prologue | None:
-    """Return the kernel that finds the order."""
+    """Kernel that finds the order."""
     if spec.query_grouping != "search":
         return None
     shared_bytes = HALVES * order_window(sub_tiles).bytes
@@ -81,7 +81,7 @@ def query_order_prologue(spec: AttentionSpec, stem: str, sub_tiles: int) -> Prol
 
 
 def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]:
-    """Return the constants of that kernel."""
+    """Constants of that kernel."""
     if spec.query_grouping != "search":
         return []
     window = order_window(sub_tiles)
@@ -106,7 +106,7 @@ def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]
 
 
 def query_order_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of the order."""
+    """Parameters of the order."""
     if spec.query_grouping != "search":
         return []
     return [

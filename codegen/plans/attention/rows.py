@@ -75,11 +75,11 @@ class Rows:
         return self.tile_queries // self.boxes
 
     def box(self, queries: int) -> tuple[int, ...]:
-        """Return the box of ``queries`` queries in a tensor map, without its columns."""
+        """Box of ``queries`` queries in a tensor map, without its columns."""
         return (self.heads, queries, 1, 1) if self.packed else (queries, 1, 1)
 
     def constants(self, groups: int, block: Block | None) -> list[Constant]:
-        """Return the constants of packed rows."""
+        """Constants of packed rows."""
         load_bytes = groups * self.boxes * self.box_queries * self.heads * SWIZZLE
         listed = [] if block is None else [Constant("kBlockQueries", block.q, "queries that share a list")]
         padding = "" if self.warpgroup_queries * self.heads == WARPGROUP_ROWS else "; its other rows are padding"

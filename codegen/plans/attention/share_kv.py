@@ -85,7 +85,7 @@ def has_long_tiles(spec: AttentionSpec) -> bool:
 
 
 def order_constants(sub_tiles: int) -> list[Constant]:
-    """Return the constants of orders. The users of a load, one, two or all, have equal parts of the arrivals."""
+    """Constants of orders. The users of a load, one, two or all, have equal parts of the arrivals."""
     arrivals = math.lcm(*range(1, sub_tiles + 1))
     return [
         Constant("kTileStages", ORDERS, "depth of the ring of schedules"),
@@ -94,7 +94,7 @@ def order_constants(sub_tiles: int) -> list[Constant]:
 
 
 def q_places(number: int) -> list[Constant]:
-    """Return the constant of the places of Q, where it stays in shared memory."""
+    """Constant of the places of Q, where it stays in shared memory."""
     return [Constant("kQPlaces", number, "Q buffers of each warpgroup")]
 
 
@@ -128,7 +128,7 @@ def sub_tile_owns(spec: AttentionSpec) -> str:
 
 
 def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return the lines of ``explain`` on loads that lists of a tile share."""
+    """Lines of ``explain`` on loads that lists of a tile share."""
     if not spec.share_kv_loads:
         return []
     order = [("order", "the caller chooses the query blocks of each tile")] if spec.query_grouping == "given" else []
@@ -142,7 +142,7 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 
 def producers(spec: AttentionSpec) -> str:
-    """Return the producer warps, in words."""
+    """Producer warps, in words."""
     return (
         "one warp for K, one for V, one that schedules loads"
         if spec.share_kv_loads
@@ -151,5 +151,5 @@ def producers(spec: AttentionSpec) -> str:
 
 
 def flight_owner(spec: AttentionSpec) -> str:
-    """Return the owner of the blocks in flight, in words."""
+    """Owner of the blocks in flight, in words."""
     return "" if spec.share_kv_loads else " for each sub-tile"

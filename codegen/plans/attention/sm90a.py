@@ -115,7 +115,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 
 def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
-    """Return the first arrangement that fits, its shared memory, and the accumulators and fragments of a thread."""
+    """First arrangement that fits, its shared memory, and the accumulators and fragments of a thread."""
     spec = sizes.spec
     scores, output, queries = (
         WARPGROUP_ROWS * size // WARPGROUP for size in (spec.tile.n, spec.head_dim, spec.head_dim)
@@ -204,14 +204,14 @@ def _splits(sizes: Sizes) -> Splits:
 
 
 def _overhead(sizes: Sizes) -> int:
-    """Return the registers of a consumer thread beside accumulators and fragments: an allowance."""
+    """Registers of a consumer thread beside accumulators and fragments: an allowance."""
     spec = sizes.spec
     softcap = SHARED_SOFTCAP if spec.share_kv_loads and spec.softcap is not None else 0
     return REGISTER_OVERHEAD[sizes.consumers] + softcap + expression_registers(spec)
 
 
 def _split(splits: Splits, needed: int) -> tuple[int, int]:
-    """Return the registers of a producer and of a consumer thread: the first split that fits, or the largest one."""
+    """Registers of a producer and of a consumer thread: the first split that fits, or the largest one."""
     return next((split for split in splits if needed <= split[1]), max(splits, key=lambda split: split[1]))
 
 

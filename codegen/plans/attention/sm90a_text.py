@@ -66,7 +66,7 @@ class Arrangement:
 def constants(
     sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...], registers: Registers
 ) -> tuple[Constant, ...]:
-    """Return the constants at the top of the source.
+    """Constants at the top of the source.
 
     Args:
         sizes: what follows from the tile.
@@ -169,7 +169,7 @@ def _block_constants(sizes: Sizes) -> list[Constant]:
 
 
 def params(sizes: Sizes) -> tuple[Param, ...]:
-    """Return the kernel's parameters."""
+    """Kernel's parameters."""
     spec = sizes.spec
     return (
         tensor_map("q_map", "Q", sizes.rows.dims),
@@ -203,7 +203,7 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
 
 
 def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
-    """Return the lines for ``explain``."""
+    """Lines for ``explain``."""
     spec, rows, parts = sizes.spec, sizes.rows, sizes.spec.kv_splits
     workers = "one consumer warpgroup" if sizes.consumers == 1 else f"{sizes.consumers} consumer warpgroups"
     heads = f" of {spec.pack_gqa} heads" if spec.pack_gqa > 1 else ""

@@ -170,7 +170,7 @@ def _pair_stride(spec: AttentionBackwardSpec) -> int:
 
 
 def _operands(reads: tuple[Read, ...]) -> tuple[Param, ...]:
-    """Return the operands and the sums."""
+    """Operands and the sums."""
     shapes = {
         ROWS: "(batch, heads, q_len)",
         COLUMNS: "(batch, heads, splits, kv_len), 0 initially",
@@ -194,7 +194,7 @@ SCALES = ("kScoreScale", "kCappedScale")
 
 
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has_pairs: bool) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Named values at the top of the source."""
     line_chunks, n = BANK_BYTES // CHUNK, spec.tile.n
     apart = "stride between the pairs of adjacent queries, in floats: kTileN + 1"
     words = f"words of {WORD_KEYS} bits for a query and a step"

@@ -157,7 +157,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
 
 
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the kernel's parameters."""
+    """Kernel's parameters."""
     turns = (
         pointer(
             "dq_semaphore", "int", "tiles already added to each step of dQ, (batch, heads, query_steps)", writes=True
@@ -184,7 +184,7 @@ def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorM
 def _constants(
     spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
 ) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Named values at the top of the source."""
     m, n = spec.tile.m, spec.tile.n
     return (
         *size_constants(spec),

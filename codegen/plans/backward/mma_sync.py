@@ -119,7 +119,7 @@ def _is_whole(spec: AttentionBackwardSpec) -> bool:
 
 
 def _blocks_and_products(spec: AttentionBackwardSpec) -> tuple[int, int]:
-    """Return the thread blocks of a tile, and the products of its steps: S is worked out for dV and for dK."""
+    """Thread blocks of a tile, and the products of its steps: S is worked out for dV and for dK."""
     if spec.gradients == "dq":
         return 1, 3
     return (1, 4) if _is_whole(spec) else (2, 5)
@@ -132,7 +132,7 @@ def _arguments_of_two(plan: Plan, shape: AttentionShape, slots: int) -> LaunchAr
 
 
 def _accumulators(spec: AttentionBackwardSpec) -> int:
-    """Return the registers of sums and operands: of 16 rows of a product half a column, in 16 bits a quarter."""
+    """Registers of sums and operands: of 16 rows of a product half a column, in 16 bits a quarter."""
     d, whole = spec.head_dim, _is_whole(spec)
     if spec.gradients == "dq":
         step, sums, operands = spec.tile.n, d // 2, 2 * (d // 4) if whole else 0  # Q and dO, if they stay
@@ -210,7 +210,7 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
 
 
 def _operands(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the operands and the gradients."""
+    """Operands and the gradients."""
     gradients = {"dq": (("dq", "dQ, as Q"),), "dkdv": (("dk", "dK, as K"), ("dv", "dV, as K"))}[spec.gradients]
     return (
         *tensor_params("q", ELEMENT, "Q (batch, heads, q_len, head_dim)"),
@@ -221,7 +221,7 @@ def _operands(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 
 
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Named values at the top of the source."""
     line_chunks, m, n = BANK_BYTES // CHUNK, spec.tile.m, spec.tile.n
     if spec.gradients == "dq":
         ring = [Constant("kKvBytes", n * row_bytes, "bytes of K, or of V, of a step")]

@@ -82,7 +82,7 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
 
 
 def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
-    """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
+    """Kernel's parameters: those of the operands and the gradients, then what all kernels have."""
     is_dq = spec.by_queries
     lists = index_params(spec.forward)
     if transposes(spec):
@@ -156,12 +156,12 @@ def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
 
 
 def row_lanes(spec: AttentionBackwardSpec) -> int:
-    """Return the threads of a row in the prologue: a power of two, as whole rows share a warp; some may be idle."""
+    """Threads of a row in the prologue: a power of two, as whole rows share a warp; some may be idle."""
     return 1 << (spec.head_dim // 8 - 1).bit_length()
 
 
 def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
-    """Return the sizes of a tile and its steps."""
+    """Sizes of a tile and its steps."""
     is_dq, block, m, n = spec.by_queries, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
@@ -274,5 +274,5 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
 
 
 def padded_rows(q_len: int) -> int:
-    """Return the rows of statistics of a head: no tile or step that begins with a query reaches beyond them."""
+    """Rows of statistics of a head: no tile or step that begins with a query reaches beyond them."""
     return -(-q_len // STATS_ROWS) * STATS_ROWS + STATS_ROWS

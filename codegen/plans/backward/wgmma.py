@@ -131,7 +131,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
 
 
 def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the operands and the gradients, as TMA reads and writes them."""
+    """Operands and the gradients, as TMA reads and writes them."""
     gradients = {
         "dq": (tensor_map("dq_map", "dQ", Q_DIMS, like="Q", writes=True),),
         "dkdv": DKDV_MAPS,
@@ -147,7 +147,7 @@ def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorM
 
 
 def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Named values at the top of the source."""
     is_dq, m, n = spec.gradients == "dq", spec.tile.m, spec.tile.n
     groups, columns, consumers = sizes.groups, sizes.columns, sizes.consumers
     rows = "queries" if is_dq else "keys"

@@ -17,7 +17,7 @@ COPY_THREADS = COPY_COLUMNS // WARP_COLUMNS * 32
 
 
 def copy_prologue(spec: BsrSpmmSpec, stem: str) -> Prologue | None:
-    """Return the kernel that copies B, if there is one."""
+    """Kernel that copies B, if there is one."""
     if not copies_b(spec):
         return None
     return Prologue(f"{stem}_copy_b", COPY_THREADS)
@@ -29,12 +29,12 @@ def copy_tiles(spec: BsrSpmmSpec, rows: int, columns: int) -> tuple[int, int]:
 
 
 def copy_stride(spec: BsrSpmmSpec, columns: int) -> int:
-    """Return the elements from one row of the copy to the next: whole lines of the L2, so that none holds two rows."""
+    """Elements from one row of the copy to the next: whole lines of the L2, so that none holds two rows."""
     return -(-columns // group_columns(spec)) * group_columns(spec)
 
 
 def copy_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
-    """Return the constants of the copy."""
+    """Constants of the copy."""
     if not copies_b(spec):
         return ()
     depth = group_columns(spec)
@@ -47,7 +47,7 @@ def copy_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 
 def copy_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters of the copy."""
+    """Parameters of the copy."""
     if not copies_b(spec):
         return ()
     return (tensor_map("b_columns_map", "B, by columns", ("K", "N")), i32("copy_rows", "K / kCopyDepth, rounded up"))
@@ -59,5 +59,5 @@ def copy_maps(spec: BsrSpmmSpec) -> dict[str, TensorMap]:
 
 
 def copy_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
-    """Return the line for ``explain``."""
+    """Line for ``explain``."""
     return (("before", "a prologue copies B by rows, into device memory of B's size"),) if copies_b(spec) else ()

@@ -35,7 +35,7 @@ def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
 
 
 def queue_barriers() -> tuple[int, str]:
-    """Return the bytes of the mbarriers of the queue, and their order."""
+    """Bytes of the mbarriers of the queue, and their order."""
     return 8 * (1 + 2 * QUEUE), "mbarriers of the queue: requested, then full, then empty"
 
 
@@ -52,7 +52,7 @@ def schedule_flags(spec: BsrSpmmSpec, next_block: str = "++block") -> SchedulerF
 
 
 def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
-    """Return the constants of the queue."""
+    """Constants of the queue."""
     work = "units" if cuts_rows(spec) else "tiles"
     return (
         Constant("kQueue", QUEUE, f"depth of the queue of {work} that the scheduler publishes"),
@@ -78,7 +78,7 @@ def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
 
 
 def tile_place(spec: BsrSpmmSpec) -> str:
-    """Return the template of the order of tiles."""
+    """Template of the order of tiles."""
     order = "by_length" if spec.is_dynamic else "in_bands" if _is_high(spec) else "by_rows"
     return f"bsr_spmm/tile_{order}.cuh.j2"
 
@@ -99,17 +99,17 @@ def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def order_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
-    """Return the constants of the queue of tiles, if there is one."""
+    """Constants of the queue of tiles, if there is one."""
     return queue_constants(spec) if spec.is_dynamic else ()
 
 
 def producers(spec: BsrSpmmSpec) -> str:
-    """Return the warps beside the consumers, for ``explain``."""
+    """Warps beside the consumers, for ``explain``."""
     return "one scheduler warp, one producer warp" if spec.is_dynamic else "one producer warp"
 
 
 def order_summary(spec: BsrSpmmSpec) -> str:
-    """Return in words which thread blocks a launch has, and the order of their tiles."""
+    """In words which thread blocks a launch has, and the order of their tiles."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
     if spec.is_dynamic:
         return f"{blocks}; dynamic tile scheduler, starting with a few of the longest block rows"

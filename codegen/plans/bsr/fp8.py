@@ -78,12 +78,12 @@ def check_mma_sync(spec: Fp8Spec) -> None:
 
 
 def mma_sync_overhead(spec: Fp8Spec, overhead: int) -> int:
-    """Return the registers of a thread beside sums and fragments: more where operands are converted."""
+    """Registers of a thread beside sums and fragments: more where operands are converted."""
     return overhead + (0 if ARCHS[spec.arch].has_fp8_mma_sync else CONVERSION_OVERHEAD)
 
 
 def mma_sync_depths(spec: Fp8Spec) -> tuple[int, ...]:
-    """Return the depths of a step by mma.sync: four slices of a warp's 64 rows, unrolled, spill."""
+    """Depths of a step by mma.sync: four slices of a warp's 64 rows, unrolled, spill."""
     return (32, 64, 128) if spec.block.rows < 64 else (32, 64)
 
 
@@ -130,7 +130,7 @@ def scaling(spec: Fp8Spec) -> str:
 
 
 def mma_sync_scale_params(spec: Fp8Spec) -> tuple[Param, ...]:
-    """Return the parameters of the scales of a kernel by mma.sync."""
+    """Parameters of the scales of a kernel by mma.sync."""
     if spec.scales == "block":
         return (
             pointer("a_scale", "float", "scales of the stored blocks of A (nnz,)"),
@@ -202,23 +202,23 @@ def interval(spec: Fp8Spec) -> int:
 
 
 def products(spec: Fp8Spec) -> int:
-    """Return the accumulators of a thread for one column group."""
+    """Accumulators of a thread for one column group."""
     return spec.block.rows * GROUP_COLUMNS // WARPGROUP
 
 
 def groups(spec: Fp8Spec) -> int:
-    """Return the column groups of a warpgroup."""
+    """Column groups of a warpgroup."""
     return spec.tile.n // CONSUMERS // GROUP_COLUMNS
 
 
 def registers(spec: Fp8Spec) -> Registers:
-    """Return the register budget of a consumer: sums and, where they are added to them, products of one group."""
+    """Register budget of a consumer: sums and, where they are added to them, products of one group."""
     accumulators = products(spec) * (groups(spec) + (interval(spec) > 0))
     return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
 
 
 def _box_row_bytes(spec: Fp8Spec) -> int:
-    """Return the bytes of a row of a box of C: those of 64 columns, or of a block of a sampled product, at most 128."""
+    """Bytes of a row of a box of C: those of 64 columns, or of a block of a sampled product, at most 128."""
     columns = GROUP_COLUMNS if isinstance(spec, BsrSpmmSpec) else min(GROUP_COLUMNS, spec.block.cols)
     return min(128, columns * OUTPUT_BYTES[spec.output])
 
@@ -231,7 +231,7 @@ def c_map(spec: Fp8Spec) -> TensorMap:
 
 
 def staging_pieces(spec: Fp8Spec) -> int:
-    """Return the pieces of C that a warpgroup may have in flight; scales of a ring leave room for fewer."""
+    """Pieces of C that a warpgroup may have in flight; scales of a ring leave room for fewer."""
     most_bytes = STAGING_BYTES if spec.scales == "tensor" else STAGING_BYTES // 2
     return min(most_bytes // _piece_bytes(spec), groups(spec) * spec.block.rows // PIECE_ROWS)
 
@@ -241,7 +241,7 @@ def _piece_bytes(spec: Fp8Spec) -> int:
 
 
 def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
-    """Return the shared memory of a kernel, as far as both have it."""
+    """Shared memory of a kernel, as far as both have it."""
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     shared, ring = SharedLayout(), stage_ring(spec.stages)
     shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes", ring=ring)
@@ -251,7 +251,7 @@ def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
 
 
 def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
-    """Return the constants that both kernels have."""
+    """Constants that both kernels have."""
     m, n, k, row_bytes = spec.tile.m, spec.tile.n, spec.tile.k, _box_row_bytes(spec)
     return (
         Constant("kTileM", m, "rows of a C tile: one block row"),
@@ -278,7 +278,7 @@ def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
 
 
 def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
-    """Return the constant of the promotion interval, where a kernel has one."""
+    """Constant of the promotion interval, where a kernel has one."""
     if not spec.accumulate_every or spec.scales != "tensor":
         return ()
     return (

@@ -57,7 +57,7 @@ def gathers_rows(spec: BsrSpmmSpec) -> bool:
 
 
 def slots(spec: BsrSpmmSpec) -> int:
-    """Return the block rows of a tile."""
+    """Block rows of a tile."""
     return ROWS // spec.block.rows
 
 
@@ -74,12 +74,12 @@ def ring_columns(spec: BsrSpmmSpec) -> int:
 
 
 def block_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of a block of A."""
+    """Bytes of a block of A."""
     return spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
 
 
 def column_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of the rows of B that match a block column, as wide as a tile."""
+    """Bytes of the rows of B that match a block column, as wide as a tile."""
     return spec.block.cols * COLUMNS * DTYPES[spec.dtype].bytes
 
 
@@ -125,7 +125,7 @@ def build(
     tile: str,
     consumers: str,
 ) -> Plan:
-    """Return the plan of a kernel whose fields are checked.
+    """Plan of a kernel whose fields are checked.
 
     Args:
         spec: of the kernel.
@@ -210,7 +210,7 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 
 def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
-    """Return the parameters: matrices, and the rounds of each cluster of block rows."""
+    """Parameters: matrices, and the rounds of each cluster of block rows."""
     return (
         *b_params(spec, "K"),
         C_MAP,
@@ -243,7 +243,7 @@ def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, s
 
 
 def _stage_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes from one packet in shared memory to the next: whole repeats of the swizzle."""
+    """Bytes from one packet in shared memory to the next: whole repeats of the swizzle."""
     repeat = 8 * spec.block.cols * DTYPES[spec.dtype].bytes
     return -(-packet_bytes(spec) // repeat) * repeat
 

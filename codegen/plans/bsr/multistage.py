@@ -45,44 +45,44 @@ class Tiles:
 
     @property
     def threads(self) -> int:
-        """Return the threads of a block."""
+        """Threads of a block."""
         return 32 * self.warps
 
     @property
     def copy(self) -> int:
-        """Return the elements of a chunk."""
+        """Elements of a chunk."""
         return COPY_BYTES // DTYPES[self.spec.dtype].bytes
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of an element of C."""
+        """Bytes of an element of C."""
         if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
             return OUTPUT_BYTES[self.spec.output]
         return DTYPES[self.spec.dtype].bytes
 
     @property
     def padding(self) -> int:
-        """Return the elements behind each row of a tile."""
+        """Elements behind each row of a tile."""
         return PADDING_BYTES // DTYPES[self.spec.dtype].bytes if self.spec.mma == "wmma" else 0
 
     @property
     def a_bytes(self) -> int:
-        """Return the bytes of an A tile."""
+        """Bytes of an A tile."""
         return self.spec.tile.m * (self.spec.tile.k + self.padding) * DTYPES[self.spec.dtype].bytes
 
     @property
     def b_bytes(self) -> int:
-        """Return the bytes of a B tile."""
+        """Bytes of a B tile."""
         rows, columns = self.b_shape
         return rows * (columns + self.padding) * DTYPES[self.spec.dtype].bytes
 
     @property
     def staging_stride(self) -> int:
-        """Return the elements from one row of a strip of C to the next: floats with WMMA."""
+        """Elements from one row of a strip of C to the next: floats with WMMA."""
         return self.warp_columns + (STAGING_PADDING if self.spec.mma == "wmma" else 0)
 
     def shared(self) -> tuple[SharedLayout, SharedRegion]:
-        """Return the ring of tiles, and the staging of C, which lies over them."""
+        """Ring of tiles, and the staging of C, which lies over them."""
         spec, (b_rows, b_columns) = self.spec, self.b_shape
         kept = "padded" if self.padding else "swizzled"
         a_doc = f"A tiles, {spec.tile.m} rows of {spec.tile.k} elements, {kept}"
@@ -103,7 +103,7 @@ class Tiles:
         return ring, staging
 
     def occupancy(self, shared_bytes: int) -> tuple[int, Registers]:
-        """Return the thread blocks that share an SM, and the registers of a thread then."""
+        """Thread blocks that share an SM, and the registers of a thread then."""
         arch = ARCHS[self.spec.arch]
         overhead = OVERHEAD_REGISTERS
         if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
@@ -124,7 +124,7 @@ class Tiles:
         return blocks, Registers(accumulators=held, overhead=overhead, limit=limit)
 
     def constants(self) -> tuple[Constant, ...]:
-        """Return the constants that every such kernel has."""
+        """Constants that every such kernel has."""
         columns = self.spec.tile.n // self.warp_columns
         padded = (
             Constant("kAStride", self.spec.tile.k + self.padding, f"row stride of an A tile, in elements: {PADDED}"),

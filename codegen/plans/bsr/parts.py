@@ -94,12 +94,12 @@ class Part:
 
     @property
     def registers(self) -> Registers:
-        """Return the register budget of a thread whose warpgroup computes 64 rows of these columns."""
+        """Register budget of a thread whose warpgroup computes 64 rows of these columns."""
         accumulators = WARPGROUP_ROWS * self.columns // WARPGROUP
         return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
 
     def constants(self, staging_groups: int) -> tuple[Constant, ...]:
-        """Return the constants of a part: its place, and the staging of its store."""
+        """Constants of a part: its place, and the staging of its store."""
         rows = Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part")
         return (
             rows if self.by_rows else Constant("kWarpgroupColumns", self.columns, "columns of a warpgroup's part"),
@@ -110,12 +110,12 @@ class Part:
 
 
 def group_columns(spec: BsrSpmmSpec | BsrSddmmSpec) -> int:
-    """Return the columns of a column group."""
+    """Columns of a column group."""
     return SWIZZLE // DTYPES[spec.dtype].bytes
 
 
 def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tuple[Constant, ...]:
-    """Return the constants of a ring that a warpgroup fills for two others, with a kernel's ``own`` in their place."""
+    """Constants of a ring that a warpgroup fills for two others, with a kernel's ``own`` in their place."""
     return (
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
@@ -148,7 +148,7 @@ def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumu
 
 
 def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
-    """Return the registers of options beside addresses and loop state, where the compiler spilled without them.
+    """Registers of options beside addresses and loop state, where the compiler spilled without them.
 
     Most of NVRTC 13.5, which needs a few more than 13.0.
     """
@@ -175,7 +175,7 @@ def reads_columns(spec: BsrSpmmSpec) -> bool:
 
 
 def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that say where A, B and C are."""
+    """Parameters that say where A, B and C are."""
     return (A_MAP, *b_params(spec, "K"), C_MAP, *INDEX_PARAMS)
 
 
@@ -246,7 +246,7 @@ def column_groups(number: int) -> str:
 
 
 def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
-    """Return the column groups of C that a warpgroup has places for in shared memory."""
+    """Column groups of C that a warpgroup has places for in shared memory."""
     # One is filled while the other is stored; more would cost a stage of the ring. What is added comes all at once.
     groups = Part.of(spec).groups
     return groups if spec.accumulate else min(2, groups)
@@ -255,7 +255,7 @@ def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
 def spmm_shared(
     spec: BsrSpmmSpec, a_bytes: int, a_doc: str, c_group_bytes: int = C_GROUP_BYTES, step_blocks: int = 1
 ) -> SharedLayout:
-    """Return the shared memory of a BSR x dense kernel, a stage of whose ring has ``a_bytes`` of A.
+    """Shared memory of a BSR x dense kernel, a stage of whose ring has ``a_bytes`` of A.
 
     A step may have ``step_blocks`` blocks of A; each of them has rows of B of its own.
     """

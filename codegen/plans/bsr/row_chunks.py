@@ -48,7 +48,7 @@ def chunk_params() -> tuple[Param, ...]:
 
 
 def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
-    """Return the constants of the queue of units, and of a part."""
+    """Constants of the queue of units, and of a part."""
     return (
         *queue_constants(spec),
         Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats of a warpgroup's partial sum"),
@@ -56,13 +56,13 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 
 def chunk_order(spec: BsrSpmmSpec) -> str:
-    """Return in words which thread blocks a launch has, and the order of their units."""
+    """In words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
     return f"{blocks}; dynamic scheduler of units (chunk of a block row, column tile), column tiles outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
-    """Return the line for ``explain``."""
+    """Line for ``explain``."""
     limit = row_cutting(spec).cut(1, 0).limit
     return (
         (

@@ -119,7 +119,7 @@ def _check(spec: BsrSddmmSpec) -> None:
 
 
 def _fp8_depths(spec: BsrSddmmSpec) -> tuple[int, ...]:
-    """Return the depths of a step: of two slices and more, and of rows that all threads copy within a tile of A."""
+    """Depths of a step: of two slices and more, and of rows that all threads copy within a tile of A."""
     rows_of_pass = {k: 32 * FP8_WARPS // (k // COPY_BYTES) for k in mma_sync_depths(spec)[1:]}
     return tuple(k for k, rows in rows_of_pass.items() if rows <= spec.tile.m)
 

@@ -157,7 +157,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
 
 
 def _tile_order(spec: BsrSpgemmSpec) -> str:
-    """Return the template of the order of C's tiles."""
+    """Template of the order of C's tiles."""
     if spec.output == "bsr":
         return "bsr_spgemm/order_listed.cuh.j2"
     return "bsr_spgemm/order_dynamic.cuh.j2" if spec.is_dynamic else "bsr_spgemm/order_runs.cuh.j2"
@@ -171,7 +171,7 @@ def _arguments(spec: BsrSpgemmSpec) -> Arguments:
 
 
 def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
-    """Return the constants of the order of a dense C's tiles."""
+    """Constants of the order of a dense C's tiles."""
     if spec.output == "bsr":
         return ()
     if spec.is_dynamic:
@@ -201,14 +201,14 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
 
 
 def _search_summary(spec: BsrSpgemmSpec) -> str:
-    """Return in words how the products of a tile are found."""
+    """In words how the products of a tile are found."""
     if spec.output == "bsr":
         return "a search for each tile"
     return "a separate warp searches, one tile ahead" if spec.is_dynamic else f"{RUN_TILES} tiles share a search"
 
 
 def _grid_summary(spec: BsrSpgemmSpec, ctas_per_sm: int) -> str:
-    """Return in words which thread blocks a launch has, and the order of their tiles."""
+    """In words which thread blocks a launch has, and the order of their tiles."""
     blocks = f"{ctas_per_sm} thread blocks per SM"
     if spec.output == "bsr":
         return f"{blocks}, looping over the listed blocks of C (persistent)"

@@ -158,7 +158,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that such kernels have, by the types of their elements."""
+    """Parameters that such kernels have, by the types of their elements."""
     if not spec.is_fp8:
         return warp_level_params("unsigned short", spec.b_layout == "column_major")
     written = pointer("c", mma_sync_flags(spec).element, "C (M, N)", writes=True)

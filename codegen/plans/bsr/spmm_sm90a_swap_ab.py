@@ -171,7 +171,7 @@ def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:
-    """Return the constants of a step's depth."""
+    """Constants of a step's depth."""
     cols = spec.block.cols
     depth = Constant("kBlockCols", cols, "columns of a stored block of A")
     if step_blocks == 1:

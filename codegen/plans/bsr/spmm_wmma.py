@@ -156,12 +156,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _warps(tile_rows: int) -> int:
-    """Return the warps of a thread block."""
+    """Warps of a thread block."""
     return LOW_WARPS if tile_rows <= WARP_ROWS else WARPS
 
 
 def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ...]:
-    """Return the parameters of a kernel whose warps all load, by the C++ type of an element."""
+    """Parameters of a kernel whose warps all load, by the C++ type of an element."""
     line = "column" if by_columns else "row"  # what is contiguous in B
     return (
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
@@ -180,7 +180,7 @@ def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ..
 
 
 def _tma_params(element: str, by_columns: bool) -> tuple[Param, ...]:
-    """Return the parameters of the kernel whose tiles come by TMA."""
+    """Parameters of the kernel whose tiles come by TMA."""
     by_map = ("a", "b", "b_row_stride", "b_column_stride", "block_columns")
     return (
         A_MAP,

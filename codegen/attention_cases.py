@@ -40,8 +40,8 @@ class Case:
         width: for topk without k, the entries per list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
         expanded: k and v are one batch, expanded (stride 0).
-        values: contents of q, k and v: ``normal`` (random), ``equal_keys`` (all keys of a head are equal, so that all
-            weights are equal), ``huge_logit`` (for every fifth query one key has the scaled logit HUGE_LOGIT, and values
+        values: contents of q, k and v: ``normal`` (random), ``equal_keys`` (all keys of a head are equal, and so are
+            all weights), ``huge_logit`` (for every fifth query one key has the scaled logit HUGE_LOGIT, and values
             in HUGE_LOGIT_VALUES; the rest is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling),
             ``rising`` and ``falling`` (the scaled logits rise or fall by RISE from the first key to the last, so that
             the keys of a block outweigh the keys of all blocks on one side of it).

@@ -1,4 +1,4 @@
-"""Freshness of the generated sources: they are what specs and templates render to, byte for byte."""
+"""Freshness of the generated sources: a byte comparison with the sources that specs and templates render to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from codegen.twins import twin_source
 from codegen.wording import in_shell
 
 REINSTALL = "pip install --force-reinstall --no-deps sparse-kernel-codegen"
-"""What mends files of an installed package."""
+"""Fix for files of an installed package."""
 Kind = Literal[
     "missing",
     "stale",
@@ -32,13 +32,13 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Problem:
-    """One file that is not what it should be.
+    """A problem of one file.
 
     Attributes:
         path: the file.
-        kind: what is wrong with it.
-        message: the same in words.
-        fix: the command that mends it.
+        kind: keyword of the problem.
+        message: the problem in words.
+        fix: the command that fixes it.
     """
 
     path: Path
@@ -47,20 +47,18 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        """One line."""
+        """The problem in one line."""
         return f"{display_path(self.path)}: {self.message}; run: {self.fix}"
 
 
 def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
-    """Render specs into ``folder``, laid out as specs/ is; return each file and whether it changed.
+    """Render specs into ``folder`` with the layout of specs/; return each file and whether it changed.
 
-    A twin gets a file of its own name, which no folder of committed sources has.
-
-    Nothing is written unless all of them render.
+    A twin gets its own file, unlike in folders of committed sources. Nothing is written unless all specs render.
 
     Raises:
-        CodegenError: for a spec that cannot be rendered, or two specs of one name.
-        FileError: when the folder cannot be written.
+        CodegenError: for a spec that cannot be rendered, or two specs with the same name.
+        FileError: if the folder cannot be written.
     """
     texts: dict[Path, str] = {}
     for named in specs:
@@ -74,13 +72,13 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
 
 
 def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Check the committed sources of ``specs`` in ``folder``, and what they say of twins; return their problems."""
+    """Problems of the committed sources of ``specs`` in ``folder``, including the sources of twins."""
     specs = list(specs)
     return check_files(folder, [named for named in specs if named.twin_of is None]) + check_twins(folder, specs)
 
 
 def check_files(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Check the files of ``specs`` in ``folder``, each by its own name; return their problems."""
+    """Problems of the files of ``specs`` in ``folder``, one file per spec."""
     problems = []
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
@@ -99,9 +97,9 @@ def check_files(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
 
 
 def check_twins(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Compare the sources in ``folder``, with words replaced, with what the specs of twins render to.
+    """Problems of twins: the sources in ``folder``, with words replaced, differ from the rendered specs of twins.
 
-    A source that is not up to date is left out: it has a problem of its own.
+    Sources that are not up to date are skipped, as they are problems themselves.
     """
     problems = []
     for named in specs:
@@ -114,7 +112,7 @@ def check_twins(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
 
 
 def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Sources and receipts in ``folder`` that belong to none of the specs."""
+    """Problems of sources and receipts in ``folder`` without a spec."""
     known = {folder / named.subfolder / named.main.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
@@ -125,7 +123,7 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
 
 
 def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Receipts in ``folder`` that do not vouch for the present source."""
+    """Problems of receipts in ``folder`` that are not valid for the current source."""
     problems = []
     kinds: dict[ReceiptStatus, Kind] = {
         ReceiptStatus.MISSING: "receipt_missing",
@@ -154,12 +152,12 @@ def _has_receipt_of_no_type(named: NamedSpec, folder: Path) -> bool:
 
 
 def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> list[Problem]:
-    """Compare a folder with everything that its specs render to.
+    """Problems of a folder of generated sources.
 
     Args:
-        folder: holds the sources and their receipts.
-        specs: all specs the folder is generated from.
-        strict: whether receipts count too.
+        folder: the folder of sources and receipts.
+        specs: all specs that the folder is generated from.
+        strict: whether receipts are checked too.
     """
     problems = check_sources(folder, specs) + check_orphans(folder, specs)
     return problems + (check_receipts(folder, specs) if strict else [])
@@ -171,7 +169,7 @@ def render_command(named: NamedSpec) -> str:
 
 
 def _fix(named: NamedSpec, folder: Path) -> str:
-    """The command that renders the source of a spec in a folder anew."""
+    """Command that renders the source of a spec in a folder again."""
     if folder == GENERATED:
         return render_command(named) if IN_SOURCE_TREE else REINSTALL
     return f"{render_command(named)} --out {in_shell(relative_to_here(folder))}"

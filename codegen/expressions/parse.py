@@ -1,7 +1,6 @@
-"""From an expression's text to its tree.
+"""Parses the text of an expression into its tree.
 
-Python's parser reads the text, and what it makes is taken over node by node, from a list of what is allowed. Nothing is
-evaluated.
+Python's parser reads the text, and each of its nodes is converted, from a list of allowed nodes. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _REFUSED: Mapping[type[ast.expr], str] = {
     ast.Slice: "a slice",
     ast.Starred: "a * before an argument",
 }
-_DEEPEST = 2 * nodes.MOST_DEPTH + 2  # an index of several is a tuple, and a sign is a node of Python's
+_DEEPEST = 2 * nodes.MOST_DEPTH + 2  # several indices are a tuple, and a sign is a separate node in Python
 
 
 def parse_expression(
@@ -64,14 +63,14 @@ def parse_expression(
     """Read an expression.
 
     Args:
-        text: the expression, as Python has it; any white space is a space.
-        aux: the aux tensors that it may look values up in, by name.
-        score: whether it is about a score, and may use it.
-        constants: numbers that the source has names for, by these.
-        parameters: those of PATTERN_VARIABLES that it may have.
+        text: the expression in Python's syntax; any white space counts as a space.
+        aux: the aux tensors that it may read, by name.
+        score: whether it may use the score.
+        constants: named constants of the source.
+        parameters: names of PATTERN_VARIABLES that it may use.
 
     Raises:
-        ExpressionError: on one line, with the column and the piece of the text that is at fault.
+        ExpressionError: for an invalid expression; one line with the column and the offending text.
     """
     line = spaced(text)
     before = len(line) - len(line.lstrip())
@@ -82,7 +81,7 @@ def parse_expression(
         _check_depth(root)
         node = reader.read(root)
         nodes.check_size(node)
-    except RecursionError:  # the caller's own calls are many
+    except RecursionError:  # the caller is already deep in the stack
         raise at(line, before, len(line), "nested too deeply") from None
     except ExpressionError as error:
         raise error if isinstance(error, _PlacedError) else at(line, before, len(line), str(error)) from None
@@ -90,18 +89,18 @@ def parse_expression(
 
 
 class _PlacedError(ExpressionError):
-    """An error that has its place."""
+    """An error with a location."""
 
 
 def _parsed(line: str, before: int) -> ast.expr:
-    """Parse a text by Python's parser, without the space before and behind it."""
+    """Python's syntax tree of a text, without surrounding spaces."""
     try:
         return ast.parse(line.strip(), mode="eval").body
     except SyntaxError as error:
-        offset = error.offset or len(line.strip()) + 1  # 0 where something is missing at the end
+        offset = error.offset or len(line.strip()) + 1  # 0 if something is missing at the end
         start, length = before + offset - 1, (error.end_offset or 0) - offset
         raise at(line, start, start + length if length > 0 else len(line), error.msg) from None
-    except (RecursionError, MemoryError, ValueError):  # as the version has it
+    except (RecursionError, MemoryError, ValueError):  # depends on the Python version
         raise at(line, before, len(line), "nested too deeply") from None
 
 
@@ -115,14 +114,14 @@ def _check_depth(root: ast.expr) -> None:
 
 
 class _Reader:
-    """Takes Python's nodes over.
+    """Converts Python's nodes.
 
     Args:
         line: the whole text.
-        before: spaces before it, which Python has not seen.
+        before: leading spaces, which Python's parser did not see.
         aux: the aux tensors by name.
-        variables: the variables that it may have.
-        constants: numbers by their names.
+        variables: allowed variables.
+        constants: named constants.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class _Reader:
         return self._operation(node, "where", *(self.read(each) for each in (node.test, node.body, node.orelse)))
 
     def _known(self, node: ast.expr, names: Mapping[Any, str], operator: ast.AST) -> str:
-        """Our name of an operator."""
+        """Name of an operator in OPERATIONS."""
         if type(operator) not in names:
             raise self._refused(node, f"the operator that Python calls {type(operator).__name__}")
         return names[type(operator)]
@@ -251,14 +250,14 @@ class _Reader:
         return f", {alternatives(name, self._aux)}" if self._aux else ", none are declared"
 
     def _folded(self, node: ast.expr, name: str, operands: list[Node]) -> Node:
-        """Fold an operator of two over more operands, from the left."""
+        """Left fold of a binary operator over several operands."""
         return reduce(lambda left, right: self._operation(node, name, left, right), operands)
 
     def _operation(self, node: ast.expr, name: str, *operands: Node) -> Node:
         return self._put(node, nodes.operation, name, *operands)
 
     def _put(self, node: ast.expr, build: Callable[..., Node], *parts: object) -> Node:
-        """Build a node; an error gets the place of the text."""
+        """Build a node; an error gets the location in the text."""
         try:
             return build(*parts)
         except ExpressionError as error:

@@ -1,7 +1,7 @@
 """Tokens of an expression's text, before Python's parser sees it.
 
-Only words, numbers and operators that a tree can have get there: no string, comment or second statement, and no name
-that Python folds into another (as it does outside ASCII). What is refused here is named with its place.
+Only words, numbers and operators of expressions pass: no strings, comments or further statements, and no names that
+Python normalizes to others (as it does outside ASCII). Errors give the location.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from codegen.expressions.nodes import ExpressionError
 from codegen.wording import one_line, shown
 
 MOST_TEXT = 4000
-"""Characters of an expression."""
+"""Most characters of an expression."""
 _MOST_PIECE = 60
 _NUMBER = (
     r"(?:0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][+-]?[0-9_]+)?)"
@@ -44,13 +44,13 @@ _REFUSED = {
 
 
 def at(text: str, start: int, end: int, reason: str) -> ExpressionError:
-    """Error of a piece of a text.
+    """Error in a piece of a text.
 
     Args:
         text: the whole text.
-        start: where the piece begins, from 0.
-        end: where the next piece begins.
-        reason: what is wrong.
+        start: index of the first character of the piece.
+        end: index after its last character.
+        reason: the error.
     """
     piece = text[start:end].strip()
     which = f'"{one_line(piece, _MOST_PIECE)}"' if piece else "the end" if start >= len(text.rstrip()) else "a space"
@@ -58,10 +58,10 @@ def at(text: str, start: int, end: int, reason: str) -> ExpressionError:
 
 
 def spaced(text: str) -> str:
-    """Text on one line, as long as it was: any white space is a space.
+    """Text on one line, of the same length: any white space becomes a space.
 
     Raises:
-        ExpressionError: for what no expression has, with its place.
+        ExpressionError: for a token that expressions cannot have, with its location.
     """
     if not isinstance(text, str):
         raise ExpressionError(f"an expression is text, and this is {shown(text)}")
@@ -77,7 +77,7 @@ def spaced(text: str) -> str:
 
 
 def _end_of_token(line: str, start: int) -> int:
-    """Return where the token that begins here ends."""
+    """End of the token that begins here."""
     token = _TOKEN.match(line, start)
     if token is None:
         raise at(line, start, start + 1, "no character of an expression")

@@ -22,7 +22,7 @@ from codegen.select.variations import spmm_variations
 from codegen.spec import BsrSpmmSpec
 
 MANY_COLUMNS = 1 << 24
-"""Of B: more than any kernel has at once."""
+"""Columns of B: more than those of any tile."""
 _CASES = (
     "plain uneven_rows int32 odd_n narrow_n padded_n one_block no_blocks long_rows many_tiles repeated_columns "
     "rising_columns uneven_rising columns_out_of_range strided batch batch_strided"
@@ -95,7 +95,7 @@ def _cases(plan: Plan, spec: BsrSpmmSpec) -> list[str]:
 
 
 def grouped_column_tiles(plan: Plan, spec: BsrSpmmSpec) -> int:
-    """Column tiles that a kernel by WGMMA computes as a group; 1 without groups."""
+    """Column tiles that a WGMMA kernel computes as a group; 1 without groups."""
     if spec.mma != "wgmma" or spec.transpose_a:
         return 1
     wide = SpmmShape(rows=3 * spec.block.rows, depth=8192, columns=MANY_COLUMNS, blocks=0)

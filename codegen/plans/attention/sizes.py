@@ -19,7 +19,7 @@ class Sizes:
     Attributes:
         spec: the spec.
         rows: whose queries a tile's rows are.
-        sub_tiles: parts of a tile with key blocks of their own.
+        sub_tiles: parts of a tile with their own key blocks.
         consumers: warpgroups that compute.
     """
 

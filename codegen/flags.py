@@ -217,7 +217,7 @@ class AttentionSm90aFlags(PatternFlags):
         asks_heads: whether the kernel needs the head of a row within its pack.
         q_in_registers: whether all of Q is kept in registers.
         q_slices: slices of 16 columns of Q in registers; 0 in FP8.
-        o_aliases_q: whether O is staged where Q was.
+        o_aliases_q: whether O is staged in the buffer of Q.
         surplus_first: whether surplus rows of a head's tiles lie before query 0.
         takes_work: whether the key blocks of a tile depend on its work tile: on its range of them, or on its round.
         may_be_empty: whether a tile or a sub-tile may have no step.

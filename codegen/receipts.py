@@ -1,8 +1,8 @@
-"""Receipts: what was compiled from a generated source, and what a GPU made of it.
+"""Receipts (verification records) of generated sources: binary hash, test results on a GPU, measurements.
 
-``generated/<stem>.json`` stands beside ``generated/<stem>.cu`` and binds, by hash, spec, source, cubin, verification
-and measurement; the receipt of a twin is a part of it. Only ``codegen verify``, ``measure`` and ``migrate`` write it;
-nothing in it is typed by hand.
+``generated/<stem>.json``, next to ``generated/<stem>.cu``, binds spec, source, cubin, verification and measurement by
+hash; it includes the receipt of a twin. Only ``codegen verify``, ``measure`` and ``migrate`` write it; it is never
+edited by hand.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from codegen.wording import one_line
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
-# Not strict: an error that is not finite is the string "NaN" or "Infinity", which JSON numbers cannot spell.
+# Not strict: JSON has no number for a non-finite error, which is the string "NaN" or "Infinity".
 Error = Annotated[float, Field(strict=False)]
 Milliseconds = Annotated[float, Field(gt=1e-6, lt=1e9, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
 LocalBytes = Annotated[int, Field(ge=0, le=512 << 10, description="a thread has no more of local memory")]
 FEW = 3
-"""Cases that a line names."""
+"""Most cases that a line lists."""
 
 
 class _Record(SpecModel):
@@ -61,7 +61,7 @@ class SourceRecord(_Record):
 
 
 class CubinRecord(_Record):
-    """What the compiler made of the source."""
+    """The compiled binary."""
 
     sha256: Sha256
     ptx_sha256: Sha256 | None = Field(default=None, description="of the PTX for newer GPUs; sm_90a has none")
@@ -99,14 +99,14 @@ class CaseRecord(_Record):
 
     @property
     def holds(self) -> bool:
-        """Whether the case passed and its figures say so: a flag alone counts for nothing."""
+        """Whether the case passed and its figures agree; the flag alone does not count."""
         figures = [figure for figure in (self.max_error, self.torch_error, self.tolerance) if figure is not None]
         plain = all(math.isfinite(figure) and figure >= 0 for figure in figures)
         return self.passed and plain and self.max_error <= self.tolerance
 
 
 class VerificationRecord(_Record):
-    """What a GPU was seen to compute with this source."""
+    """Test results of this source on a GPU."""
 
     device: str
     driver: str
@@ -118,12 +118,12 @@ class VerificationRecord(_Record):
 
     @property
     def failed(self) -> list[str]:
-        """Names of the cases that did not pass, or whose figures say that they did not."""
+        """Names of the cases that failed, or whose figures show a failure."""
         return [case.name for case in self.cases if not case.holds]
 
 
 class MeasurementRecord(_Record):
-    """One shape, timed beside a peer in the same run."""
+    """Times of one shape, with those of a peer in the same run."""
 
     shape: str
     milliseconds: Milliseconds
@@ -134,7 +134,7 @@ class MeasurementRecord(_Record):
 
 
 class Receipt(_Record):
-    """Everything that is known about one generated source."""
+    """The receipt of one generated source."""
 
     schema_version: Literal[1, 2] = 2
     spec: SpecRecord
@@ -158,8 +158,8 @@ class Receipt(_Record):
         """Read a receipt.
 
         Raises:
-            MissingReceipt: when there is none.
-            ReceiptError: when it cannot be read or is not a receipt of this version.
+            MissingReceipt: if the file does not exist.
+            ReceiptError: if it cannot be read, or is not a receipt of this version.
         """
         try:
             return json_model(cls, read_text(path))
@@ -171,57 +171,57 @@ class Receipt(_Record):
             raise ReceiptError(f"{one_line(path.name)}: {error}") from None
 
     def with_measurement_of(self, earlier: Receipt) -> Receipt:
-        """This receipt with the measurement of an earlier one, or as it is.
+        """This receipt with the measurement of an earlier one, or unchanged.
 
-        It is taken over if it is of the same source and cubin, on the same device with the same driver.
+        The measurement is kept if source, cubin, device and driver are the same.
         """
         same = (earlier.source, earlier.cubin.sha256) == (self.source, self.cubin.sha256)
         devices = [(r.verification.device, r.verification.driver) if r.verification else None for r in (earlier, self)]
         return self.model_copy(update={"measurement": earlier.measurement}) if same and len(set(devices)) == 1 else self
 
     def of(self, named: NamedSpec) -> Receipt | None:
-        """The receipt of one kernel of the spec, without that of any other; None if there is none."""
+        """Receipt of one kernel of the spec, without those of others; None if there is none."""
         if named.twin_of is None:
             return self.model_copy(update={"twins": {}})
         return next((twin for dtype, twin in self.twins.items() if dtype == named.spec.dtype), None)
 
     def including(self, named: NamedSpec, receipt: Receipt) -> Receipt:
-        """This receipt with that of one kernel of the spec replaced; that of any other stays."""
+        """This receipt with that of one kernel of the spec replaced; those of others are kept."""
         if named.twin_of is not None:
             return self.model_copy(update={"twins": {**self.twins, named.spec.dtype: receipt}})
         return receipt.model_copy(update={"twins": self.twins if named.has_twin else {}})
 
     @property
     def text(self) -> str:
-        """What its file holds: always the same bytes for the same facts."""
+        """Text of its file, deterministic for the same facts."""
         return json_rows(_without_twins_of_none(json.loads(self.model_dump_json())), ("twins",))  # NaN as text
 
     def write(self, path: Path) -> bool:
-        """Make a file hold this receipt and nothing else; return whether it changed. ``write_receipt`` keeps twins."""
+        """Write this receipt to a file; return whether the file changed. ``write_receipt`` keeps the receipts of twins."""
         return write_if_changed(path, self.text)
 
 
 class ReceiptError(CodegenError):
-    """A receipt that cannot be read."""
+    """A receipt cannot be read."""
 
 
 class MissingReceipt(ReceiptError):
-    """A receipt that is not there."""
+    """A receipt does not exist."""
 
 
 def _without_twins_of_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a receipt; the receipt of a kernel alone says nothing of twins."""
+    """Fields of a receipt, without empty twins."""
     twins = {dtype: _without_twins_of_none(twin) for dtype, twin in fields.pop("twins").items()}
     return fields | ({"twins": twins} if twins else {})
 
 
 def source_sha256(text: str) -> str:
-    """Hash of a source in its receipt."""
+    """Hash of a source, as in its receipt."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def twin_receipt(text: str) -> str | None:
-    """The text of a twin's receipt, by that of its file, of any version; None without one."""
+    """Text of a twin's receipt, from the text of its file of any version; None if there is none."""
     try:
         found = json_value(text)
     except CodegenError:
@@ -232,7 +232,7 @@ def twin_receipt(text: str) -> str | None:
 
 
 def receipt_path(named: NamedSpec, folder: Path = GENERATED) -> Path:
-    """File with the receipt of a kernel, and with that of its twin, in a folder laid out as specs/ is."""
+    """Path of the receipt of a kernel and its twin, in a folder with the layout of specs/."""
     return folder / named.subfolder / f"{named.main.stem}.json"
 
 
@@ -240,8 +240,8 @@ def read_receipt(named: NamedSpec, path: Path) -> Receipt:
     """Read the receipt of one kernel from its file.
 
     Raises:
-        MissingReceipt: when there is none.
-        ReceiptError: when the file cannot be read or is no receipt of this version.
+        MissingReceipt: if the file does not exist.
+        ReceiptError: if the file cannot be read, or is not a receipt of this version.
     """
     found = Receipt.read(path).of(named)
     if found is None:
@@ -256,25 +256,25 @@ def write_receipt(
     first: Callable[[], Receipt] | None = None,
     source: str | None = None,
 ) -> bool:
-    """Write the receipt of one kernel into its file; what that says of the other type stays.
+    """Write the receipt of one kernel to its file, and keep the receipt of the other type.
 
-    Processes that write receipts of one spec at a time lose neither.
+    Concurrent writes of receipts of the same spec do not lose any of them.
 
     Args:
         named: the kernel.
         receipt: its receipt.
         path: the file.
-        first: makes the receipt of the first type, for the receipt of a twin in a file that has none.
-        source: text of the source beside the file, to be written with it or not at all.
+        first: creates the receipt of the first type, if the file of a twin's receipt has none.
+        source: text of the source next to the file, written together with it or not at all.
 
     Returns:
         Whether a file changed.
 
     Raises:
-        ReceiptError: for the receipt of a twin, where there is none of the first type.
-        FileError: when the file cannot be written.
+        ReceiptError: for the receipt of a twin without a receipt of the first type.
+        FileError: if the file cannot be written.
     """
-    other = None if named.twin_of is None or first is None or _readable(path) else first()  # it takes long
+    other = None if named.twin_of is None or first is None or _readable(path) else first()  # slow
     with locked(path.parent):
         found = _readable(path) or other
         if found is None and named.twin_of is not None:
@@ -291,7 +291,7 @@ def _readable(path: Path) -> Receipt | None:
 
 
 class ReceiptStatus(StrEnum):
-    """What a receipt says about its source."""
+    """State of a receipt for its source."""
 
     MISSING = "missing"
     UNREADABLE = "unreadable"
@@ -303,14 +303,14 @@ class ReceiptStatus(StrEnum):
 
 @dataclass(frozen=True)
 class ReceiptState:
-    """A standing, and why in one line."""
+    """A state, with an explanation in one line."""
 
     standing: ReceiptStatus
     explanation: str
 
 
 def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> ReceiptState:
-    """Compare the receipt of a spec, in ``folder`` laid out as specs/ is, with the source that its spec renders to."""
+    """State of the receipt of a spec, in ``folder`` with the layout of specs/, for the source of the spec."""
     try:
         receipt = read_receipt(named, receipt_path(named, folder))
     except MissingReceipt:
@@ -321,7 +321,7 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
 
 
 def judged(named: NamedSpec, receipt: Receipt, source_text: str) -> ReceiptState:
-    """Compare a receipt with the source that a spec renders to."""
+    """State of a receipt for the source of a spec."""
     version1 = "it is of version 1, whose launch hash is over names too" if receipt.schema_version == 1 else ""
     changed = ""
     if receipt.spec.hash != named.spec.hash:
@@ -356,7 +356,7 @@ def _verified(receipt: Receipt, plan: Plan) -> ReceiptState:
 
 
 def _contradictions(cubin: CubinRecord, verification: VerificationRecord, plan: Plan) -> Iterator[str]:
-    """What a receipt says against its own figures or the plan of its spec."""
+    """Contradiction of a receipt with its own figures or the plan of its spec; "" if there is none."""
     arch = plan.arch
     if cubin.arch != arch.name or f"--gpu-architecture={arch.name}" not in cubin.options:
         yield f"it is of a cubin for {one_line(cubin.arch)}, its spec for {arch.name}"

@@ -58,7 +58,7 @@ Rule = OneOf[S] | Fits[S]
 
 
 def check_tile(spec: S, rules: Iterable[Rule[S]]) -> None:
-    """Refuse a tile by the first rule that does not allow it.
+    """Reject a tile by the first rule that does not allow it.
 
     Raises:
         SpecError: names the field of the tile, its value and what is allowed.

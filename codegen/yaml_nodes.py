@@ -98,7 +98,7 @@ def compose(text: str, origin: str) -> Node:
 
     Args:
         text: YAML 1.2, without tags and merge keys.
-        origin: the file as messages name it.
+        origin: name of the file in messages.
 
     Raises:
         SpecError: for a text beyond the bounds of a spec, a repeated key, a tag or a merge key.
@@ -113,7 +113,7 @@ class _Composer:
 
     Args:
         text: YAML without a byte order mark.
-        origin: the file as messages name it.
+        origin: name of the file in messages.
         offset: characters that stand before the text.
     """
 

@@ -42,7 +42,7 @@ def read_yaml(text: str, origin: str) -> Document:
 
     Args:
         text: YAML.
-        origin: the file as messages name it.
+        origin: name of the file in messages.
 
     Raises:
         SpecError: for a text that is not YAML, repeats a key or has more than a spec has; with file and line.

@@ -19,12 +19,12 @@ class Dense(PatternBase):
 
     @property
     def wider(self) -> PatternBase:
-        """A window that holds every key."""
+        """An equivalent window."""
         return SlidingWindow(kind="sliding_window", left=MOST_KEYS, right=MOST_KEYS)
 
     @property
     def never_empty(self) -> bool:
-        """Every query has all key blocks, at least one."""
+        """Every query sees all key blocks, at least one."""
         return True
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
@@ -33,9 +33,9 @@ class Dense(PatternBase):
         return -(-kv_len // keys)
 
     def describe(self) -> str:
-        """Pattern in words."""
+        """Description of the pattern."""
         return "every query sees every key"
 
     def stem(self) -> str:
-        """Short name."""
+        """Short name of the pattern."""
         return "dense"

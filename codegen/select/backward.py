@@ -60,7 +60,7 @@ def backward_archs() -> tuple[str, ...]:
 
 
 def check_arch(arch: str) -> None:
-    """Refuse an architecture without kernels of gradients.
+    """Reject an architecture without kernels of gradients.
 
     Raises:
         SpecError: naming those that have them.
@@ -70,7 +70,7 @@ def check_arch(arch: str) -> None:
 
 
 def check_pattern(pattern: PatternBase) -> None:
-    """Refuse a pattern that has no gradient.
+    """Reject a pattern that has no gradient.
 
     Args:
         pattern: of a spec; its blocks may be of any size.
@@ -101,7 +101,7 @@ def backward_kernels(
         pattern: of the forward kernel's spec.
         arch: architecture of the device.
         dtype: ``fp16`` or ``bf16``.
-        head_dim: elements of a head.
+        head_dim: elements per head.
         softcap: cap of the logits; None: they have none.
         score: what becomes of the logits, of the forward kernel's spec; None: nothing.
         aux_gradients: tensors of the score whose gradients are wanted.

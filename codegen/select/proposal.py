@@ -39,7 +39,7 @@ class Proposal:
 
 
 def check_writable(current: NamedSpec) -> None:
-    """Refuse a spec that a proposal cannot be written to: before anything is measured.
+    """Reject a spec that a proposal cannot be written to: before anything is measured.
 
     Raises:
         CodegenError: for a spec without a file, or one of an installed package.

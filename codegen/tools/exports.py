@@ -90,7 +90,7 @@ def names_of(stem: str) -> dict[str, str]:
 
 
 def check_exportable(named: NamedSpec) -> None:
-    """Refuse a kernel whose receipt would have the name of the record.
+    """Reject a kernel whose receipt would have the name of the record.
 
     Raises:
         SpecError: for that name.
@@ -224,7 +224,7 @@ def _receipt(path: Path, data: bytes) -> Receipt:
 
 
 def _check_receipt(path: Path, receipt: Receipt, record: KernelRecord) -> None:
-    """Refuse a receipt of other files: the seal tells only that the folder is as it was sealed.
+    """Reject a receipt of other files: the seal tells only that the folder is as it was sealed.
 
     Raises:
         ExportError: for such a receipt.
@@ -266,7 +266,7 @@ def _generated(folder: Path, record: KernelRecord, source: str, origin: str) -> 
 
 
 def _check_launch(folder: Path, record: KernelRecord, generated: Generated) -> None:
-    """Refuse a launch of a known shape that is not what this version makes of that shape.
+    """Reject a launch of a known shape that is not what this version makes of that shape.
 
     Raises:
         ExportError: for such a launch.

@@ -79,7 +79,7 @@ def problem_asked_for(
 
     Args:
         device: a GPU or an architecture.
-        head_dim: elements of a head.
+        head_dim: elements per head.
         pattern: its kind, then its fields: ``topk,k=32,block=128``.
         rest: any other fields of the problem: ``FIELD=VALUE,...``.
 
@@ -137,7 +137,7 @@ def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec
 
 
 def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
-    """Refuse to write over a file that holds anything but a text.
+    """Reject to write over a file that holds anything but a text.
 
     Raises:
         CodegenError: unless ``force`` is set.

@@ -9,11 +9,11 @@ from codegen.spec import AttentionSpec
 
 L2_BYTES = (
     32 << 20
-)  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest is for Q, O and lines that are being written back
+)  # half of the L2 (H100: 50 MB, H200: 60 MB); the rest holds Q, O and lines that are written back
 
 
 def order_params(spec: AttentionSpec) -> list[Param]:
-    """Parameters of the order, where tiles are not all equally long."""
+    """Parameters of the tile order, if tiles have different lengths."""
     if not spec.pattern.load_imbalanced:
         return []
     return [
@@ -23,6 +23,6 @@ def order_params(spec: AttentionSpec) -> list[Param]:
 
 
 def heads_in_l2(spec: AttentionSpec, kv_len: int, heads_per_kv_head: int, heads: int) -> int:
-    """Heads (or packs of heads) that are scheduled together, of all ``heads``: at least those of one K/V head."""
+    """Heads (or packs of heads) of ``heads`` that are scheduled together: at least those of one K/V head."""
     kv_head_bytes = kv_len * 2 * spec.head_dim * DTYPES[spec.dtype].bytes
     return min(max(1, L2_BYTES // kv_head_bytes) * heads_per_kv_head, heads)

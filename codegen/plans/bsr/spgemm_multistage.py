@@ -1,4 +1,4 @@
-"""Plan of BSR x BSR by mma.sync and by WMMA: a thread block finds, loads and multiplies what a few tiles need."""
+"""Plan of BSR x BSR by mma.sync and by WMMA: a thread block finds, loads and multiplies the products of a few tiles."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from codegen.plans.bsr.spgemm_launch import OfRuns
 from codegen.spec import BsrSpgemmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-# Block size: warps of a thread block, and the rows and columns of C of each. A small tile is one warp's, which then
-# waits for nobody.
+# By block size: warps per thread block, and rows and columns of C per warp. A single warp computes a small tile,
+# without waiting for others.
 PARTS = {16: (1, 16), 32: (1, 32), 64: (4, 32), 128: (4, 64)}
-# A search is shared by this many columns of C, and by four tiles at least: more would divide the work less evenly.
+# This many columns of C share a search, and at least four tiles: more would distribute the work less evenly.
 RUN_COLUMNS = 256
 LEAST_RUN_TILES = 4
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype, block = DTYPES[spec.dtype], spec.block.rows
     k = spec.tile.k
     _check(spec)
@@ -32,7 +32,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     tiles = Tiles(spec, warps, side, side, (k, block), 1)
     ring, staging = tiles.shared()
     ring.add("List", 8 * tiles.threads, "products of a tile: block of A, block of B", align=16)
-    # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
+    # Not in addition to the tiles: three stages of blocks of 128 and a list are exactly half of an SM's shared memory.
     counted = "products found by each warp; overlaps the tiles behind the staging buffer"
     counts = SharedRegion("Counts", staging.bytes, 4 * warps, counted)
     under = next((region.name for region in ring.regions if region.overlaps(counts)), None)
@@ -100,7 +100,7 @@ TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
 
 
 def _check(spec: BsrSpgemmSpec) -> None:
-    """Refuse what the kernels are not written for."""
+    """Reject specs that the kernels do not support."""
     block = spec.block.rows
     allowed = ", ".join(map(str, PARTS))
     require(block in PARTS, "block.rows", f"is {block}; allowed on {ARCHS[spec.arch].name}: {allowed}")

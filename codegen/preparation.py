@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Least number of partial sums of C with memory. They take at most the memory of C itself or, with few block rows, enough
-# to give each thread block work.
+# Least number of partial sums of C with memory. They take at most the memory of C itself or, with few block rows,
+# enough to give each thread block work.
 FEWEST_PARTS = 128
 # Cost of splitting a row along K, in blocks of A: fixed, and per partial sum that is added. If the tiles of block rows
 # occupy at most half of the SMs, rows are split if that takes less time, although it is not cheap. Measured on an H200
@@ -28,8 +28,8 @@ TILE_ROWS = 16  # fixed cost of a tile, in block rows
 class RowCut:
     """Split of the block rows of a matrix, derived from its shape only.
 
-    A block row of more than ``limit`` blocks is split into the fewest chunks, of nearly equal length and, except for the
-    last, of whole steps.
+    A block row of more than ``limit`` blocks is split into the fewest chunks, of nearly equal length and, except for
+    the last, of whole steps.
 
     Attributes:
         limit: most blocks per chunk, in whole steps.
@@ -90,7 +90,7 @@ def _chunks(mean: int, tiles: int, sm_count: int) -> int:
     """Chunks of a row of ``mean`` blocks if there are few tiles; 1 if splitting does not pay off."""
     if tiles == 0:
         return 1
-    # P chunks take the time of mean / P blocks plus the additions, with the minimum at P = sqrt(mean / JOIN_PART_BLOCKS).
+    # P chunks take the time of mean / P blocks plus additions, with the minimum at P = sqrt(mean / JOIN_PART_BLOCKS).
     chunks = min(sm_count // tiles, math.isqrt(mean // JOIN_PART_BLOCKS))
     if chunks < 2 or mean - mean // chunks <= JOIN_BLOCKS + JOIN_PART_BLOCKS * chunks:
         return 1

@@ -1,6 +1,7 @@
 """The project's folders.
 
-In a source tree, ``templates/``, ``specs/`` and ``generated/`` are next to the package; in an installed wheel, inside it.
+In a source tree, ``templates/``, ``specs/`` and ``generated/`` are next to the package; in an installed wheel, they are
+inside it.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Receipt(_Record):
         return json_rows(_without_twins_of_none(json.loads(self.model_dump_json())), ("twins",))  # NaN as text
 
     def write(self, path: Path) -> bool:
-        """Write this receipt to a file; return whether the file changed. ``write_receipt`` keeps the receipts of twins."""
+        """Write this receipt to a file; return whether the file changed. ``write_receipt`` keeps those of twins."""
         return write_if_changed(path, self.text)
 
 

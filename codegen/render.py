@@ -142,7 +142,7 @@ def generate(named: NamedSpec) -> Generated:
     plan = plan_for(named)
     made = _rendered(plan, named.origin)
     code = re.sub(r"//[^\n]*", "", made.source)
-    if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # only its definition is expected; labels of inline PTX conflict too
+    if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # besides its definition; labels of inline PTX count
         raise named.located(taken(named.stem))
     return Generated(named, plan, made.source, made.templates, made.overview)
 

@@ -77,7 +77,7 @@ class ScoredPattern:
     @property
     def pattern_fields(self) -> dict[str, Any]:
         """The pattern as plain data, without fields that are None."""
-        return self.pattern.model_dump(mode="json", exclude_none=True, warnings=False)  # unusual block sizes cause warnings
+        return self.pattern.model_dump(mode="json", exclude_none=True, warnings=False)  # other block sizes warn
 
     @property
     def score_fields(self) -> dict[str, Any] | None:

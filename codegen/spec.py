@@ -1,8 +1,8 @@
-"""Kernel specs: the complete, frozen description of one kernel.
+"""Kernel specs: complete, frozen descriptions of kernels.
 
-A spec object shows every decision: what a file leaves out is filled in by :mod:`codegen.parse`. What a spec may combine
-is in :mod:`codegen.arch` and :mod:`codegen.combinations`; whether it fits its architecture is found out by
-:mod:`codegen.plans`.
+A spec object has all decisions; :mod:`codegen.parse` fills in the fields that a file leaves out. :mod:`codegen.arch`
+and :mod:`codegen.combinations` define legal combinations; :mod:`codegen.plans` checks that a spec fits its
+architecture.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ ProductName = Literal["fp16", "bf16", "fp32"]
 
 
 class AttentionTile(SpecModel):
-    """What a thread block of an attention kernel works on at a time."""
+    """Tile of a thread block of an attention kernel."""
 
     m: int = Field(description="query rows")
     n: int = Field(description="keys of one step")
 
 
 class ScaleRows(SpecModel):
-    """How many rows of FP8 inputs share a scale."""
+    """Rows of FP8 inputs that share a scale."""
 
     q: Annotated[Literal[64, 128], StrictInt] = Field(default=128, description="rows of Q")
     k: Annotated[Literal[64, 128], StrictInt] = Field(default=128, description="rows of K")
 
 
 class GemmTile(SpecModel):
-    """What a thread block of a GEMM kernel works on at a time."""
+    """Tile of a thread block of a GEMM kernel."""
 
     m: int = Field(description="rows of C")
     n: int = Field(description="columns of C")
@@ -55,7 +55,7 @@ class GemmTile(SpecModel):
 
 
 class CopyTile(SpecModel):
-    """What a thread block of a copy moves at a time."""
+    """Tile of a thread block of a copy."""
 
     m: int = Field(description="rows")
     n: int = Field(description="columns")
@@ -69,7 +69,7 @@ class BlockShape(SpecModel):
 
 
 class Epilogue(SpecModel):
-    """What becomes of an element of a product before it is stored: activation(x + bias), in fp32."""
+    """Epilogue of a product: activation(x + bias) of each element in fp32, before it is stored."""
 
     bias: bool = Field(default=False, description="bias of one element for each row of C")
     activation: Literal["none", "relu", "gelu", "silu"] = Field(default="none", description="function applied last")
@@ -82,12 +82,12 @@ class Epilogue(SpecModel):
 
 
 def canonical(fields: Mapping[str, Any]) -> str:
-    """Plain data in the one spelling of the canonical JSON."""
+    """Canonical JSON of plain data."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 class SpecBase(SpecModel):
-    """Fields that every kernel has."""
+    """Fields of all kernels."""
 
     arch: ArchName = Field(description="architecture that the kernel is written for")
     dtype: DTypeName = Field(
@@ -103,8 +103,8 @@ class SpecBase(SpecModel):
     stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
 
     options: ClassVar[tuple[str, ...]] = ()
-    """Fields that are left out of the canonical JSON where they are off, as by default: kernels that do not use an
-    option keep their hash when it is added."""
+    """Options that the canonical JSON omits if they are off (the default), so that new options do not change the hashes
+    of kernels that do not use them."""
 
     @property
     def is_fp8(self) -> bool:
@@ -112,11 +112,11 @@ class SpecBase(SpecModel):
         return self.dtype in FP8
 
     def canonical_json(self) -> str:
-        """Canonical JSON of the spec, without unused options: the input of its hash."""
+        """Canonical JSON of the spec, without unused options; the input of its hash."""
         return canonical(self.model_dump(mode="json", by_alias=True, exclude=self._unused()))
 
     def _unused(self) -> set[str]:
-        """Options that are off, and would be if they were left out."""
+        """Options that are off, as they would be by default."""
         return {name for name in self.options if getattr(self, name) == type(self).model_fields[name].default}
 
     @property
@@ -142,7 +142,7 @@ class AttentionSpec(SpecBase):
     softcap: float | None = Field(
         default=None,
         ge=0.001,
-        le=1000,  # beyond, fp32 loses digits that the softmax needs
+        le=1000,  # above, fp32 loses digits that the softmax needs
         description="cap of the logits before the mask: softcap * tanh(scale * q.k / softcap)",
     )
     score: Score | None = Field(
@@ -216,19 +216,19 @@ class AttentionSpec(SpecBase):
 
     @property
     def can_split(self) -> bool:
-        """Whether there is a kernel with ``stream_k_tail``: it then has that unless the spec says no."""
+        """Whether the kernel supports ``stream_k_tail``, which is then on by default."""
         undivided = not self.share_kv_loads and self.kv_splits == 1
         return ARCHS[self.arch].has_wgmma and self.pattern.supports_stream_k and undivided
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
-        """The int32 tensors that a call takes beside q, k and v."""
+        """int32 tensors that a call takes besides q, k and v."""
         order = (QUERY_ORDER,) if self.query_grouping == "given" else ()
         return (*self.pattern.index_tensors, *order, *((KV_LENGTHS,) if self.kv_lengths else ()))
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
-        """The tensors of expressions that a call takes by name, in the order of their names."""
+        """Tensors of expressions that a call takes by name, sorted by name."""
         if self.score is None:
             return self.pattern.aux_tensors
         of_both = {tensor.name: tensor for tensor in (*self.pattern.aux_tensors, *self.score.aux_tensors)}
@@ -241,7 +241,7 @@ class AttentionSpec(SpecBase):
         return tuple(node for node in (self.pattern.expression, of_score) if node is not None)
 
     def _unused(self) -> set[str]:
-        # Of these the default is not the field's: it depends on other fields.
+        # The defaults of these depend on other fields.
         by_warps = not ARCHS[self.arch].has_wgmma
         used = ({"stream_k_tail"} if self.can_split else set()) | ({"warp_rows"} if by_warps else set())
         return super()._unused() - used
@@ -257,7 +257,7 @@ class AttentionBackwardTile(SpecModel):
 class AttentionBackwardSpec(SpecBase):
     """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects.
 
-    A sink needs no field: the log-sum-exp that a call is given has it; its own gradient is a sum over statistics.
+    A sink needs no field: the log-sum-exp of the call includes it, and its own gradient is a sum over statistics.
     """
 
     op: Literal["attention_backward"] = Field(description="operator")
@@ -276,7 +276,7 @@ class AttentionBackwardSpec(SpecBase):
     )
     aux_gradients: tuple[str, ...] = Field(
         default=(),
-        strict=False,  # plain data has a list
+        strict=False,  # a list in plain data
         description="tensors of the score whose gradients the kernel computes (gradients: daux)",
     )
     kv_lengths: bool = Field(
@@ -290,12 +290,12 @@ class AttentionBackwardSpec(SpecBase):
 
     @property
     def by_queries(self) -> bool:
-        """Whether a tile has queries, and steps have keys, as the forward's."""
+        """Whether tiles are of queries and steps of keys, like in the forward kernel."""
         return self.gradients in ("dq", "daux")
 
     @property
     def forward(self) -> AttentionSpec:
-        """A forward kernel of the same problem: the text of its pattern is the same."""
+        """A forward kernel of the same problem, with the same pattern text."""
         return AttentionSpec(
             op="attention",
             arch=self.arch,
@@ -365,7 +365,7 @@ class BsrSpmmSpec(SpecBase):
 
 
 class BsrSddmmSpec(SpecBase):
-    """The blocks of A @ B^T that a BSR pattern lists, A and B dense, row-major."""
+    """Sampled product: the blocks of A @ B^T in a BSR pattern, with A and B dense and row-major."""
 
     op: Literal["bsr_sddmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of C")
@@ -388,7 +388,7 @@ class BsrSddmmSpec(SpecBase):
 
 
 class BsrSpgemmSpec(SpecBase):
-    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major, or in BSR."""
+    """C = A @ B, with A and B in block-sparse rows (BSR) of the same square blocks, and C dense (row-major) or in BSR."""
 
     op: Literal["bsr_spgemm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A and of B")
@@ -409,38 +409,38 @@ class BsrSpgemmSpec(SpecBase):
 
 
 class TileCopySpec(SpecBase):
-    """out = in, tile by tile through shared memory: measures one way of loading tiles."""
+    """out = in, tile by tile through shared memory; measures one copy instruction."""
 
     op: Literal["tile_copy"] = Field(description="operator")
     tile: CopyTile = Field(description="what is copied at a time")
 
 
 class SelectTile(SpecModel):
-    """What a thread block of a selection works on at a time."""
+    """Tile of a thread block of a selection."""
 
     m: int = Field(description="query blocks, at most")
     n: int = Field(description="key blocks of one step")
 
 
 class SelectTopkSpec(SpecBase):
-    """For each query block the key blocks whose mean key has the largest product with the mean query."""
+    """For each query block, the key blocks whose mean key has the largest product with the mean query."""
 
     widest_head: ClassVar[int] = 256
-    """Elements of a head, at most: a call's may be any multiple of 8 up to that."""
+    """Most elements per head; a call may have any multiple of 8 up to that."""
     op: Literal["select_topk"] = Field(description="operator")
     tile: SelectTile = Field(description="blocks that a thread block works on at a time")
 
 
 class BlockMaskTile(SpecModel):
-    """What a thread block works on at a time that makes block lists."""
+    """Tile of a thread block that builds block lists."""
 
     n: int = Field(description="key blocks, a thread each, of one query block")
 
 
 class BlockMaskSpec(SpecBase):
-    """Block lists of a mask: for each query block the key blocks of which it sees some pairs, and those of which all.
+    """Block lists of a mask: for each query block, the partially visible and the fully visible key blocks.
 
-    FlexAttention's ``create_block_mask``. The mask is an expression. ``dtype`` changes nothing: lists are int32.
+    FlexAttention's ``create_block_mask``. The mask is an expression. ``dtype`` has no effect: lists are int32.
     """
 
     op: Literal["block_mask"] = Field(description="operator")
@@ -449,23 +449,23 @@ class BlockMaskSpec(SpecBase):
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
-        """The tensors of the mask, which a call takes by name."""
+        """Tensors of the mask, which a call takes by name."""
         return self.pattern.aux_tensors
 
     @property
     def expressions(self) -> tuple[Node, ...]:
-        """The mask; none where it is no expression."""
+        """The mask; empty if it is not an expression."""
         return () if self.pattern.expression is None else (self.pattern.expression,)
 
 
 class QuantizeTile(SpecModel):
-    """What a thread block of a quantize kernel works on at a time."""
+    """Tile of a thread block of a quantize kernel."""
 
     m: int = Field(description="rows: those that share a scale with scales: row_block, else as many as fit")
 
 
 class QuantizeSpec(SpecBase):
-    """FP8 codes and fp32 scales of what attention or a product in FP8 takes: x = code * scale."""
+    """FP8 codes and fp32 scales of operands of FP8 attention or products: x = code * scale."""
 
     op: Literal["quantize"] = Field(description="operator")
     codes: Literal["e4m3", "e5m2"] = Field(default="e4m3", description="type of the codes")
@@ -506,14 +506,14 @@ Spec = (
 MODELS: tuple[type[SpecBase], ...] = get_args(Spec)
 OPS: tuple[str, ...] = tuple(get_args(model.model_fields["op"].annotation)[0] for model in MODELS)
 UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantizeSpec | SelectTopkSpec | TileCopySpec
-"""Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
+"""Operators whose kernel follows from the arguments of a call, without ``codegen.select``."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
-"""Fields a spec file may leave out although the model always has them."""
+"""Fields that a spec file may leave out although the model requires them."""
 
 
 def _allow_twins(dtype: dict[str, Any]) -> None:
-    """Let a file list the types of twins."""
+    """Allow a list of the types of twins in a file."""
     one = {name: dtype.pop(name) for name in ("enum", "type")}
     dtype["anyOf"] = [one, {"const": [*TWINS]}]
 

@@ -1,6 +1,6 @@
-"""What a host has to know to launch a kernel, as data: all of it is read off the plan that the runtime launches by.
+"""Data that a host needs to launch a kernel, from the plan that the runtime uses.
 
-``codegen export`` writes it as ``kernel.json``; docs/guide/export.md describes the fields for those who read that file.
+``codegen export`` writes it as ``kernel.json``; docs/guide/export.md describes the fields.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from codegen.tools.sized_launch import SizedLaunch, smallest_shape
 Size = Annotated[int, Field(ge=0)]
 Dim3 = tuple[int, int, int]
 WORKSPACE_ALIGNMENT = 256
-"""Bytes: what cuMemAlloc promises, and more than any kernel asks for."""
-# Type that a pointer parameter points to -> bytes that its address is a multiple of. Elements of matrices are loaded 16
-# bytes at a time, and statistics of rows copied so.
+"""Alignment in bytes that cuMemAlloc guarantees; more than any kernel requires."""
+# Element type of a pointer parameter -> alignment of its address, in bytes. Kernels load matrix elements and copy row
+# statistics in units of 16 bytes.
 _POINTEES = {"int": 4, "float": 4, "int2": 8, "int64": 8, "unsigned char": 1}
 _POINTEES |= dict.fromkeys(
     ("int4", "uint4", "uint32", "unsigned short", "RowStats", "RowRanges", "ColumnRanges", "Code"), 16
@@ -32,7 +32,7 @@ _POINTEES |= {dtype.cuda: 16 for dtype in DTYPES.values()}
 
 
 class ParamRecord(SpecModel):
-    """A field of the kernel's one parameter, a struct that is passed by value."""
+    """A field of the kernel's only parameter, a struct that is passed by value."""
 
     name: str
     type: ParamType = Field(description="tensor_map: a CUtensorMap; pointer: a CUdeviceptr; else a number")
@@ -44,7 +44,7 @@ class ParamRecord(SpecModel):
 
 
 class TensorMapRecord(SpecModel):
-    """Arguments of cuTensorMapEncodeTiled for one parameter; the others are a call's own."""
+    """Arguments of cuTensorMapEncodeTiled for one parameter; the call provides the others."""
 
     param: str
     tensor: str = Field(description="whose address is globalAddress")
@@ -61,7 +61,7 @@ class TensorMapRecord(SpecModel):
 
 
 class GridRecord(SpecModel):
-    """Of how many thread blocks a launch is: docs/guide/export.md has the rule that these decide."""
+    """Inputs of the rule for the number of thread blocks of a launch (docs/guide/export.md)."""
 
     persistent: bool = Field(description="thread blocks loop over tiles: no more of them than run at once")
     even_rounds: bool = Field(description="and no more than the rounds of the most tiles of one of them take")
@@ -81,7 +81,7 @@ class PrologueRecord(SpecModel):
 
 
 class EpilogueRecord(SpecModel):
-    """A kernel of the same cubin that is launched behind the main one, on the same stream, with the same parameter."""
+    """A kernel of the same cubin that is launched after the main one, on the same stream, with the same parameter."""
 
     symbol: str
     block: Dim3
@@ -91,7 +91,7 @@ Kind = Literal["counters", "scratch", "sums"]
 
 
 class WorkspaceRecord(SpecModel):
-    """Device memory that a launch needs beside its arguments."""
+    """Device memory that a launch needs in addition to its arguments."""
 
     param: str
     kind: Kind = Field(
@@ -103,7 +103,7 @@ class WorkspaceRecord(SpecModel):
 
 
 class LaunchRecord(SpecModel):
-    """A launch of a problem whose shape is known: ``codegen export --shape``."""
+    """A launch of a problem of known shape: ``codegen export --shape``."""
 
     shape: dict[str, int]
     sm_count: int
@@ -118,7 +118,7 @@ class LaunchRecord(SpecModel):
 
 
 class KernelFacts(SpecModel):
-    """All that a plan says of a kernel to a host."""
+    """All data about a kernel for a host."""
 
     symbol: str = Field(description="of the kernel in the cubin, for cuModuleGetFunction")
     op: str
@@ -143,7 +143,7 @@ class KernelFacts(SpecModel):
 
 
 def facts_of(plan: Plan) -> KernelFacts:
-    """Facts of a plan that a host needs."""
+    """Data of a plan that a host needs."""
     workspace = _workspace(plan)
     kinds = {record.param for record in workspace}
     prologue = plan.prologue
@@ -189,7 +189,7 @@ def facts_of(plan: Plan) -> KernelFacts:
 
 
 def launch_record(sized: SizedLaunch) -> LaunchRecord:
-    """Launch of a known shape as data."""
+    """Launch of a known shape, as data."""
     args, size = sized.args, sized.block
     counters = {name: COUNTER_BYTES * count for name, count in args.counters.items()}
     return LaunchRecord(
@@ -236,7 +236,7 @@ def _tensor_map(plan: Plan, name: str) -> TensorMapRecord:
 
 
 def _workspace(plan: Plan) -> tuple[WorkspaceRecord, ...]:
-    """Memory that launches need, by the names that the launch of the smallest problem has."""
+    """Memory of launches, with the names in the launch of the smallest problem."""
     args = plan.problem(smallest_shape(plan), slots=1)
     named: tuple[tuple[Kind, Any], ...] = (("counters", args.counters), ("scratch", args.scratch), ("sums", args.sums))
     return tuple(

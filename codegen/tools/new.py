@@ -27,19 +27,19 @@ from codegen.yaml_text import flow_text
 
 SUFFIXES = (".yaml", ".yml")
 SIZES = ("batch x heads", "q_len", "kv_len", "m", "n", "k")
-"""Places of a problem that are sizes."""
-_WIDTH = 118  # of a comment's text
+"""Axes of a problem that are sizes."""
+_WIDTH = 118  # columns of a comment's text
 
 
 @dataclass(frozen=True)
 class NewSpec:
-    """A spec file that was not written yet.
+    """A spec file before it is written.
 
     Attributes:
-        named: the spec, by the name that its file gives it.
-        text: what the file will hold.
-        problem: what it is for.
-        choice: how it was chosen.
+        named: the spec, named by its file.
+        text: contents of the file.
+        problem: its problem.
+        choice: the choice of its kernel.
         plan: its plan.
     """
 
@@ -51,11 +51,11 @@ class NewSpec:
 
     @property
     def shipped(self) -> str:
-        """Name of the shipped kernel that has the same spec; "" if none has."""
+        """Name of the shipped kernel with the same spec, or ""."""
         return next((each.stem for each in shipped_specs() if each.spec == self.named.spec), "")
 
     def reasons(self) -> dict[str, str]:
-        """Return why the spec is as it is, by what each reason is about."""
+        """Reasons for the spec, each with its subject."""
         told = {"problem": str(self.problem), "chosen by": f"{self.choice.rule}: {self.choice.reason}"}
         if not any(place is not None for name, place in self.problem.places().items() if name in SIZES):
             told["sizes"] = "none are given, so none decided: --problem heads=...,q_len=... (docs/reference/select.md)"
@@ -103,10 +103,10 @@ def problem_asked_for(
 
 
 def pattern_fields(text: str) -> Any:
-    """Read a pattern of a command line: its kind, then its fields.
+    """Fields of a pattern from a command line: its kind, followed by its fields.
 
     Raises:
-        SpecError: for a part that is no FIELD=VALUE.
+        SpecError: for a part that is not FIELD=VALUE.
     """
     kind, comma, rest = text.replace(" ", "").partition(",")
     fields = "".join(f",pattern.{part}" for part in rest.split(",")) if comma else ""
@@ -114,30 +114,30 @@ def pattern_fields(text: str) -> Any:
 
 
 def _measured_device(device: str | None) -> str | None:
-    """Name that rows of the table have for a device, if they have it."""
+    """Name of a device in rows of the table, if they have it."""
     words = re.findall(r"\w+", device or "")
     names = sorted({row.device for row in measurements()})
     return next((name for name in names if words and words[-1].lower() in name.lower().split()), None)
 
 
 def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec:
-    """Choose a kernel for a problem, and return the file that would hold its spec.
+    """Choose a kernel for a problem, and return the file for its spec.
 
     Raises:
-        SpecError: for a name that no spec can have, or a problem without a kernel.
+        SpecError: for an invalid name of a spec, or a problem without a kernel.
     """
     if path.suffix not in SUFFIXES:
         raise SpecError("FILE", f"is {shown(str(path))}; a spec's ends in {' or '.join(SUFFIXES)}")
     choice = planned(choose(problem, device=device))
     text = text_of(problem, choice)
     named = read_spec(path, text)
-    if named.spec != choice.spec:  # a value that YAML reads as another one
+    if named.spec != choice.spec:  # YAML reads a value differently
         raise SpecError("", "the file would not hold the spec that was chosen", str(path))
     return NewSpec(named, text, problem, choice, generate(named).plan)
 
 
 def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
-    """Reject to write over a file that holds anything but a text.
+    """Reject overwriting a file that has other contents than a text.
 
     Raises:
         CodegenError: unless ``force`` is set.
@@ -148,14 +148,14 @@ def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
 
 
 def text_of(problem: Problem, choice: Choice) -> str:
-    """Text of a spec file, with its purpose as a comment on top."""
+    """Text of a spec file, with its purpose as a comment at the top."""
     remarks = [f"For {problem}.", f"Chosen by codegen new ({choice.rule}): {choice.reason}."]
     comments = [line for remark in remarks for line in textwrap.wrap(in_comment(remark), _WIDTH)]
     return "\n".join(f"# {line}" for line in comments) + "\n" + yaml_of(choice.spec)
 
 
 def yaml_of(spec: Spec) -> str:
-    """Spec as a file has it: options that are off are left out."""
+    """Spec as YAML, without options that are off."""
     used = json.loads(spec.canonical_json())
     every = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     fields = {name: value for name, value in every.items() if name in used}

@@ -1,4 +1,4 @@
-"""The questions of ``codegen new --interactive``: one for each field of a problem that is not known yet."""
+"""Questions of ``codegen new --interactive``, one for each unknown field of a problem."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len")
 
 
 def ask(question: str, read: Callable[[str], Answer], default: str = "") -> Answer:
-    """Ask until an answer can be parsed: an error is printed, and the question repeated.
+    """Ask until an answer can be parsed; errors are printed, and the question is repeated.
 
     Raises:
-        CodegenError: when the input ends.
+        CodegenError: if the input ends.
     """
     while True:
         typer.echo(f"{question}{f' [{default}]' if default else ''}: ", nl=False, err=True)
@@ -49,12 +49,12 @@ def ask_device() -> str:
 
 
 def ask_head_dim() -> int:
-    """Ask for the elements of a head."""
+    """Ask for the head dimension."""
     return int(ask(f"Head dimension ({', '.join(map(str, HEADS))})", _number("head_dim", HEADS), "128"))
 
 
 def ask_pattern(head_dim: int) -> str:
-    """Ask for a pattern and its fields; return it as ``--pattern`` takes it."""
+    """Ask for a pattern and its fields; return it in the syntax of ``--pattern``."""
 
     def read_kind(text: str) -> str:
         if text not in PATTERNS:
@@ -81,7 +81,7 @@ def ask_pattern(head_dim: int) -> str:
 
 
 def ask_sizes() -> str:
-    """Ask for the sizes that decide which kernel is fast; return those that are known as ``--problem`` takes them."""
+    """Ask for the sizes that decide which kernel is fast; return the known ones in the syntax of ``--problem``."""
     told = {}
     for name in SIZES:
         what = AttentionProblem.model_fields[name].description
@@ -90,7 +90,7 @@ def ask_sizes() -> str:
 
 
 def _number(name: str, allowed: tuple[int, ...] = (), *, empty: bool = False) -> Callable[[str], Any]:
-    """A function that reads a number, or None of an empty answer where that is allowed."""
+    """A function that parses a number, or None for an empty answer if that is allowed."""
 
     def read(text: str) -> int | None:
         if not text and empty:

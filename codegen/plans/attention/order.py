@@ -7,9 +7,7 @@ from codegen.plan import Param, i32, pointer
 from codegen.plans.bsr.balance import SCHEDULER
 from codegen.spec import AttentionSpec
 
-L2_BYTES = (
-    32 << 20
-)  # half of the L2 (H100: 50 MB, H200: 60 MB); the rest holds Q, O and lines that are written back
+L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB); the rest holds Q, O and lines that are written back
 
 
 def order_params(spec: AttentionSpec) -> list[Param]:

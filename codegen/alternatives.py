@@ -38,7 +38,7 @@ def suggest(spec: Spec, arch: str) -> str:
         plan_for(find_spec(fields))
     except SpecError as error:
         return f"{arch} has no kernel that computes the same: {error}"
-    return f"no shipped spec computes the same on {arch}, but this one does: {json.dumps(fields)}"
+    return f"no shipped spec computes the same on {arch}; this spec does: {json.dumps(fields)}"
 
 
 def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
@@ -46,7 +46,7 @@ def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
     for arch in ARCHS.values():
         if arch.compute_capability == compute_capability:
             return suggest(spec, arch.name)
-    return f"there are kernels for {', '.join(ARCHS)}"
+    return f"supported architectures: {', '.join(ARCHS)}"
 
 
 def problem_of(spec: Spec) -> dict[str, object]:

@@ -136,7 +136,7 @@ def _check(score: Score, names: tuple[str, ...]) -> None:
     for name in names:
         if name not in declared:
             raise SpecError(
-                "aux_gradients", f"has {shown(name)}, and the score has {', '.join(declared) or 'no tensor'}"
+                "aux_gradients", f"has {shown(name)}, but the score has {', '.join(declared) or 'no tensor'}"
             )
         if not declared[name].dtype.startswith(("fp", "bf")):
             raise SpecError(f"score.aux.{name}", f"is {declared[name]}; only floating-point tensors have a gradient")
@@ -147,7 +147,7 @@ def _lines(item: Item) -> str:
     counted = [index.counts for index in indices_of(item, {"q_len": 1, "kv_len": 1}) if index.counts]
     lines = [_LINES[counts] for counts in counted if counts in _LINES]
     if len(lines) > 1 or len(set(counted)) < len(counted):
-        reason = "several of its indices count queries, keys or distances, or the same: one index may"
+        reason = "only one of its indices may count queries, keys or distances, and no two may count the same"
         raise SpecError(f"score.aux.{item.aux.name}", f"has no gradient in {text_of(item)}: {reason}")
     return lines[0] if lines else ROWS
 
@@ -156,7 +156,7 @@ def _index(item: Item, node: Node, lengths: Mapping[str, int]) -> Index:
     found = _linear(node, lengths)
     index = None if found is None else _counting(found)
     if index is None:
-        reason = f"has no gradient: its index {text_of(node)} is none of {ALLOWED}"
+        reason = f"has no gradient: its index is {text_of(node)}, allowed: {ALLOWED}"
         raise SpecError(f"score.aux.{item.aux.name}", reason)
     return index
 

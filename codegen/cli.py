@@ -148,7 +148,7 @@ SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, aut
 SpecsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=complete, show_default=False)
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Every shipped spec.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All shipped specs.")]
 
 
 @command("render", USE)

@@ -71,7 +71,7 @@ def check_distinct(specs: Sequence[NamedSpec]) -> None:
     seen: set[tuple[Path, str]] = set()
     for named in specs:
         if (named.subfolder, named.stem) in seen:
-            raise CodegenError(f"two of the specs are called {named.stem}: their files would have the same names")
+            raise CodegenError(f"two specs are named {named.stem}: their files would have the same names")
         seen.add((named.subfolder, named.stem))
 
 
@@ -164,8 +164,8 @@ def tell_twin(told: Report, named: NamedSpec) -> None:
     """Print the path of a twin's source."""
     words = ", ".join(map(" -> ".join, WORDS.items()))
     told.say(
-        f"{named.stem}: its source is {named.source_file} with the name of the kernel and words replaced ({words}); "
-        f"to write it: codegen render {named.stem} --out DIR"
+        f"{named.stem}: its source is {named.source_file} with the kernel's name and some words replaced ({words}); "
+        f"to write it, run: codegen render {named.stem} --out DIR"
     )
 
 

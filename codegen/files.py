@@ -46,7 +46,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
             _check_regular(path, os.fstat(file.fileno()))
             data = file.read(most + 1)  # its reported size may be 0, or it may grow
     if len(data) > most:
-        raise FileError(path, f"is too large: at most {most >> 20} MiB is read")
+        raise FileError(path, f"is too large: the limit is {most >> 20} MiB")
     return data
 
 
@@ -54,7 +54,7 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise FileError(path, f"cannot be read: {os.strerror(errno.EISDIR)}")
     if not stat.S_ISREG(status.st_mode):
-        raise FileError(path, "is no regular file, and is not read: copy what it gives into one")
+        raise FileError(path, "is not a regular file and is not read: copy its contents to a file")
 
 
 def check_replaceable(path: Path) -> None:
@@ -68,7 +68,7 @@ def check_replaceable(path: Path) -> None:
         if stat.S_ISDIR(mode):
             raise FileError(path, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
-            raise FileError(path, "is no regular file, and is not written over: name another file")
+            raise FileError(path, "is not a regular file and is not overwritten: name another file")
 
 
 def is_file(path: Path) -> bool:

@@ -33,13 +33,13 @@ def check_folder(folder: Path, mark: str, owned: Owned, what: str = "export") ->
         if not (os.path.lexists(folder)):
             return
         if folder.is_symlink() or not folder.is_dir():
-            raise FileError(folder, "is there, and no folder: name another one")
+            raise FileError(folder, "exists and is not a folder: name another one")
         held = sorted(each.name for each in folder.iterdir())
         names = owned(folder) if held else ()
     foreign = [name for name in held if name not in names or not is_file(folder / name)]
     if held and (foreign or mark not in held):
         holds = (foreign or held)[0]
-        reason = f"holds {holds}, which no {what} wrote as it is: nothing was replaced; name another folder"
+        reason = f"holds {holds}, which {what} did not write in this form: nothing was replaced; name another folder"
         raise FileError(folder, reason)
 
 

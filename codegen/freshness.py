@@ -64,9 +64,7 @@ def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
         if path in texts:
-            raise CodegenError(
-                f"two of the specs are called {named.stem}: both would be written to {display_path(path)}"
-            )
+            raise CodegenError(f"two specs are named {named.stem}: both would be written to {display_path(path)}")
         texts[path] = render(named)
     return {path: write_if_changed(path, text) for path, text in texts.items()}
 
@@ -91,7 +89,7 @@ def check_files(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
         elif seal_is_intact(read_bytes(path).decode("utf-8", "replace")):
             problems.append(Problem(path, "stale", "its spec or templates changed after it was generated", fix))
         else:
-            message = "was edited by hand (its seal is broken); edits belong into the spec or a template"
+            message = "was edited by hand (its seal is broken); edit the spec or a template instead"
             problems.append(Problem(path, "hand_edited", message, fix))
     return problems
 
@@ -105,7 +103,7 @@ def check_twins(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     for named in specs:
         source, path = render(named.main), folder / named.subfolder / f"{named.main.stem}.cu"
         if named.twin_of is not None and holds(path, source) and twin_source(source, named.main.stem) != render(named):
-            message = f"with its words replaced it is not what the spec of {named.stem} renders to"
+            message = f"with its words replaced, it differs from the rendered spec of {named.stem}"
             fix = f"diff <(codegen render {named.main.argument} --out -) <(codegen render {named.argument} --out -)"
             problems.append(Problem(path, "stale", message, fix))
     return problems

@@ -137,7 +137,7 @@ def file_of(name: str) -> Path:
     path = shipped_file(name)
     if path is None:
         hint = alternatives(name, shipped_names(), "codegen list names all")
-        raise SpecError("", f"no spec is called {shown(name)}, and there is no such file; {hint}")
+        raise SpecError("", f"no spec is named {shown(name)}, and there is no such file; {hint}")
     return path
 
 
@@ -253,7 +253,7 @@ def _parsed(document: Document, file: str) -> list[Spec]:
     if not isinstance(dtypes, list):
         return [parse_spec(fields, file)]
     if dtypes != [*TWINS]:
-        reason = "kernels of other types differ in more than words, and have specs of their own"
+        reason = "kernels of other types differ in more than words and need separate specs"
         raise SpecError("dtype", f"is {shown(dtypes)}; a list is [{', '.join(TWINS)}]: {reason}")
     specs = [parse_spec(fields | {"dtype": dtype}, file) for dtype in dtypes]
     first, other = (json.loads(spec.canonical_json()) for spec in specs)
@@ -262,7 +262,7 @@ def _parsed(document: Document, file: str) -> list[Spec]:
         raise SpecError("dtype", f"lists types whose {', '.join(different)} differ: write a spec for each")
     del first["dtype"]
     if re.search(rf"\b{TWINS[0]}\b", json.dumps(first)):
-        raise SpecError("dtype", f"lists types, and {TWINS[0]} is in another field too: give a spec to each")
+        raise SpecError("dtype", f"lists types, and {TWINS[0]} is in another field too: write a spec for each")
     return specs
 
 

@@ -54,14 +54,14 @@ class Change:
     def reason(self) -> str:
         """Message for a spec with the old name or value."""
         if self.new is LEFT_OUT and not self._is_renamed:
-            return "is not a field any more: leave it out"
+            return "is no longer a field: leave it out"
         if self.new is LEFT_OUT:
-            return f"is {self.name} now, which is left out for {spelt(self.old)}"
+            return f"is now {self.name}; leave it out for {spelt(self.old)}"
         if self.new is self.old:
-            return f"is called {self.name} now"
+            return f"is now named {self.name}"
         if self._is_renamed:
-            return f"is {spelt(self.old)}, which is {self.name}: {spelt(self.new)} now"
-        return f"is {spelt(self.old)}, which is called {spelt(self.new)} now"
+            return f"is {spelt(self.old)}, which is now {self.name}: {spelt(self.new)}"
+        return f"is {spelt(self.old)}, which is now {spelt(self.new)}"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Renamed:
                 return None
             (new,) = found
         if field != self.name and self.name in inner and new is not LEFT_OUT:
-            reason = f"is called {self.name} now, and that is given too: leave one of them out"
+            reason = f"is now named {self.name}, which is given too: leave one of them out"
             raise SpecError(self.field, reason)
         return Change(self.field, old, self.name, new)
 

@@ -41,7 +41,7 @@ class PlainCopy:
         """
         self._values += 1
         if self._values > MOST_VALUES:
-            raise SpecError("", f"has more than {MOST_VALUES} values, where those of an alias count at each use")
+            raise SpecError("", f"has more than {MOST_VALUES} values; those of an alias count at each use")
         if level > MOST_LEVELS:
             raise SpecError("", f"is nested too deeply: at most {MOST_LEVELS} levels are allowed")
         if isinstance(node, BaseModel):
@@ -60,7 +60,7 @@ class PlainCopy:
         """Copy of a key in the mapping of field ``name``."""
         plain = self.scalar(key, name)
         if not isinstance(plain, str):
-            raise SpecError(joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
+            raise SpecError(joined(name, plain), f"is of type {type(plain).__name__}; names of fields are words")
         return plain
 
     def scalar(self, node: Any, name: str) -> bool | int | float | str | None:
@@ -73,7 +73,7 @@ class PlainCopy:
             return float.__float__(node)
         if isinstance(node, str):
             return _text(str.__str__(node), name)
-        raise SpecError(name, f"is {shown(node)}; a mapping, a list, a word, a number, true, false or null is expected")
+        raise SpecError(name, f"is {shown(node)}; expected a mapping, a list, a word, a number, true, false or null")
 
 
 def _dumped(model: BaseModel, name: str) -> Any:
@@ -81,7 +81,7 @@ def _dumped(model: BaseModel, name: str) -> Any:
     try:
         return model.model_dump(mode="json", by_alias=True)
     except Exception as error:  # unchecked fields may raise anything
-        raise SpecError(name, f"is no valid {type(model).__name__}: {error}") from None
+        raise SpecError(name, f"is not a valid {type(model).__name__}: {error}") from None
 
 
 def _bounded(number: int, name: str) -> int:
@@ -96,7 +96,7 @@ def _text(text: str, name: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise SpecError(name, f"is {shown(text)}; a half of a character (a surrogate) is none") from None
+        raise SpecError(name, f"is {shown(text)}; half of a surrogate pair is not a character") from None
     return text
 
 
@@ -158,12 +158,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise CodegenError(f"has the name {shown(twice)} twice in one object; a name has one value")
+        raise CodegenError(f"has the name {shown(twice)} twice in one object")
     return value
 
 
 def _not_finite(token: str) -> float:
-    raise CodegenError(f"has the number {token}; JSON has finite numbers alone")
+    raise CodegenError(f"has the number {token}; JSON only has finite numbers")
 
 
 def _finite(token: str) -> float:

@@ -492,7 +492,7 @@ def check_budget(spec: Spec, shared_bytes: int, registers: Registers) -> None:
     if registers.least > registers.limit:
         raise SpecError(
             "tile",
-            f"{_tile(spec)} needs about {registers.least} registers a thread ({registers.accumulators} of them "
+            f"{_tile(spec)} needs about {registers.least} registers per thread ({registers.accumulators} of them "
             f"accumulators and fragments), {registers.limit} are available; use a smaller tile",
         )
 

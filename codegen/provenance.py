@@ -112,9 +112,9 @@ class Sibling:
 
     def __str__(self) -> str:
         """Its name and the differing fields."""
-        has = "" if self.is_verified else " (it has no receipt of its source either)"
+        has = "" if self.is_verified else " (which has no valid receipt either)"
         what = ", ".join(map(str, self.differences)) or "its name"
-        return f"{self.named.stem}{has}, which differs by {what}"
+        return f"{self.named.stem}{has}, which differs in {what}"
 
     @property
     def is_verified(self) -> bool:

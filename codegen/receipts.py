@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=0)]
 Error = Annotated[float, Field(strict=False)]
 Milliseconds = Annotated[float, Field(gt=1e-6, lt=1e9, allow_inf_nan=False)]
 Tflops = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
-LocalBytes = Annotated[int, Field(ge=0, le=512 << 10, description="a thread has no more of local memory")]
+LocalBytes = Annotated[int, Field(ge=0, le=512 << 10, description="limit of local memory per thread")]
 FEW = 3
 """Most cases that a line lists."""
 
@@ -57,29 +57,29 @@ class SourceRecord(_Record):
     """The generated source."""
 
     file: str = Field(description="relative to the project")
-    sha256: Sha256 = Field(description="of its text; for a twin of that with words replaced")
+    sha256: Sha256 = Field(description="SHA-256 of the text; for a twin, of the text with words replaced")
 
 
 class CubinRecord(_Record):
     """The compiled binary."""
 
     sha256: Sha256
-    ptx_sha256: Sha256 | None = Field(default=None, description="of the PTX for newer GPUs; sm_90a has none")
+    ptx_sha256: Sha256 | None = Field(default=None, description="SHA-256 of the PTX for newer GPUs; sm_90a has none")
     launch_sha256: Sha256 | None = Field(
         default=None,
-        description="of what a host passes: types and offsets of parameters, boxes and swizzles of tensor maps, "
-        "threads; in version 1 of their names too",
+        description="SHA-256 of the launch: types and offsets of parameters, boxes and swizzles of tensor maps, "
+        "threads; in version 1 also of names",
     )
     arch: str
-    compiler: str = Field(description='as the compiler names itself: "NVRTC 13.0"')
+    compiler: str = Field(description='name and version of the compiler: "NVRTC 13.0"')
     compiler_package: str = Field(description='the wheel it came from: "nvidia-cuda-nvrtc 13.0.88"')
     options: tuple[str, ...]
-    registers: Count = Field(description="of a thread, at launch", le=255)
+    registers: Count = Field(description="registers per thread at launch", le=255)
     spill_bytes: LocalBytes
     stack_bytes: LocalBytes
     static_shared_bytes: int = Field(ge=0, le=48 << 10, description="a kernel has no more that the compiler knows")
     dynamic_shared_bytes: Count
-    instructions: dict[str, Count] = Field(description="counts by kind, from the disassembly")
+    instructions: dict[str, Count] = Field(description="instruction counts by kind, from the disassembly")
 
     @field_validator("instructions")
     @classmethod
@@ -93,9 +93,9 @@ class CaseRecord(_Record):
     name: str
     description: str
     max_error: Error = Field(description="largest absolute difference from the oracle")
-    torch_error: Error | None = Field(description="the same for torch in the kernel's type")
-    tolerance: Error = Field(description="what max_error was held to")
-    passed: bool = Field(description="false too where something else was wrong, which the description then tells")
+    torch_error: Error | None = Field(description="the same error of torch in the kernel's type")
+    tolerance: Error = Field(description="tolerance of max_error")
+    passed: bool = Field(description="also false for other failures, which the description explains")
 
     @property
     def holds(self) -> bool:
@@ -142,15 +142,13 @@ class Receipt(_Record):
     cubin: CubinRecord
     verification: VerificationRecord | None = None
     measurement: tuple[MeasurementRecord, ...] = ()
-    twins: dict[Literal["bf16"], Receipt] = Field(
-        default={}, description="receipts of the kernels of further types that the spec lists"
-    )
+    twins: dict[Literal["bf16"], Receipt] = Field(default={}, description="receipts of the other types of the spec")
 
     @field_validator("twins")
     @classmethod
     def _has_no_further_ones(cls, value: dict[str, Receipt]) -> dict[str, Receipt]:
         if any(twin.twins for twin in value.values()):
-            raise ValueError("a twin has no twins")
+            raise ValueError("a twin cannot have twins")
         return value
 
     @classmethod
@@ -164,7 +162,7 @@ class Receipt(_Record):
         try:
             return json_model(cls, read_text(path))
         except MissingFileError:
-            raise MissingReceipt(f"{one_line(path.name)}: there is none") from None
+            raise MissingReceipt(f"{one_line(path.name)}: does not exist") from None
         except FileError as error:
             raise ReceiptError(f"{one_line(path.name)}: {error.reason}") from None
         except CodegenError as error:
@@ -278,7 +276,7 @@ def write_receipt(
     with locked(path.parent):
         found = _readable(path) or other
         if found is None and named.twin_of is not None:
-            raise MissingReceipt(f"{one_line(path.name)}: there is none of {named.main.stem}, which comes first")
+            raise MissingReceipt(f"{one_line(path.name)}: there is no receipt of {named.main.stem}, the first type")
         texts = {path: (found.including(named, receipt) if found else receipt).text}
         return any(write_all(texts if source is None else {path.with_suffix(".cu"): source, **texts}).values())
 
@@ -322,14 +320,14 @@ def state(named: NamedSpec, source_text: str, folder: Path = GENERATED) -> Recei
 
 def judged(named: NamedSpec, receipt: Receipt, source_text: str) -> ReceiptState:
     """State of a receipt for the source of a spec."""
-    version1 = "it is of version 1, whose launch hash is over names too" if receipt.schema_version == 1 else ""
+    version1 = "it has version 1, whose launch hash includes names" if receipt.schema_version == 1 else ""
     changed = ""
     if receipt.spec.hash != named.spec.hash:
         changed = "the spec changed after the receipt was written"
     elif receipt.source.sha256 != source_sha256(source_text):
         changed = "the source changed after the receipt was written"
     elif not version1 and receipt.cubin.launch_sha256 not in (None, generate(named).plan.launch_sha256):
-        changed = "its launch is not that of the source"
+        changed = "its launch differs from that of the source"
     if changed or version1:
         return ReceiptState(ReceiptStatus.STALE, "; ".join(filter(None, (changed, version1))))
     return _verified(receipt, generate(named).plan)
@@ -338,7 +336,7 @@ def judged(named: NamedSpec, receipt: Receipt, source_text: str) -> ReceiptState
 def _verified(receipt: Receipt, plan: Plan) -> ReceiptState:
     verification = receipt.verification
     if verification is None:
-        return ReceiptState(ReceiptStatus.UNVERIFIED, "compiled, never run on a GPU")
+        return ReceiptState(ReceiptStatus.UNVERIFIED, "compiled, but never run on a GPU")
     cases = len(verification.cases)
     if verification.failed:
         return ReceiptState(
@@ -349,7 +347,7 @@ def _verified(receipt: Receipt, plan: Plan) -> ReceiptState:
         return ReceiptState(ReceiptStatus.FAILED, f"the receipt contradicts itself: {told}")
     ran = {case.name for case in verification.cases}
     if missing := [name for name in case_names(plan) if name not in ran]:
-        told = f"{len(missing)} cases of its spec were never run: {_few(missing)}"
+        told = f"{len(missing)} cases of its spec never ran: {_few(missing)}"
         return ReceiptState(ReceiptStatus.UNVERIFIED, told)
     where = one_line(verification.device)
     return ReceiptState(ReceiptStatus.OK, f"{cases} cases on {where}, worst error {verification.worst_error:.2g}")
@@ -359,21 +357,21 @@ def _contradictions(cubin: CubinRecord, verification: VerificationRecord, plan: 
     """Contradiction of a receipt with its own figures or the plan of its spec; "" if there is none."""
     arch = plan.arch
     if cubin.arch != arch.name or f"--gpu-architecture={arch.name}" not in cubin.options:
-        yield f"it is of a cubin for {one_line(cubin.arch)}, its spec for {arch.name}"
+        yield f"its cubin is for {one_line(cubin.arch)}, its spec for {arch.name}"
     if cubin.dynamic_shared_bytes != plan.shared_bytes:
         yield f"{cubin.dynamic_shared_bytes} bytes of shared memory at launch; the plan has {plan.shared_bytes}"
     targets = [f"{arch.name} cubin", *([f"{arch.virtual} PTX"] if arch.forward_compatible else [])]
     if verification.target not in targets:
-        yield f"{one_line(verification.target)} ran, where {' or '.join(targets)} can"
+        yield f"{one_line(verification.target)} ran, expected {' or '.join(targets)}"
     counts = Counter(case.name for case in verification.cases)
     if doubled := [name for name, count in counts.items() if count > 1]:
-        yield f"cases are there twice: {_few(doubled)}"
+        yield f"it has repeated cases: {_few(doubled)}"
     known = set(case_names(plan))
     if strange := [name for name in counts if name not in known]:
         yield f"its spec has no such cases: {_few(strange)}"
     most = most_allowed(plan)
     if loose := [case.name for case in verification.cases if case.tolerance > most]:
-        yield f"errors are allowed more than {most:g}: {_few(loose)}"
+        yield f"tolerances exceed {most:g}: {_few(loose)}"
     worst = max(case.max_error for case in verification.cases)
     if verification.worst_error != worst:
         yield f"its worst error is {verification.worst_error:g}, not {worst:g}"

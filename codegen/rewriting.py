@@ -49,7 +49,7 @@ def _reads_as(text: str, fields: Any) -> bool:
 
 
 def _by_hand(change: Change) -> SpecError:
-    return SpecError(change.field, f"{change.reason}; it cannot be rewritten where it stands: change it by hand")
+    return SpecError(change.field, f"{change.reason}; it cannot be rewritten in place: change it by hand")
 
 
 def _edited(text: str, node: Node, change: Change) -> str:

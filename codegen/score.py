@@ -31,7 +31,7 @@ class Score(SpecModel):
     aux: dict[str, str] = Field(
         default={}, description="tensors of the expression, by name: fp32[heads], fp16[heads, 2047], ..."
     )
-    value: str = Field(description="what the softmax is over in place of the logit: an expression")
+    value: str = Field(description="expression that replaces the logit in the softmax")
 
     def __hash__(self) -> int:
         return hash((self.value, *self.aux.items()))
@@ -123,13 +123,15 @@ def _checked(value: str, given: Declared) -> str:
         node = parse_expression(value, declared, score=True)
         check_used(declared, node)
     except ExpressionError as error:
-        raise ValueError(f"{error}; an expression is expected, such as score + bias[head, q_idx, kv_idx]") from None
+        raise ValueError(f"{error}; expected an expression, such as score + bias[head, q_idx, kv_idx]") from None
     if node.type is Type.BOOL:
-        raise ValueError("its value is a truth value; a number is expected: where(it, score, -inf) hides pairs")
+        raise ValueError(
+            "its value is a Boolean; expected a number, such as where(condition, score, -inf), which hides pairs"
+        )
     if (divisor := divides_by_zero(node)) is not None:
-        raise ValueError(f"{text_of(divisor)} may divide by zero; by max(divisor, 1) it cannot")
+        raise ValueError(f"{text_of(divisor)} may divide by zero; divide by max(divisor, 1)")
     try:
         _forms(text_of(node), tuple((name, str(tensor)) for name, tensor in sorted(declared.items())))
     except RecursionError:  # a derivative is deeper than its expression
-        raise ValueError("its derivative is nested too deeply: write it with fewer operators in each other") from None
+        raise ValueError("its derivative is nested too deeply: use fewer nested operators") from None
     return text_of(node)

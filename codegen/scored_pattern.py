@@ -112,7 +112,9 @@ def _block_of(sizes: Any) -> Block:
     """A block of any size."""
     whole = isinstance(sizes, Mapping) and set(sizes) == {"q", "kv"} and all(type(n) is int for n in sizes.values())
     if not whole or min(sizes.values()) < 1:
-        raise SpecError("pattern.block", f"is {shown(sizes)}; queries q and keys kv of a block are expected, 1 or more")
+        raise SpecError(
+            "pattern.block", f"is {shown(sizes)}; expected q and kv, the queries and keys per block, 1 or more"
+        )
     return Block.model_construct(q=sizes["q"], kv=sizes["kv"])
 
 
@@ -128,7 +130,7 @@ def scored_pattern(text: str) -> ScoredPattern:
     pattern = pattern_of(fields)
     if pattern.is_general:
         name = pattern.call_numbers[0].field
-        raise SpecError(f"pattern.{name}", "is missing: the pattern of a call has its numbers")
+        raise SpecError(f"pattern.{name}", "is missing; the pattern of a call must have it")
     return ScoredPattern(pattern, None if score is None else _score_of(score))
 
 
@@ -158,7 +160,7 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
     except CodegenError as error:
         raise SpecError(name, str(error)) from None
     if not isinstance(fields, dict):
-        raise SpecError(name, f"is {shown(fields)}; a mapping of fields is expected")
+        raise SpecError(name, f"is {shown(fields)}; expected a mapping of fields")
     return fields
 
 

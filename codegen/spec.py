@@ -36,7 +36,7 @@ class AttentionTile(SpecModel):
     """Tile of a thread block of an attention kernel."""
 
     m: int = Field(description="query rows")
-    n: int = Field(description="keys of one step")
+    n: int = Field(description="keys per step")
 
 
 class ScaleRows(SpecModel):
@@ -64,20 +64,20 @@ class CopyTile(SpecModel):
 class BlockShape(SpecModel):
     """Shape of one stored block of a BSR matrix."""
 
-    rows: int = Field(description="rows of a block")
-    cols: int = Field(description="columns of a block")
+    rows: int = Field(description="rows per block")
+    cols: int = Field(description="columns per block")
 
 
 class Epilogue(SpecModel):
     """Epilogue of a product: activation(x + bias) of each element in fp32, before it is stored."""
 
-    bias: bool = Field(default=False, description="bias of one element for each row of C")
+    bias: bool = Field(default=False, description="bias with one element per row of C")
     activation: Literal["none", "relu", "gelu", "silu"] = Field(default="none", description="function applied last")
 
     @model_validator(mode="after")
     def _does_something(self) -> Epilogue:
         if not self.bias and self.activation == "none":
-            raise ValueError("does nothing: without bias and activation, leave the epilogue out")
+            raise ValueError("has no effect without bias and activation: leave the epilogue out")
         return self
 
 
@@ -89,13 +89,13 @@ def canonical(fields: Mapping[str, Any]) -> str:
 class SpecBase(SpecModel):
     """Fields of all kernels."""
 
-    arch: ArchName = Field(description="architecture that the kernel is written for")
+    arch: ArchName = Field(description="architecture of the kernel")
     dtype: DTypeName = Field(
-        default="fp16", description="type of the inputs and, but for FP8, outputs; accumulation is fp32"
+        default="fp16", description="type of the inputs and, except for FP8, of the outputs; accumulation is in fp32"
     )
     mma: Literal["wmma", "mma", "wgmma", "none"] = Field(description="matrix instruction")
     copy_: Literal["ld_global", "cp_async", "tma"] = Field(
-        alias="copy", description="path of tiles to shared memory; ld_global goes through registers"
+        alias="copy", description="copy instruction from global to shared memory; ld_global copies through registers"
     )
     schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(
         description="division of loads and products between warps"
@@ -125,9 +125,11 @@ class SpecBase(SpecModel):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
-KV_LENGTHS = IndexTensor("kv_lengths", ("batch",), "keys of each batch; those behind them are hidden", upper="kv_len")
+KV_LENGTHS = IndexTensor(
+    "kv_lengths", ("batch",), "number of keys of each batch; later keys are hidden", upper="kv_len"
+)
 QUERY_ORDER = IndexTensor(
-    "query_order", ("batch", "heads", "query_blocks"), "query blocks, those of a tile together", upper="query_blocks"
+    "query_order", ("batch", "heads", "query_blocks"), "query blocks, grouped by tile", upper="query_blocks"
 )
 
 
@@ -135,10 +137,10 @@ class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
     op: Literal["attention"] = Field(description="operator")
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head")
-    pattern: AnyPattern = Field(description="keys that a query sees")
-    tile: AttentionTile = Field(description="tile of one thread block")
-    lse: bool = Field(default=True, description="natural log-sum-exp of each row, beside O where a call asks for it")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
+    pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
+    tile: AttentionTile = Field(description="tile of a thread block")
+    lse: bool = Field(default=True, description="natural log-sum-exp of each row, returned in addition to O on request")
     softcap: float | None = Field(
         default=None,
         ge=0.001,
@@ -146,55 +148,55 @@ class AttentionSpec(SpecBase):
         description="cap of the logits before the mask: softcap * tanh(scale * q.k / softcap)",
     )
     score: Score | None = Field(
-        default=None, description="what becomes of the logits before the mask: an expression; not beside softcap"
+        default=None, description="transform of the logits before the mask: an expression; not together with softcap"
     )
     stream_k_tail: bool = Field(
         default=False,
-        description="stream-K tail: tiles of the last wave are divided by their key blocks between thread blocks",
+        description="stream-K tail: thread blocks share the tiles of the last wave, split by key blocks",
     )
     sink: bool = Field(
         default=False,
-        description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
+        description="attention sink: a logit per head, from the caller, that is added to the softmax sum of each row",
     )
     kv_lengths: bool = Field(
         default=False,
-        description="number of keys of each batch, from the caller: those behind it are hidden, on top of the pattern",
+        description="number of keys of each batch, from the caller; later keys are hidden, in addition to the pattern",
     )
     pad_heads: bool = Field(
         default=False,
-        description="heads of fewer elements, filled up to head_dim with zeros; what copies by TMA does so anyway",
+        description="smaller heads, padded to head_dim with zeros; kernels with TMA always support them",
     )
     kv_splits: Annotated[Literal[1, 2], StrictInt] = Field(
         default=1,
-        description="split-KV within a thread block: parts of a tile's keys, each with warpgroups of its own",
+        description="split-KV within a thread block: parts of a tile's keys, each with its own warpgroups",
     )
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1,
-        description="GQA packing: query heads of a K/V head in the rows of a tile, those of one query together",
+        description="GQA packing: query heads of a K/V head that share a tile; the heads of a query are adjacent rows",
     )
     warp_rows: Annotated[Literal[16, 32], StrictInt] = Field(
         default=16,
-        description="query rows of a warp; with 32 it reads K and V from shared memory half as often",
+        description="query rows per warp; with 32, a warp reads K and V from shared memory half as often",
     )
     share_kv_loads: bool = Field(
         default=False,
-        description="one load of a key block for all query blocks of a tile that list it",
+        description="load a key block once for all query blocks of a tile that list it",
     )
     query_grouping: Literal["none", "given", "search"] = Field(
         default="none",
-        description="query blocks that form a tile: neighbors, those that the caller's query_order puts together, or "
-        "those with overlapping lists, searched in each call",
+        description="query blocks that form a tile: adjacent ones, those that the caller's query_order groups, or "
+        "those with overlapping lists, found by a search in each call",
     )
     l2_lockstep: bool = Field(
         default=False,
-        description="lockstep of thread blocks, which read the same keys from the L2; for K and V that exceed it",
+        description="lockstep of thread blocks, which then read the same keys from the L2; for K and V that exceed it",
     )
-    output: HalfName = Field(default="bf16", description="type of O where the inputs are FP8")
-    scale_rows: ScaleRows = Field(default=ScaleRows(), description="rows that share a scale where the inputs are FP8")
+    output: HalfName = Field(default="bf16", description="type of O if the inputs are FP8")
+    scale_rows: ScaleRows = Field(default=ScaleRows(), description="rows that share a scale if the inputs are FP8")
     accumulate_every: Annotated[Literal[0, 1, 2, 3, 4, 8, 16, 64], StrictInt] = Field(
         default=1,
-        description="promotion interval where the inputs are FP8: steps whose P V the tensor core adds up, in about 14 "
-        "bits, before fp32 registers take it in; 0: all of a row",
+        description="promotion interval if the inputs are FP8: steps whose P V the tensor core accumulates, in about "
+        "14 bits, before promotion to fp32 registers; 0: all steps of a row",
     )
     options: ClassVar[tuple[str, ...]] = (
         "output",
@@ -250,8 +252,8 @@ class AttentionSpec(SpecBase):
 class AttentionBackwardTile(SpecModel):
     """Tile of a gradient of attention."""
 
-    m: int = Field(description="query rows: of a tile (dq, daux), or of one step (dkdv)")
-    n: int = Field(description="keys: of one step (dq, daux), or of a tile (dkdv)")
+    m: int = Field(description="query rows per tile (dq, daux), or per step (dkdv)")
+    n: int = Field(description="keys per step (dq, daux), or per tile (dkdv)")
 
 
 class AttentionBackwardSpec(SpecBase):
@@ -262,17 +264,18 @@ class AttentionBackwardSpec(SpecBase):
 
     op: Literal["attention_backward"] = Field(description="operator")
     gradients: Literal["dq", "dkdv", "dq_dkdv", "daux"] = Field(
-        description="what the kernel computes: dQ; dK and dV; all three, with five products in place of seven; or "
-        "gradients of tensors of the score"
+        description="gradients that the kernel computes: dQ; dK and dV; all three, with five products instead of "
+        "seven; or those of tensors of the score"
     )
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head, at most")
-    pattern: AnyPattern = Field(description="keys that a query sees")
-    tile: AttentionBackwardTile = Field(description="tile of one thread block, and what a step adds to it")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="most elements per head")
+    pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
+    tile: AttentionBackwardTile = Field(description="tile of a thread block, and the size of a step")
     softcap: float | None = Field(
-        default=None, ge=0.001, le=1000, description="cap of the forward's logits: its derivative joins dS"
+        default=None, ge=0.001, le=1000, description="cap of the forward's logits; dS includes its derivative"
     )
     score: Score | None = Field(
-        default=None, description="what became of the forward's logits: its derivative joins dS; not beside softcap"
+        default=None,
+        description="transform of the forward's logits; dS includes its derivative; not together with softcap",
     )
     aux_gradients: tuple[str, ...] = Field(
         default=(),
@@ -280,11 +283,11 @@ class AttentionBackwardSpec(SpecBase):
         description="tensors of the score whose gradients the kernel computes (gradients: daux)",
     )
     kv_lengths: bool = Field(
-        default=False, description="number of keys of each batch, as the forward was given: later ones have zeros"
+        default=False, description="number of keys of each batch, as in the forward; gradients of later keys are zeros"
     )
     deterministic: bool = Field(
         default=True,
-        description="the same bits in every run; false: tiles add to dQ in any order (gradients: dq_dkdv alone)",
+        description="bitwise reproducible; false (only with gradients: dq_dkdv): tiles add to dQ in any order",
     )
     options: ClassVar[tuple[str, ...]] = ("softcap", "score", "aux_gradients", "kv_lengths", "deterministic")
 
@@ -318,14 +321,14 @@ class BsrSpmmSpec(SpecBase):
 
     op: Literal["bsr_spmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A")
-    tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    tile: GemmTile = Field(description="tile of C per thread block, and the depth of a step")
     epilogue: Epilogue | None = Field(
         default=None, description="activation(x + bias) of each element of C, in fp32, before C is rounded"
     )
     accumulate: bool = Field(default=False, description="C = A B + beta c, in fp32; the caller passes c and beta")
     scheduler: Literal["static", "dynamic"] = Field(
         default="static",
-        description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
+        description="dynamic tile scheduler for uneven rows: long rows first; with small blocks, long rows are split",
     )
     transpose_a: bool = Field(default=False, description="C = A^T B")
     b_layout: Literal["row_major", "column_major"] = Field(
@@ -334,17 +337,17 @@ class BsrSpmmSpec(SpecBase):
     )
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,
-        description="thread blocks that share an SM, each with a ring of its own",
+        description="thread blocks per SM, each with its own ring",
     )
-    output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
+    output: ProductName = Field(default="bf16", description="type of C if A and B are FP8")
     accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
         default=2,
-        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
-        "in fp32 take them in; 0: all of a row",
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before "
+        "promotion to fp32; 0: all steps of a row",
     )
     scales: Literal["tensor", "block"] = Field(
         default="tensor",
-        description="scales of FP8: one of A and one of B; or of each stored block and of 128 rows of a column of B",
+        description="scales of FP8: one each for A and B; or one per block of A and per 128 rows of a column of B",
     )
     options: ClassVar[tuple[str, ...]] = (
         "output",
@@ -369,36 +372,36 @@ class BsrSddmmSpec(SpecBase):
 
     op: Literal["bsr_sddmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of C")
-    tile: GemmTile = Field(description="stored blocks of C side by side that a thread block computes, depth of a step")
+    tile: GemmTile = Field(description="adjacent stored blocks of C per thread block, and the depth of a step")
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,
-        description="thread blocks that share an SM, each with a ring of its own",
+        description="thread blocks per SM, each with its own ring",
     )
-    output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
+    output: ProductName = Field(default="bf16", description="type of C if A and B are FP8")
     accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
         default=1,
-        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
-        "in fp32 take them in; 0: all of a row",
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before "
+        "promotion to fp32; 0: all steps of a row",
     )
     scales: Literal["tensor", "row"] = Field(
         default="tensor",
-        description="scales of FP8: one of A and one of B; or of 128 columns of each row of both (1 x 128)",
+        description="scales of FP8: one each for A and B; or one per 128 columns of each row of both (1 x 128)",
     )
     options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "scales", "ctas_per_sm")
 
 
 class BsrSpgemmSpec(SpecBase):
-    """C = A @ B, with A and B in block-sparse rows (BSR) of the same square blocks, and C dense (row-major) or in BSR."""
+    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks; C is dense, row-major, or in BSR."""
 
     op: Literal["bsr_spgemm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A and of B")
-    tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    tile: GemmTile = Field(description="tile of C per thread block, and the depth of a step")
     output: Literal["dense", "bsr"] = Field(
         default="dense", description="form of C: dense, or the blocks of a BSR pattern from the caller"
     )
     scheduler: Literal["static", "dynamic"] = Field(
         default="static",
-        description="dynamic tile scheduler; for tiles that differ in how many blocks meet",
+        description="dynamic tile scheduler, for tiles with different numbers of products",
     )
     options: ClassVar[tuple[str, ...]] = ("output", "scheduler")
 
@@ -412,14 +415,14 @@ class TileCopySpec(SpecBase):
     """out = in, tile by tile through shared memory; measures one copy instruction."""
 
     op: Literal["tile_copy"] = Field(description="operator")
-    tile: CopyTile = Field(description="what is copied at a time")
+    tile: CopyTile = Field(description="tile that is copied at a time")
 
 
 class SelectTile(SpecModel):
     """Tile of a thread block of a selection."""
 
-    m: int = Field(description="query blocks, at most")
-    n: int = Field(description="key blocks of one step")
+    m: int = Field(description="most query blocks")
+    n: int = Field(description="key blocks per step")
 
 
 class SelectTopkSpec(SpecBase):
@@ -428,13 +431,13 @@ class SelectTopkSpec(SpecBase):
     widest_head: ClassVar[int] = 256
     """Most elements per head; a call may have any multiple of 8 up to that."""
     op: Literal["select_topk"] = Field(description="operator")
-    tile: SelectTile = Field(description="blocks that a thread block works on at a time")
+    tile: SelectTile = Field(description="blocks per thread block")
 
 
 class BlockMaskTile(SpecModel):
     """Tile of a thread block that builds block lists."""
 
-    n: int = Field(description="key blocks, a thread each, of one query block")
+    n: int = Field(description="key blocks of one query block, one per thread")
 
 
 class BlockMaskSpec(SpecBase):
@@ -444,8 +447,8 @@ class BlockMaskSpec(SpecBase):
     """
 
     op: Literal["block_mask"] = Field(description="operator")
-    pattern: AnyPattern = Field(description="block_lists, with the blocks and the mask of the lists")
-    tile: BlockMaskTile = Field(description="blocks that a thread block works on at a time")
+    pattern: AnyPattern = Field(description="block_lists with the blocks and the mask of the lists")
+    tile: BlockMaskTile = Field(description="blocks per thread block")
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
@@ -461,7 +464,7 @@ class BlockMaskSpec(SpecBase):
 class QuantizeTile(SpecModel):
     """Tile of a thread block of a quantize kernel."""
 
-    m: int = Field(description="rows: those that share a scale with scales: row_block, else as many as fit")
+    m: int = Field(description="rows: those that share a scale with scales: row_block, else the most that fit")
 
 
 class QuantizeSpec(SpecBase):
@@ -470,25 +473,25 @@ class QuantizeSpec(SpecBase):
     op: Literal["quantize"] = Field(description="operator")
     codes: Literal["e4m3", "e5m2"] = Field(default="e4m3", description="type of the codes")
     head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(
-        description="elements of a head, or the columns of a matrix that share a scale"
+        description="elements per head, or the columns of a matrix that share a scale"
     )
     scales: Literal["row", "row_block", "channel", "given"] = Field(
-        description="what shares a scale: a row, tile.m rows (Q and K), or a column of a head, whose codes are then "
-        "transposed (V); given: the rows of a head, whose scale the caller has (static quantization)"
+        description="granularity of scales: a row, tile.m rows (Q and K), or a column of a head, whose codes are "
+        "transposed (V); given: one scale per head from the caller (static quantization)"
     )
     mean: Literal["none", "subtract", "product"] = Field(
         default="none",
-        description="mean of K over its keys: subtracted from K, or multiplied by each row of Q, for the log-sum-exp",
+        description="mean of K over its keys: subtract it from K, or multiply each row of Q by it, for the log-sum-exp",
     )
     hadamard: bool = Field(
-        default=False, description="Hadamard rotation of Q and K: outliers of one column are spread over all"
+        default=False, description="Hadamard rotation of Q and K, which spreads outliers of a column over all columns"
     )
     rotary: Literal["none", "half", "interleaved"] = Field(
         default="none",
-        description="rotary embedding of Q and K, before all else: of elements i and i + head_dim / 2 (Llama), or "
-        "2 i and 2 i + 1 (GPT-J)",
+        description="rotary embedding of Q and K, before the other steps: pairs are elements i and i + head_dim / 2 "
+        "(Llama), or 2 i and 2 i + 1 (GPT-J)",
     )
-    tile: QuantizeTile = Field(description="rows that a thread block works on at a time")
+    tile: QuantizeTile = Field(description="rows per thread block")
     options: ClassVar[tuple[str, ...]] = ("mean", "hadamard", "rotary")
 
 

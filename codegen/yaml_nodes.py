@@ -130,7 +130,7 @@ class _Composer:
             return ScalarNode(None)
         if start.version is not None and tuple(start.version) != (1, 2):
             version = ".".join(map(str, start.version))
-            raise self._refusal(start, f"is YAML {version} by its directive; YAML 1.2 is expected")
+            raise self._refusal(start, f"declares YAML {version}; expected YAML 1.2")
         root = self._node(next(self._events))
         next(self._events)  # end of the document
         if not isinstance(more := next(self._events), yaml.StreamEndEvent):
@@ -191,7 +191,7 @@ class _Composer:
                 if identity in keys:
                     raise self._refusal(event, f'found duplicate key "{key.value}"')
                 if key.value == "<<":
-                    raise self._refusal(event, "has the merge key <<; write the fields out")
+                    raise self._refusal(event, "has the merge key <<, which is not supported; write the fields out")
                 keys.add(identity)
             value_event = next(self._events)
             value = self._node(value_event)

@@ -100,7 +100,7 @@ class _Copy(PlainCopy):
             if not isinstance(entry.key, ScalarNode):
                 spelt = joined(name, self.of(entry.key, name, level + 1))
                 self.lines[spelt] = entry.line
-                raise SpecError(spelt, "is a mapping or a list; the name of a field is a word")
+                raise SpecError(spelt, "is a mapping or a list; names of fields are words")
             fields[entry.key.value] = entry.value
             self.lines[joined(name, entry.key.value)] = entry.line
         return super().of(fields, name, level)

@@ -37,8 +37,8 @@ class Cost:
 
     def __str__(self) -> str:
         once = {"query": self.row, "key": self.column}
-        hoisted = ", ".join(f"{count} a {what}" for what, count in once.items() if count)
-        return f"about {self.pair} instructions a pair" + (f", beside {hoisted}" if hoisted else "")
+        hoisted = ", ".join(f"{count} per {what}" for what, count in once.items() if count)
+        return f"about {self.pair} instructions per pair" + (f", plus {hoisted}" if hoisted else "")
 
 
 def cost_of(node: Node) -> Cost:

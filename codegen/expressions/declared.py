@@ -66,7 +66,7 @@ def check_used(aux: Mapping[str, Aux], *expressions: Node) -> None:
         if isinstance(node, Item):
             used.add(node.aux.name)
     if unused := [name for name in aux if name not in used]:
-        raise ExpressionError(f"{', '.join(unused)}: declared, and used by no expression")
+        raise ExpressionError(f"{', '.join(unused)}: declared, but no expression uses it")
 
 
 def meets(name: str, others: Collection[str]) -> str | None:
@@ -88,25 +88,23 @@ def _parsed(name: str, text: str) -> Aux:
 def wrong_name(name: str) -> str:
     """Reason why a name is not legal for an aux tensor; empty if it is."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MOST_NAME or "__" in name:
-        return (
-            f"names are ASCII letters, digits and single _, at most {MOST_NAME} of them, and the first one is a letter"
-        )
+        return f"a name has at most {MOST_NAME} ASCII letters, digits and single _, and starts with a letter"
     if name in VARIABLES or name in FUNCTIONS or name == INFINITY:
-        return "it has a meaning in expressions"
+        return "it is reserved in expressions"
     if keyword.iskeyword(name) or name in _SOFT_WORDS:
-        return "it is a word of Python"
+        return "it is a Python keyword"
     if name in CPP_WORDS or name in LOADED or RESERVED.fullmatch(name):
-        return "it has a meaning in CUDA C++ or in the source"
+        return "it is reserved in CUDA C++ or in the source"
     return ""
 
 
 def _typed(name: str, text: str) -> Aux:
     parts = _DECLARED.fullmatch(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else None
     if parts is None:
-        raise ExpressionError(f"{shown(text)} is no type with sizes, such as int32[batch, q_len] or fp32[]")
+        raise ExpressionError(f"{shown(text)} is not a type with sizes, such as int32[batch, q_len] or fp32[]")
     dtype, sizes = parts.groups()
     if dtype not in DTYPES:
-        raise ExpressionError(f"{shown(dtype)} is no type of elements, {alternatives(dtype, DTYPES)}")
+        raise ExpressionError(f"{shown(dtype)} is not an element type; {alternatives(dtype, DTYPES)}")
     dims = tuple(_size(size.strip(" ")) for size in sizes.split(",")) if sizes.strip(" ") else ()
     if len(dims) > MOST_DIMS:
         raise ExpressionError(f"has {len(dims)} sizes, at most {MOST_DIMS} are allowed")
@@ -119,5 +117,5 @@ def _size(text: str) -> str | int:
     if _NUMBER.fullmatch(text) and int(text) <= MOST_SIZE:
         return int(text)
     raise ExpressionError(
-        f'"{one_line(text)}" is no size, expected {", ".join(SIZES)}, or a number from 1 to 2**31 - 1'
+        f'"{one_line(text)}" is not a size; expected {", ".join(SIZES)}, or a number from 1 to 2**31 - 1'
     )

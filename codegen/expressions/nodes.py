@@ -31,22 +31,22 @@ class Type(Enum):
 
 
 VARIABLES: Mapping[str, tuple[Type, str]] = {
-    "q_idx": (Type.INT, "number of the query, from 0"),
-    "kv_idx": (Type.INT, "number of the key, from 0"),
-    "batch": (Type.INT, "number of the batch"),
-    "head": (Type.INT, "number of the query head"),
-    "q_len": (Type.INT, "queries of a head"),
-    "kv_len": (Type.INT, "keys of a head"),
-    "score": (Type.FLOAT, "scale * q.k, in scores alone"),
+    "q_idx": (Type.INT, "index of the query, from 0"),
+    "kv_idx": (Type.INT, "index of the key, from 0"),
+    "batch": (Type.INT, "index of the batch"),
+    "head": (Type.INT, "index of the query head"),
+    "q_len": (Type.INT, "queries per head"),
+    "kv_len": (Type.INT, "keys per head"),
+    "score": (Type.FLOAT, "scale * q.k, only in scores"),
 }
 """Variables of expressions: type and meaning of each name."""
 
 KERNEL_VARIABLES: Mapping[str, tuple[Type, str]] = {
     "qk": (Type.FLOAT, "q.k"),
     "scale_log2": (Type.FLOAT, "scale * log2(e)"),
-    "first_key": (Type.INT, "number of the first key that a thread has of a step"),
-    "column": (Type.FLOAT, "number of the key, counted from that one"),
-    "column_of_pair": (Type.FLOAT, "the same, in what is computed for each pair"),
+    "first_key": (Type.INT, "index of a thread's first key of a step"),
+    "column": (Type.FLOAT, "index of the key, relative to that key"),
+    "column_of_pair": (Type.FLOAT, "the same, in per-pair statements"),
 }
 """Internal variables of scores in ``kernel_form``; users cannot write them."""
 
@@ -174,11 +174,11 @@ def _integers(*types: Type) -> Type:
 def _bits(*types: Type) -> Type:
     """Type of & | ^: Boolean for Booleans, integer for integers."""
     wanted = {Type.BOOL} if set(types) == {Type.BOOL} else {Type.INT, Type.BOOL}
-    return _only("integers or truth values", wanted, types, Type.BOOL if wanted == {Type.BOOL} else Type.INT)
+    return _only("integers or Booleans", wanted, types, Type.BOOL if wanted == {Type.BOOL} else Type.INT)
 
 
 def _truths(*types: Type) -> Type:
-    return _only("truth values (compare numbers: x != 0)", {Type.BOOL}, types, Type.BOOL)
+    return _only("Booleans (compare numbers: x != 0)", {Type.BOOL}, types, Type.BOOL)
 
 
 def _floats(*types: Type) -> Type:
@@ -193,14 +193,14 @@ def _compared(*types: Type) -> Type:
 
 def _chosen(condition: Type, one: Type, other: Type) -> Type:
     """Type of where()."""
-    _only("a truth value as its first argument", {Type.BOOL}, (condition,), Type.BOOL)
+    _only("a Boolean as its first argument", {Type.BOOL}, (condition,), Type.BOOL)
     return one if one == other else _numbers(one, other)
 
 
 def _only(wanted: str, allowed: set[Type], types: tuple[Type, ...], result: Type) -> Type:
     for which in types:
         if which not in allowed:
-            raise ExpressionError(f"takes {wanted}, and is given {', '.join(map(str, types))}")
+            raise ExpressionError(f"takes {wanted}, but got {', '.join(map(str, types))}")
     return result
 
 
@@ -257,9 +257,9 @@ def _check_float(value: float) -> None:
     except OverflowError:
         single = math.inf
     if not math.isfinite(single):
-        raise ExpressionError("a float32 is finite: up to 3.4e38")
+        raise ExpressionError("the largest float32 is 3.4e38")
     if value and not single:
-        raise ExpressionError("a float32 of less than 1e-45 is 0")
+        raise ExpressionError("float32 rounds numbers below 1e-45 to 0")
 
 
 def operation(name: str, *operands: Node) -> Operation:
@@ -270,7 +270,7 @@ def operation(name: str, *operands: Node) -> Operation:
     """
     rule, least, most = OPERATIONS.get(name) or KERNEL_OPERATIONS[name]
     if not least <= len(operands) <= most:
-        raise ExpressionError(f"{name} takes {least} operand{'s' * (least > 1)}, and is given {len(operands)}")
+        raise ExpressionError(f"{name} takes {least} operand{'s' * (least > 1)}, but got {len(operands)}")
     if name in ("//", "%", "/") and isinstance(operands[1], Literal) and operands[1].value == 0:
         raise ExpressionError(f"{name} divides by zero")
     if name in ("<<", ">>"):
@@ -290,7 +290,7 @@ def item(aux: Aux, *indices: Node) -> Item:
         ExpressionError: for a wrong number of indices, and for indices that are not integers.
     """
     if len(indices) != len(aux.dims):
-        raise ExpressionError(f"{aux.name} is {aux}, and has {len(indices)} indices here")
+        raise ExpressionError(f"{aux.name} is {aux}, but has {len(indices)} indices here")
     for index in indices:
         if index.type is not Type.INT:
             raise ExpressionError(f"an index of {aux.name} is {index.type}, expected int")
@@ -335,5 +335,5 @@ def check_size(node: Node) -> None:
         if total > MOST_NODES:
             raise ExpressionError(f"has more than {MOST_NODES} operators, names and numbers")
         if depth > MOST_DEPTH:
-            raise ExpressionError(f"has more than {MOST_DEPTH} operators in each other")
+            raise ExpressionError(f"has more than {MOST_DEPTH} nested operators")
         left += [(child, depth + 1) for child in children(each)]

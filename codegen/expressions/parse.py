@@ -109,7 +109,7 @@ def _check_depth(root: ast.expr) -> None:
     while left:
         node, depth = left.pop()
         if depth > _DEEPEST:
-            raise ExpressionError(f"has more than {nodes.MOST_DEPTH} operators in each other")
+            raise ExpressionError(f"has more than {nodes.MOST_DEPTH} nested operators")
         left += [(child, depth + 1) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
 
 
@@ -153,7 +153,7 @@ class _Reader:
         """Tree of a node."""
         way = self._ways.get(type(node))
         if way is None:
-            raise self._refused(node, _REFUSED.get(type(node), f"what Python calls {type(node).__name__}"))
+            raise self._refused(node, _REFUSED.get(type(node), f"the Python construct {type(node).__name__}"))
         return way(node)
 
     def _constant(self, node: ast.Constant) -> Node:
@@ -175,9 +175,9 @@ class _Reader:
         if node.id in self._aux:
             return self._put(node, nodes.item, self._aux[node.id])
         if node.id in nodes.FUNCTIONS:
-            raise self._error(node, f"{node.id} is a function, and takes arguments")
+            raise self._error(node, f"{node.id} is a function and takes arguments")
         if node.id in nodes.VARIABLES:
-            raise self._error(node, "the score is not known to a mask, only to an expression of scores")
+            raise self._error(node, "a mask cannot use the score, only a score expression can")
         raise self._error(node, f"no such name, {alternatives(node.id, [*self._variables, *self._aux])}")
 
     def _unary(self, node: ast.UnaryOp) -> Node:
@@ -205,7 +205,7 @@ class _Reader:
     def _known(self, node: ast.expr, names: Mapping[Any, str], operator: ast.AST) -> str:
         """Name of an operator in OPERATIONS."""
         if type(operator) not in names:
-            raise self._refused(node, f"the operator that Python calls {type(operator).__name__}")
+            raise self._refused(node, f"the operator {type(operator).__name__}")
         return names[type(operator)]
 
     def _comparison(self, node: ast.Compare) -> Node:
@@ -219,7 +219,7 @@ class _Reader:
     def _call(self, node: ast.Call) -> Node:
         function = node.func
         if not isinstance(function, ast.Name):
-            raise self._refused(function, f"a call of {_REFUSED.get(type(function), 'what is no name')}")
+            raise self._refused(function, f"a call of {_REFUSED.get(type(function), 'something other than a name')}")
         if function.id not in nodes.FUNCTIONS:
             raise self._error(function, self._no_function(function.id))
         operands = [self.read(argument) for argument in node.args]
@@ -229,17 +229,19 @@ class _Reader:
 
     def _no_function(self, name: str) -> str:
         if name in self._aux:
-            return f"an aux tensor, {self._aux[name]}: its indices stand in square brackets"
+            return f"an aux tensor, {self._aux[name]}: its indices go in square brackets"
         if name in nodes.VARIABLES:
-            return "a number, and no function"
+            return "a number, not a function"
         return f"no such function, {alternatives(name, nodes.FUNCTIONS)}"
 
     def _item(self, node: ast.Subscript) -> Node:
         tensor = node.value
         if not isinstance(tensor, ast.Name):
-            raise self._refused(tensor, f"an index of {_REFUSED.get(type(tensor), 'what is no aux tensor')}")
+            raise self._refused(
+                tensor, f"an index of {_REFUSED.get(type(tensor), 'something other than an aux tensor')}"
+            )
         if tensor.id in nodes.VARIABLES or tensor.id in nodes.FUNCTIONS:
-            raise self._error(tensor, "no aux tensor, and has no elements")
+            raise self._error(tensor, "not an aux tensor, so it has no elements")
         if tensor.id not in self._aux:
             raise self._error(tensor, f"no such aux tensor{self._nearest_aux(tensor.id)}")
         index = node.slice

@@ -31,7 +31,7 @@ _REFUSED = {
     "&&": "&& is not allowed, write and",
     "||": "|| is not allowed, write or",
     "!": "! is not allowed, write not",
-    "?": "? is not allowed, write: this if condition else that",
+    "?": "? is not allowed, write: x if condition else y",
     '"': "a string is not allowed",
     "'": "a string is not allowed",
     "#": "a comment is not allowed",
@@ -64,7 +64,7 @@ def spaced(text: str) -> str:
         ExpressionError: for a token that expressions cannot have, with its location.
     """
     if not isinstance(text, str):
-        raise ExpressionError(f"an expression is text, and this is {shown(text)}")
+        raise ExpressionError(f"an expression is text, but this is {shown(text)}")
     if len(text) > MOST_TEXT:
         raise ExpressionError(f"has {len(text)} characters, at most {MOST_TEXT} are allowed")
     line = text.translate(_SPACES)
@@ -80,10 +80,10 @@ def _end_of_token(line: str, start: int) -> int:
     """End of the token that begins here."""
     token = _TOKEN.match(line, start)
     if token is None:
-        raise at(line, start, start + 1, "no character of an expression")
+        raise at(line, start, start + 1, "expressions cannot have this character")
     word = token.group()
     if token["refused"] or (keyword.iskeyword(word) and word not in _WORDS):
-        raise at(line, start, token.end(), _REFUSED.get(word, f"{one_line(word)} has no meaning in an expression"))
+        raise at(line, start, token.end(), _REFUSED.get(word, f"{one_line(word)} is not valid in an expression"))
     if token["number"]:
         raise at(line, start, token.end(), "neither an integer nor a floating-point number")
     return token.end()

@@ -61,7 +61,7 @@ def _require_one_cta(spec: BsrSpmmSpec) -> None:
     require(
         spec.ctas_per_sm == 1,
         "ctas_per_sm",
-        f"is {spec.ctas_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows, not transposed",
+        f"is {spec.ctas_per_sm}; more than 1 requires wgmma with blocks of 16 or 32 rows, not transposed",
     )
 
 

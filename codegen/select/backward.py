@@ -66,7 +66,7 @@ def check_arch(arch: str) -> None:
         SpecError: names those that have them.
     """
     if arch not in backward_archs():
-        raise SpecError("arch", f"is {arch}, and gradients of attention are written for {', '.join(backward_archs())}")
+        raise SpecError("arch", f"is {arch}; gradients of attention support {', '.join(backward_archs())}")
 
 
 def check_pattern(pattern: PatternBase) -> None:
@@ -120,8 +120,8 @@ def backward_kernels(
     instruction = ARCHS[arch].of(OP)[0].mma
     sizes = HEAD_DIMS[instruction]
     if head_dim > sizes[-1]:
-        where = f"gradients are written for heads of up to {sizes[-1]} on {arch}"
-        raise SpecError("head_dim", f"is {head_dim}, and {where}")
+        where = f"gradients support heads of up to {sizes[-1]} on {arch}"
+        raise SpecError("head_dim", f"is {head_dim}; {where}")
     check_pattern(pattern)
     block = pattern.fixed_block
     for side, length in (("q", block.q), ("kv", block.kv)) if block is not None else ():
@@ -194,7 +194,7 @@ def aux_with_gradients(score: Score | None, names: Sequence[str]) -> tuple[str, 
         SpecError: names a tensor without a gradient, and the index that is the reason.
     """
     if score is None:
-        raise SpecError("aux_gradients", f"has {', '.join(map(shown, names))}, and there is no score")
+        raise SpecError("aux_gradients", f"has {', '.join(map(shown, names))}, but there is no score")
     read = {read.item.aux.name for read in reads_of(score, tuple(names))}
     return tuple(name for name in names if name in read)
 

@@ -64,7 +64,7 @@ class Timed:
     def __str__(self) -> str:
         """The timed kernel, in words."""
         since = ", whose source has changed since" if self.earlier_source else ""
-        return f"of this kernel{since}" if self.chosen else f"of a sibling, {self.named.stem}{since}"
+        return f"of this kernel{since}" if self.chosen else f"of a similar kernel, {self.named.stem}{since}"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def choose(
     if not isinstance(given, Mapping):
         named = as_shipped(find_spec(given))
         _checked_problem(named.spec, problem)
-        return Choice(named, "written", "the spec is whole: it is used as it is")
+        return Choice(named, "written", "the spec is complete and used unchanged")
     spec = parse_spec(given)
     asked = _checked_problem(spec, problem)
     if asked is None:
@@ -188,7 +188,7 @@ def choose(
             why = f"no kernel of dtype {spec.dtype} is in the table of measurements"
         return Choice(_named(spec), "default", f"{why}: the default")
     if all(given.get(name) for name in WHOLE):
-        reason = "tile and stages are written: what else is left out follows by rules"
+        reason = "tile and stages are given; rules fill in the other fields"
         return Choice(_named(spec), "written", reason)
     return _chosen(_kernels(dict(given), asked, general, verified), device, rows)
 
@@ -220,7 +220,7 @@ def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) ->
     if not is_chosen(spec):
         if problem is not None:
             which = f"a {spec.op} of dtype {spec.dtype}" if has_problem(spec) else f"a {spec.op}"
-            raise SpecError("problem", f"is given: {which} has none to choose for")
+            raise SpecError("problem", f"is given, but {which} is not chosen by problem")
         return None
     if not isinstance(problem, AttentionProblem | BsrProblem):
         own, sizes = said_by(spec), plain_fields({} if problem is None else problem)
@@ -234,7 +234,7 @@ def _check_same(spec: Fields, problem: Fields) -> None:
     for name in problem.keys() | spec.keys() if "op" in problem else problem:
         told, asked = spec.get(name), problem.get(name)
         if told != asked:
-            raise SpecError(f"problem.{name}", f"is {shown(asked)}, and the spec's is {shown(told)}")
+            raise SpecError(f"problem.{name}", f"is {shown(asked)}, but {shown(told)} in the spec")
 
 
 def _named(spec: Spec) -> NamedSpec:
@@ -358,8 +358,8 @@ def _dense(rows: Sequence[Measurement], label: str) -> str:
     for row in rows:
         timing = next((each for each in row.kernels if each.label == label), None)
         if timing is not None and row.dense is not None and row.dense_wins(timing):
-            ours = f"the measured kernel {timing.single_us:.4g}"
-            return f"{row.dense.name} takes {row.dense.single_us:.4g} us there, {ours}"
+            ours = f"the measured kernel {timing.single_us:.4g} us"
+            return f"{row.dense.name} {row.dense.single_us:.4g} us ({ours})"
     return ""
 
 
@@ -395,7 +395,7 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
         reason = f"measured: {where}"
     elif away <= NEAR:
         rule = "measured"
-        reason = f"wins, or loses least, in {len(rows)} measured rows that agree; one of them: {first.problem}: {where}"
+        reason = f"best on average over {len(rows)} matching measurements; one of them: {first.problem}: {where}"
     else:
         rule = "nearest"
         reason = f"not measured; the nearest measured problem is {first.problem}: {where}"
@@ -430,7 +430,7 @@ def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequenc
         return None
     label = min(expected, key=lambda each: expected[each])
     which = kernels.kind if label in kernels.shipped else "kernels"
-    reason = f"of {len(expected)} {which} the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
+    reason = f"the fastest of {len(expected)} {which} in a model of waves and steps, calibrated by {len(rows)} rows"
     if nearest:
         reason += f"; the nearest measured problem is {nearest[0].problem}"
     return Choice(tried[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
@@ -461,7 +461,7 @@ def _unmeasured(kernels: _Kernels) -> Choice | None:
     named = list({each.spec.hash: each for each in found if each is not None}.values())
     default = parse_spec(kernels.written)
     named = [each for each in named if (each.spec.mma, each.spec.copy_) == (default.mma, default.copy_)]
-    reason = f"not measured: the {'kernel with a receipt' if kernels.only else 'shipped kernel for such problems'}"
+    reason = f"not measured: the {'kernel with a receipt' if kernels.only else 'shipped kernel for similar problems'}"
     if len(named) == 1:
         return Choice(named[0], "shipped", reason)
     return _fastest_by_the_model(kernels, named) if named else None
@@ -477,12 +477,12 @@ def _fastest_by_the_model(kernels: _Kernels, named: Sequence[NamedSpec]) -> Choi
     times = [guess.microseconds for guess in guesses if guess is not None]
     those = f"not measured: of {len(named)} {kernels.kind}"
     if len(times) == len(named):
-        reason = f"{those} the fastest by the model of waves and steps"
+        reason = f"{those} the fastest in a model of waves and steps"
         return Choice(named[times.index(min(times))], "model", reason)
     if not (kernels.shipped and isinstance(problem, AttentionProblem) and problem.kv_len):
         return None
     first = min(named, key=lambda each: (len(each.stem), each.stem))
-    return Choice(first, "shipped", f"{those} that of the shortest name")
+    return Choice(first, "shipped", f"{those} the one with the shortest name")
 
 
 __all__ = ["Choice", "choose", "distance", "planned"]

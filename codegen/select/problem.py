@@ -93,14 +93,16 @@ class AttentionProblem(_Problem):
     """An attention problem."""
 
     op: Literal["attention"] = "attention"
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head")
-    pattern: AnyPattern = Field(description="keys that a query sees")
-    lse: bool = Field(default=True, description="log-sum-exp of each row, returned beside O")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
+    pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
+    lse: bool = Field(default=True, description="log-sum-exp of each row, returned in addition to O")
     softcap: float | None = Field(default=None, description="cap of the logits")
-    score: Score | None = Field(default=None, description="what becomes of the logits: an expression")
-    sink: bool = Field(default=False, description="attention sink: a logit of each head in its rows' sums")
+    score: Score | None = Field(default=None, description="transform of the logits: an expression")
+    sink: bool = Field(
+        default=False, description="attention sink: a logit per head, added to the softmax sums of its rows"
+    )
     kv_lengths: bool = Field(default=False, description="number of keys of each batch, from the caller")
-    pad_heads: bool = Field(default=False, description="heads of fewer elements than head_dim; not for sm_90a")
+    pad_heads: bool = Field(default=False, description="heads smaller than head_dim; not for sm_90a")
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1, description="query heads that share their lists"
     )
@@ -108,11 +110,13 @@ class AttentionProblem(_Problem):
     batch: Size | None = Field(default=None, description="batches")
     heads: Size | None = Field(default=None, description="query heads")
     kv_heads: Size | None = Field(default=None, description="heads of K and V")
-    q_len: Size | None = Field(default=None, description="queries of a head")
-    kv_len: Size | None = Field(default=None, description="keys of a head")
-    list_length: Size | None = Field(default=None, description="entries of a list, where the pattern fixes no number")
+    q_len: Size | None = Field(default=None, description="queries per head")
+    kv_len: Size | None = Field(default=None, description="keys per head")
+    list_length: Size | None = Field(
+        default=None, description="entries per list, if the pattern does not fix their number"
+    )
     overlap: Share | None = Field(
-        default=None, description="share of its entries that a list has in common with the one before; random: 0"
+        default=None, description="share of entries that a list has in common with the previous one; 0 for random lists"
     )
 
     said: ClassVar[tuple[str, ...]] = (
@@ -128,7 +132,7 @@ class AttentionProblem(_Problem):
         )
 
     def options(self) -> tuple[object, ...]:
-        """Optional features of low cost; of equally distant measured problems, one with the same features is preferred."""
+        """Optional features of low cost; a measured problem with the same features wins ties."""
         return (self.lse, self.softcap is not None, self.score is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
@@ -167,23 +171,24 @@ class BsrProblem(_Problem):
     op: Literal["bsr_spmm", "bsr_sddmm", "bsr_spgemm"]
     block: BlockShape = Field(description="shape of a stored block")
     b_layout: Literal["row_major", "column_major"] = Field(default="row_major", description="memory layout of B")
-    epilogue: Epilogue | None = Field(default=None, description="what becomes of C before it is stored")
+    epilogue: Epilogue | None = Field(default=None, description="epilogue of C")
     accumulate: bool = Field(default=False, description="C = A B + beta c")
     transpose_a: bool = Field(default=False, description="C = A^T B")
     output: Literal["dense", "bsr"] = Field(default="dense", description="form of C of bsr_spgemm")
     m: Size | None = Field(default=None, description="rows of C")
     n: Size | None = Field(default=None, description="columns of C")
     k: Size | None = Field(default=None, description="depth of the product")
-    density: Share | None = Field(default=None, description="share of the blocks that is stored")
+    density: Share | None = Field(default=None, description="share of blocks that are stored")
     evenness: Literal["even", "uneven"] | Annotated[float, Field(ge=1)] | None = Field(
-        default=None, description="stored blocks of the longest block row over those of the mean one"
+        default=None, description="ratio of stored blocks in the longest and the mean block row"
     )
     overlap: Share | None = Field(
-        default=None, description="share of its columns that a block row has in common with the one before; random: 0"
+        default=None,
+        description="share of columns that a block row has in common with the previous one; 0 for random rows",
     )
     prepared: Literal["none", "rows", "packed"] | None = Field(
         default=None,
-        description="what is done to A once, before many calls: rows: kernel.prepare(a); packed: with pack=True",
+        description="preparation of A, once before many calls: rows: kernel.prepare(a); packed: with pack=True",
     )
 
     said: ClassVar[tuple[str, ...]] = ("block", "b_layout", "epilogue", "accumulate", "transpose_a", "output")
@@ -204,14 +209,14 @@ class BsrProblem(_Problem):
             SpecError: without rows, without that number of columns, or for an unknown field.
         """
         if not len(row_lengths):
-            raise SpecError("row_lengths", "is empty: a matrix has one block row or more")
+            raise SpecError("row_lengths", "is empty: a matrix has at least one block row")
         known = parse_problem(fields)
         if not isinstance(known, cls):
             raise SpecError("problem.op", f"is {shown(known.op)}; only products with BSR matrices have block rows")
         down, across = ("k", "m") if known.transpose_a else ("m", "n" if known.op == "bsr_sddmm" else "k")
         columns = getattr(known, across)
         if columns is None:
-            raise SpecError(across, "is missing: density is the share of a block row that is stored")
+            raise SpecError(across, "is missing; density needs the length of a block row")
         total, mean = sum(row_lengths), sum(row_lengths) / len(row_lengths)
         found = parse_problem(
             {
@@ -234,7 +239,7 @@ class BsrProblem(_Problem):
         return (self.op, self.arch, self.block, self.b_layout, self.transpose_a, self.output)
 
     def options(self) -> tuple[object, ...]:
-        """Optional features of low cost; of equally distant measured problems, one with the same features is preferred."""
+        """Optional features of low cost; a measured problem with the same features wins ties."""
         return (self.epilogue is not None, self.accumulate)
 
     def places(self) -> dict[str, float | None]:
@@ -300,7 +305,7 @@ def plain_fields(data: Mapping[str, Any]) -> Fields:
         SpecError: if it is not a mapping, or a field is not plain data.
     """
     if not isinstance(data, Mapping):
-        raise SpecError("problem", f"is a mapping of fields, this is {type(data).__name__}")
+        raise SpecError("problem", f"must be a mapping of fields, this is {type(data).__name__}")
     try:
         plain: Fields = PlainCopy().of(data)
     except SpecError as error:
@@ -320,7 +325,7 @@ def problem_fields(text: str) -> Fields:
     for part in filter(None, text.replace(" ", "").split(",")):
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise SpecError("problem", f"has {shown(part)}; parts are FIELD=VALUE, with commas between them")
+            raise SpecError("problem", f"has {shown(part)}; expected FIELD=VALUE,..., separated by commas")
         *outer, last = name.split(".")
         inner = fields
         for each in outer:
@@ -382,7 +387,7 @@ def said_by(spec: Spec) -> Fields:
         SpecError: for an operator without problems.
     """
     if not has_problem(spec):
-        raise SpecError("op", f"is {spec.op}; there is a choice for attention and the bsr_ operators")
+        raise SpecError("op", f"is {spec.op}; only attention and the bsr_ operators have problems")
     fields: Fields = json.loads(spec.canonical_json())
     if fields.get("query_grouping") == "search":
         fields.pop("query_grouping")

@@ -45,11 +45,11 @@ def check_writable(current: NamedSpec) -> None:
         CodegenError: for a spec without a file, or from an installed package.
     """
     if current.path is None:
-        raise CodegenError("--write: the current spec is of no file; name one with --spec FILE")
+        raise CodegenError("--write: the current spec has no file; name one with --spec FILE")
     if current.is_shipped and not IN_SOURCE_TREE:
         raise CodegenError(
-            f"--write: {current.stem} belongs to the installed package; copy its spec into a file of your own, "
-            "and name that with --spec FILE"
+            f"--write: {current.stem} belongs to the installed package; copy its spec to your own file, "
+            "and name it with --spec FILE"
         )
 
 
@@ -68,7 +68,7 @@ def propose(current: NamedSpec, best: Spec) -> Proposal:
         raise CodegenError(f"{place}: has changed since it was read; run again")
     new = with_values(read_yaml(old, place), tuning)
     if _read(current, new) != best:
-        raise CodegenError(f"{place}: cannot be changed where its fields stand; by hand: {tuning}")
+        raise CodegenError(f"{place}: cannot be edited in place; change by hand: {tuning}")
     return Proposal(place, old, new)
 
 

@@ -36,8 +36,9 @@ class Ranking:
     def told(self) -> str:
         """The comparison in words."""
         known = "not defined" if self.spearman is None else f"{self.spearman:.2f}"
-        first = "its first one takes" if self.first == 1 else f"its first {self.first}, which it ranks alike, take"
-        return f"rank correlation (Spearman) {known} over {self.kernels} kernels; {first} {self.loss:.3f} x the fastest"
+        first = "its first one takes" if self.first == 1 else f"its first {self.first}, ranked equal, take"
+        loss = f"{first} {self.loss:.3f} x the time of the fastest"
+        return f"rank correlation (Spearman) {known} over {self.kernels} kernels; {loss}"
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:

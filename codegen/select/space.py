@@ -109,13 +109,13 @@ def parse_axes(texts: Sequence[str], spec: Spec) -> dict[str, tuple[Any, ...]]:
             else:
                 value = part
             if not name or not value:
-                raise _error("", f"has {shown(part)} of {shown(text)}; FIELD=VALUE,VALUE,... is expected")
+                raise _error("", f"has {shown(part)} of {shown(text)}; expected FIELD=VALUE,VALUE,...")
             checked = _value(name, value, spec)
             if checked in axes[name]:
                 raise _error(name, f"has {shown(value)} twice")
             axes[name].append(checked)
     if "tile" in axes and any(name.startswith("tile.") for name in axes):
-        raise _error("tile", "is given whole, and by its parts: say one of them")
+        raise _error("tile", "is given both as a whole and by parts: use one of them")
     return {name: tuple(values) for name, values in axes.items()}
 
 
@@ -132,8 +132,8 @@ def _field(name: str, spec: Spec) -> str:
     if name in known:
         return name
     if name.partition(".")[0] in fields and not name.startswith("tile"):
-        raise _error(one_line(name), "says what a kernel computes, not how: it belongs into the problem")
-    raise _error(one_line(name), f"is not a field of this spec that says how it computes; {alternatives(name, known)}")
+        raise _error(one_line(name), "defines what a kernel computes: put it into the problem")
+    raise _error(one_line(name), f"is not a tuning field of this spec; {alternatives(name, known)}")
 
 
 def _value(name: str, text: str, spec: Spec) -> Any:
@@ -150,7 +150,9 @@ def _plain(name: str, text: str, spec: Spec) -> Any:
     if name == "tile":
         sizes, parts = text.split("x"), list(type(spec.tile).model_fields)
         if len(sizes) != len(parts) or not all(map(_SIZE.fullmatch, sizes)):
-            raise _error(name, f"has {shown(text)}; {'x'.join(part.upper() for part in parts)} is expected, as 128x64")
+            raise _error(
+                name, f"has {shown(text)}; expected {'x'.join(part.upper() for part in parts)}, such as 128x64"
+            )
         return {part: int(size) for part, size in zip(parts, sizes, strict=True)}
     try:
         return json_value(text)
@@ -191,7 +193,7 @@ def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
     """
     points = math.prod(map(len, axes.values()))
     if points > MOST_POINTS:
-        raise _error("", f"has {points} combinations; at most {MOST_POINTS} are looked at: give fewer values")
+        raise _error("", f"has {points} combinations; at most {MOST_POINTS} are allowed: give fewer values")
     base = base_fields(current.spec, problem)
     known = {each.spec.hash: each for each in [*shipped_specs(), current]}
     members: dict[tuple[str, ...], NamedSpec] = {}
@@ -202,7 +204,7 @@ def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
             spec = parse_spec(with_tuning(base, tuning))
             plan_of(spec, "candidate")
             if not is_allowed(spec, problem):
-                raise SpecError("prepared", "a kernel that wants A prepared, and the problem says otherwise")
+                raise SpecError("prepared", "a kernel that requires a prepared A, unlike the problem")
         except SpecError as error:
             text = ", ".join(f"{name} {spelt(value)}" for name, value in tuning.items())
             errors.setdefault(error.field, []).append(f"{text}: {one_line(error.reason)}")

@@ -40,18 +40,18 @@ class TableError(CodegenError):
 class Timing(SpecModel):
     """Times of one kernel."""
 
-    spec: str | dict[str, Any] = Field(description="name of a shipped spec, or the fields that say how it computes")
-    single_us: Microseconds = Field(description="of a single call after a pause, median")
-    back_to_back_us: Microseconds | None = Field(default=None, description="of a call among others back to back")
+    spec: str | dict[str, Any] = Field(description="name of a shipped spec, or tuning fields")
+    single_us: Microseconds = Field(description="median time of a single call after a pause")
+    back_to_back_us: Microseconds | None = Field(default=None, description="time of a call in a back-to-back sequence")
     prepared: Literal["rows", "packed"] | None = Field(
-        default=None, description="what was done to A before: see BsrProblem; None if the kernel makes no use of it"
+        default=None, description="preparation of A, see BsrProblem; None if the kernel does not use it"
     )
-    earlier_source: bool = Field(default=False, description="whether its source has changed since")
+    earlier_source: bool = Field(default=False, description="whether its source has changed since the measurement")
 
     @model_validator(mode="after")
     def _is_whole(self) -> Timing:
         if not isinstance(self.spec, str) and not {"tile", "stages"} <= self.spec.keys():
-            raise ValueError("spec has no tile or no stages: it is none that was timed")
+            raise ValueError("spec has no tile or no stages, so it is not a timed kernel")
         return self
 
     @property
@@ -82,9 +82,11 @@ class Measurement(SpecModel):
     """One row: kernels that were timed for a problem on a device, fastest first."""
 
     problem: Annotated[Problem, Field(discriminator="op")]
-    device: str = Field(description="as torch names it")
-    date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$", description="of the measurement; of converted rows, of its file")
-    source: str = Field(description="where it is from")
+    device: str = Field(description="name in torch")
+    date: str = Field(
+        pattern=r"^\d{4}-\d\d-\d\d$", description="date of the measurement; for converted rows, of its file"
+    )
+    source: str = Field(description="source of the row")
     kernels: Annotated[tuple[Timing, ...], Field(min_length=1)]
     dense: Dense | None = None
 

@@ -20,7 +20,7 @@ def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
     """Text of the header; it requires cuda.h, and C11 or C++11."""
     prefix = facts.symbol.upper()
     lines = [
-        f"/* {facts.symbol}: what a host passes to launch it, as kernel.json beside this file has it.",
+        f"/* {facts.symbol}: data for its launch, as in kernel.json next to this file.",
         " * Written by `codegen export`; docs/guide/export.md of sparse-kernel-codegen describes it. Do not edit. */",
         f"#ifndef {prefix}_H",
         f"#define {prefix}_H",
@@ -33,7 +33,7 @@ def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
         "",
         *_defines(prefix, _macros(facts)),
         "",
-        "/* Named values of the source, to which the comments below refer. */",
+        "/* Constants of the source that the comments below refer to. */",
         *_defines(prefix, ((name, _literal(value)) for name, value in facts.constants.items())),
         "",
         *(line for told in facts.tensor_maps for line in (*_tensor_map(prefix, told), "")),
@@ -73,7 +73,7 @@ def _tensor_map(prefix: str, told: TensorMapRecord) -> list[str]:
     name = told.param.upper()
     dims = ", ".join(told.global_dim)
     return [
-        f"/* {told.param}: of the tensor {told.tensor}, globalDim {{{_words(dims)}}}. */",
+        f"/* {told.param}: tensor map of {told.tensor}, globalDim {{{_words(dims)}}}. */",
         *_defines(
             f"{prefix}_{name}",
             [
@@ -113,7 +113,7 @@ def _tensor_map_type(facts: KernelFacts) -> list[str]:
     """Type of a tensor map with the kernel's alignment: cuda.h of CUDA 13 aligns CUtensorMap to 128 bytes."""
     prefix = facts.symbol.upper()
     return [
-        "/* The bytes of a CUtensorMap: encode one and copy them (in some versions its alignment is another one). */",
+        "/* The bytes of a CUtensorMap: encode one and copy it (its alignment depends on the CUDA version). */",
         "typedef struct {",
         f"  {prefix}_ALIGNAS(64) unsigned char bytes[128];",
         f"}} {facts.symbol}_tensor_map;",
@@ -150,10 +150,10 @@ def _launch(prefix: str, launch: LaunchRecord) -> list[str]:
     macros += [(f"WORKSPACE_{name.upper()}_BYTES", size) for name, size in launch.workspace.items()]
     assigned = [f"    (params)->{name} = {value}; \\" for name, value in launch.numbers.items()]
     return [
-        "/* A launch of a problem of this shape, on a device of so many multiprocessors. */",
+        "/* A launch of a problem of this shape, on a device with this number of multiprocessors. */",
         *_defines(prefix, macros),
         "",
-        "/* Sets the parameters that the shape decides. */",
+        "/* Sets the parameters that depend on the shape. */",
         f"#define {prefix}_SET_NUMBERS(params) \\",
         "  do { \\",
         *assigned,

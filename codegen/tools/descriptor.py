@@ -38,8 +38,8 @@ class ParamRecord(SpecModel):
     type: ParamType = Field(description="tensor_map: a CUtensorMap; pointer: a CUdeviceptr; else a number")
     offset: Size = Field(description="bytes from the struct's first")
     size: Size = Field(description="bytes")
-    points_to: str | None = Field(description="C type of what a pointer points to")
-    address_alignment: Size | None = Field(description="bytes that the address of a tensor is a multiple of")
+    points_to: str | None = Field(description="C type of the elements of a pointer")
+    address_alignment: Size | None = Field(description="alignment of the address of a tensor, in bytes")
     what: str
 
 
@@ -47,11 +47,11 @@ class TensorMapRecord(SpecModel):
     """Arguments of cuTensorMapEncodeTiled for one parameter; the call provides the others."""
 
     param: str
-    tensor: str = Field(description="whose address is globalAddress")
+    tensor: str = Field(description="tensor at globalAddress")
     data_type: str = Field(description="tensorDataType")
     rank: Size = Field(description="tensorRank")
     global_dim: tuple[str, ...] = Field(description="globalDim: names of the sizes, innermost first")
-    stride_alignment: Size = Field(description="bytes that each of globalStrides is a multiple of")
+    stride_alignment: Size = Field(description="alignment of each of globalStrides, in bytes")
     box_dim: tuple[int, ...] = Field(description="boxDim: elements of one copy, innermost dimension first")
     element_strides: tuple[int, ...] = Field(description="elementStrides")
     interleave: str
@@ -63,9 +63,11 @@ class TensorMapRecord(SpecModel):
 class GridRecord(SpecModel):
     """Inputs of the rule for the number of thread blocks of a launch (docs/guide/export.md)."""
 
-    persistent: bool = Field(description="thread blocks loop over tiles: no more of them than run at once")
-    even_rounds: bool = Field(description="and no more than the rounds of the most tiles of one of them take")
-    ctas_per_sm: int = Field(description="thread blocks that an SM runs at once")
+    persistent: bool = Field(
+        description="thread blocks loop over tiles; the grid has at most the concurrent thread blocks"
+    )
+    even_rounds: bool = Field(description="and at most those that the number of rounds requires")
+    ctas_per_sm: int = Field(description="concurrent thread blocks per SM")
     what: str
 
 
@@ -95,11 +97,11 @@ class WorkspaceRecord(SpecModel):
 
     param: str
     kind: Kind = Field(
-        description="counters: int32, 0 before the first launch, and left at 0 by each; scratch: whatever is in it; "
+        description="counters: int32, 0 before the first launch, reset to 0 by each launch; scratch: any contents; "
         "sums: 0 before each launch"
     )
     alignment: Size
-    bytes: str | None = Field(description="expression of parameters; null: a launch of a known shape has it")
+    bytes: str | None = Field(description="expression of parameters; null if only a launch of known shape has it")
 
 
 class LaunchRecord(SpecModel):
@@ -112,24 +114,26 @@ class LaunchRecord(SpecModel):
     dynamic_shared_bytes: Size
     prologue_grid: Dim3 | None
     epilogue_grid: Dim3 | None = None
-    numbers: dict[str, int] = Field(description="values of parameters that the shape decides")
-    workspace: dict[str, int] = Field(description="bytes, by parameter; 0: the parameter is a null pointer")
-    copy_stride: int | None = Field(description="elements of a row of the copy of B that the prologue writes")
+    numbers: dict[str, int] = Field(description="values of parameters that depend on the shape")
+    workspace: dict[str, int] = Field(description="bytes, by parameter; 0 for a null pointer")
+    copy_stride: int | None = Field(description="row stride of the copy of B that the prologue writes, in elements")
 
 
 class KernelFacts(SpecModel):
     """All data about a kernel for a host."""
 
-    symbol: str = Field(description="of the kernel in the cubin, for cuModuleGetFunction")
+    symbol: str = Field(description="name of the kernel in the cubin, for cuModuleGetFunction")
     op: str
     spec: dict[str, Any]
     spec_hash: str
     arch: str
-    compute_capability: tuple[int, int] = Field(description="of the devices that run the cubin")
-    block: Dim3 = Field(description="threads; the most, if sized_by_launch")
+    compute_capability: tuple[int, int] = Field(description="compute capability of devices that run the cubin")
+    block: Dim3 = Field(description="threads per block; the most, if sized_by_launch")
     dynamic_shared_bytes: Size = Field(description="sharedMemBytes, the most if sized_by_launch")
-    sized_by_launch: bool = Field(description="block and shared memory depend on the shape")
-    cluster: Dim3 = Field(description="thread blocks; compiled in: a launch needs no attribute, but whole clusters")
+    sized_by_launch: bool = Field(description="whether block and shared memory depend on the shape")
+    cluster: Dim3 = Field(
+        description="thread blocks per cluster; compiled in: a launch needs whole clusters, but no attribute"
+    )
     grid: GridRecord
     prologue: PrologueRecord | None
     epilogue: EpilogueRecord | None = None
@@ -138,8 +142,8 @@ class KernelFacts(SpecModel):
     params: tuple[ParamRecord, ...]
     tensor_maps: tuple[TensorMapRecord, ...]
     workspace: tuple[WorkspaceRecord, ...]
-    constants: dict[str, int | float | bool] = Field(description="named values of the source, to which words refer")
-    launch_sha256: str = Field(description="as receipts have it")
+    constants: dict[str, int | float | bool] = Field(description="constants of the source that descriptions refer to")
+    launch_sha256: str = Field(description="launch hash, as in receipts")
 
 
 def facts_of(plan: Plan) -> KernelFacts:

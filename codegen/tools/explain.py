@@ -120,9 +120,7 @@ def explained(plan: Plan, provenance: Provenance | None = None, choice: Choice |
 
 def _short_of(registers: Registers) -> str:
     """Warning about a large expression, as the end of a sentence; "" for others."""
-    return (
-        f"; its expression would have about {registers.expression}: some bytes may spill" if registers.may_spill else ""
-    )
+    return f"; its expression needs about {registers.expression}: some bytes may spill" if registers.may_spill else ""
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
@@ -136,21 +134,21 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("instructions", f"mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}, stages: {spec.stages}"),
         *plan.summary,
         ("grid", plan.grid_summary),
-        ("threads", f"{plan.threads} in a block ({plan.threads // 32} warps)"),
+        ("threads", f"{plan.threads} per block ({plan.threads // 32} warps)"),
         (
             "blocks per SM",
-            f"{plan.ctas_per_sm} wanted; shared memory fits {blocks_by_shared_memory(plan)}, "
+            f"{plan.ctas_per_sm} required; shared memory fits {blocks_by_shared_memory(plan)}, "
             f"registers fit {blocks_by_registers(plan)}, warps fit {blocks_by_threads(plan)}",
         ),
         ("occupancy", occupancy(plan)),
         (
             "registers",
-            f"accumulators and fragments take {registers.accumulators} of {registers.limit} in a thread that computes, "
-            f"the compiler has the rest; at most {launch_registers(plan)} at launch{_short_of(registers)}",
+            f"accumulators and fragments take {registers.accumulators} of {registers.limit} per computing thread, "
+            f"the rest is for the compiler; at most {launch_registers(plan)} at launch{_short_of(registers)}",
         ),
         (
             "one step",
-            f"{plan.flops / 1e6:.2f} MFLOP on {plan.bytes / KIB:.1f} KB loaded: "
+            f"{plan.flops / 1e6:.2f} MFLOP for {plan.bytes / KIB:.1f} KB loaded: "
             f"{plan.flops / plan.bytes:.0f} FLOP/byte",
         ),
         ("template", f"templates/{plan.template}"),
@@ -187,7 +185,7 @@ def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:
         chosen = f"{chosen}: {json.dumps(tuning_of(choice.spec))}"
     rows = [("chosen", chosen), ("rule", choice.rule), ("why", choice.reason)]
     if choice.dense:
-        rows.append(("dense", f"by the table a dense product is faster: {choice.dense}"))
+        rows.append(("dense", f"a dense product is faster there: {choice.dense}"))
     title = Text("Choice", style="bold")
     title.append(" for its problem; docs/reference/select.md", style="not bold")
     return [title, _rows(rows)]
@@ -223,7 +221,7 @@ def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
     if not tensors:
         title.append(": none", style="not bold")
         return [title]
-    title.append(", int32, beside q, k and v", style="not bold")
+    title.append(", int32, in addition to q, k and v", style="not bold")
     rows = []
     for tensor, dims in _dims(spec):
         rows.append((tensor.name, f"({', '.join(dims)}){' optional' if tensor.optional else ''}: {tensor.doc}"))

@@ -50,13 +50,13 @@ class KernelRecord(SpecModel):
     schema_version: Literal[1] = 1
     made_by: str = Field(description="codegen and its version")
     kernel: KernelFacts
-    launch: LaunchRecord | None = Field(description="of the shape that was named, if one was")
+    launch: LaunchRecord | None = Field(description="launch of the given shape, if any")
     source: FileRecord
     cubin: FileRecord
     header: FileRecord
     receipt: FileRecord
     compiler_log: str
-    seal: str = Field(description="SHA-256 of all others, as compact JSON with sorted keys")
+    seal: str = Field(description="SHA-256 of all other fields, as compact JSON with sorted keys")
 
     def sealed(self) -> KernelRecord:
         """A copy of the record with the seal of its fields."""
@@ -96,7 +96,7 @@ def check_exportable(named: NamedSpec) -> None:
         SpecError: for that name.
     """
     if RECORD in names_of(named.stem).values():
-        raise SpecError("", f"{named.stem} names a kernel whose receipt would be {RECORD}: name its file otherwise")
+        raise SpecError("", f"{named.stem} names a kernel whose receipt would be {RECORD}: rename its file")
 
 
 def files_of(
@@ -156,7 +156,7 @@ def exported_names(folder: Path, symbol: str) -> tuple[str, ...]:
         CodegenError,
         TypeError,
         ValueError,
-    ):  # for example a "file" that is a list, or an integer too large to print
+    ):  # such as a "file" that is a list, or a huge integer
         return ()
 
 
@@ -185,7 +185,7 @@ def _record(folder: Path) -> KernelRecord:
     try:
         text = read_text(path)
     except MissingFileError:
-        raise ExportError(folder, f"is no exported kernel, it has no {RECORD}{_inside(folder)}") from None
+        raise ExportError(folder, f"is not an exported kernel: it has no {RECORD}{_inside(folder)}") from None
     try:
         record = json_model(KernelRecord, text)
         check_name(record.kernel.symbol)  # file names contain it
@@ -193,7 +193,7 @@ def _record(folder: Path) -> KernelRecord:
     except (CodegenError, ValueError, RecursionError) as error:  # for example an integer too large to print
         raise ExportError(path, f"{error}; export the kernel again") from None
     if not fits:
-        raise ExportError(path, "was changed after it was exported: its seal does not fit; export the kernel again")
+        raise ExportError(path, "was changed after the export: its seal does not match; export the kernel again")
     return record
 
 
@@ -204,18 +204,18 @@ def _inside(folder: Path) -> str:
     except OSError:
         return ""
     named = ", ".join(map(one_line, found[:MOST_NAMED]))
-    return f"; exported kernels in it: {named}: name one of these folders" if found else ""
+    return f"; it has exported kernels: {named}: name one of these folders" if found else ""
 
 
 def _checked(folder: Path, name: str, told: FileRecord) -> bytes:
     """Contents of a file of an export, after checks of its name and hash."""
     path = folder / name
     if told.file != name:
-        raise ExportError(folder / RECORD, f"names the file {one_line(told.file)}, where {name} is expected")
+        raise ExportError(folder / RECORD, f"names the file {one_line(told.file)}, expected {name}")
     data = read_bytes(path, MOST_OF_CUBIN)
     found = _sha256(data)
     if found != told.sha256:
-        reason = f"is not the file that was exported: its SHA-256 is {found}, {RECORD} says {told.sha256}"
+        reason = f"is not the exported file: its SHA-256 is {found}, expected {told.sha256} ({RECORD})"
         raise ExportError(path, f"{reason}; export the kernel again")
     return data
 
@@ -263,9 +263,9 @@ def _generated(folder: Path, record: KernelRecord, source: str, origin: str) -> 
     except CodegenError as error:
         raise ExportError(folder, f"{_another(record)}: {error}") from None
     if facts_of(own.plan).model_dump_json() != record.kernel.model_dump_json():  # == treats true as 1
-        raise ExportError(folder, f"{_another(record)}, which launches this kernel in another way")
+        raise ExportError(folder, f"{_another(record)}, which launches this kernel differently")
     if not _same_but_for_names(own.source, source):
-        raise ExportError(folder, f"{_another(record)}, which makes another source of this spec")
+        raise ExportError(folder, f"{_another(record)}, which renders this spec differently")
     return replace(own, source=source)
 
 
@@ -282,12 +282,12 @@ def _check_launch(folder: Path, record: KernelRecord, generated: Generated) -> N
     except CodegenError as error:
         raise ExportError(folder / RECORD, f"launch: {error}; export the kernel again") from None
     if own.model_dump_json() != record.launch.model_dump_json():
-        raise ExportError(folder, f"{_another(record)}, which launches a problem of this shape in another way")
+        raise ExportError(folder, f"{_another(record)}, which launches a problem of this shape differently")
 
 
 def _another(record: KernelRecord) -> str:
     made_by = one_line(record.made_by)
-    return f"export it again, or load it with what exported it ({made_by}); this is codegen {__version__}"
+    return f"export it again, or load it with the version that exported it ({made_by}); this is codegen {__version__}"
 
 
 def _same_but_for_names(own: str, source: str) -> bool:

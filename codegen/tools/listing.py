@@ -32,7 +32,7 @@ def selected(rows: Iterable[Row], globs: Sequence[str], **fields: str | None) ->
         known = sorted({str(row[field]) for row in found})
         if value is not None and value not in known:
             option = {"operator": "op", "type": "dtype"}.get(field, field)
-            raise CodegenError(f"--{option}: no listed kernel has {value!r}; there are {', '.join(known)}")
+            raise CodegenError(f"--{option}: no listed kernel has {value!r}; values: {', '.join(known)}")
         found = [row for row in found if value in (None, row[field])]
     names = [str(row["spec"]) for row in found]
     for glob in globs:

@@ -58,11 +58,11 @@ class NewSpec:
         """Reasons for the spec, each with its subject."""
         told = {"problem": str(self.problem), "chosen by": f"{self.choice.rule}: {self.choice.reason}"}
         if not any(place is not None for name, place in self.problem.places().items() if name in SIZES):
-            told["sizes"] = "none are given, so none decided: --problem heads=...,q_len=... (docs/reference/select.md)"
+            told["sizes"] = "none given: --problem heads=...,q_len=... (docs/reference/select.md)"
         if self.choice.dense:
-            told["dense"] = f"by the table a dense product is faster: {self.choice.dense}"
+            told["dense"] = f"a dense product is faster there: {self.choice.dense}"
         if self.shipped:
-            told["shipped"] = f"{self.shipped} is the same kernel; what its receipt says: codegen list"
+            told["shipped"] = f"{self.shipped} is the same kernel; for its receipt, run: codegen list"
         room = self.plan.arch.shared_memory_per_block
         told["tile"] = ", ".join(f"{name} {size}" for name, size in self.plan.spec.tile.model_dump().items())
         told["shared memory"] = f"{self.plan.shared_bytes / KIB:.1f} of {room / KIB:.0f} KB"
@@ -75,30 +75,30 @@ class NewSpec:
 def problem_asked_for(
     device: str | None, head_dim: int | None, pattern: str | None, rest: str | None
 ) -> tuple[Problem, str | None]:
-    """Problem that the options of the command tell, and the device as measurements call it.
+    """Problem from the options of the command, and the device's name in measurements.
 
     Args:
         device: a GPU or an architecture.
         head_dim: elements per head.
-        pattern: its kind, then its fields: ``topk,k=32,block=128``.
-        rest: any other fields of the problem: ``FIELD=VALUE,...``.
+        pattern: kind and fields, such as ``topk,k=32,block=128``.
+        rest: other fields of the problem: ``FIELD=VALUE,...``.
 
     Raises:
-        SpecError: for what is missing, is given twice or is not legal.
+        SpecError: for a missing, repeated or invalid field.
     """
     told = dict(problem_fields(rest or ""))
     given = {"arch": device and arch_of(device), "head_dim": head_dim, "pattern": pattern and pattern_fields(pattern)}
     for name, value in given.items():
         if value is not None and name in told:
-            raise SpecError(f"problem.{name}", "is given twice: by an option of its own, and in --problem")
+            raise SpecError(f"problem.{name}", "is given twice: by its own option and in --problem")
         if value is not None:
             told[name] = value
     if "arch" not in told:
-        raise SpecError("--device", "is missing; name a GPU or an architecture, or say --interactive")
+        raise SpecError("--device", "is missing; name a GPU or an architecture, or use --interactive")
     attention = told.get("op", "attention") == "attention"
     for name in ("head_dim", "pattern") if attention else ():
         if name not in told:
-            raise SpecError(f"--{name.replace('_', '-')}", "is missing; give it, or say --interactive")
+            raise SpecError(f"--{name.replace('_', '-')}", "is missing; give it, or use --interactive")
     return parse_problem({"op": "attention", **told}), _measured_device(device)
 
 
@@ -127,12 +127,12 @@ def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec
         SpecError: for an invalid name of a spec, or a problem without a kernel.
     """
     if path.suffix not in SUFFIXES:
-        raise SpecError("FILE", f"is {shown(str(path))}; a spec's ends in {' or '.join(SUFFIXES)}")
+        raise SpecError("FILE", f"is {shown(str(path))}; the name of a spec file ends in {' or '.join(SUFFIXES)}")
     choice = planned(choose(problem, device=device))
     text = text_of(problem, choice)
     named = read_spec(path, text)
     if named.spec != choice.spec:  # YAML reads a value differently
-        raise SpecError("", "the file would not hold the spec that was chosen", str(path))
+        raise SpecError("", "the file would not contain the chosen spec", str(path))
     return NewSpec(named, text, problem, choice, generate(named).plan)
 
 
@@ -144,7 +144,7 @@ def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
     """
     if is_file(path) and not force and (text is None or not holds(path, text)):
         place = one_line(str(path), MOST_OF_PLACE)
-        raise CodegenError(f"{place} is there already, and was not changed; --force writes over it")
+        raise CodegenError(f"{place} exists and was not changed; --force overwrites it")
 
 
 def text_of(problem: Problem, choice: Choice) -> str:

@@ -43,14 +43,14 @@ def new_command(
         ),
     ] = None,
     head_dim: Annotated[
-        int | None, typer.Option("--head-dim", metavar="N", help="Attention: elements of a head.", show_default=False)
+        int | None, typer.Option("--head-dim", metavar="N", help="Attention: elements per head.", show_default=False)
     ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
             "--pattern",
             metavar="KIND,FIELD=VALUE,...",
-            help="Attention: the keys that a query sees.",
+            help="Attention: pattern of the keys that each query sees.",
             show_default=False,
             autocompletion=_complete_pattern,
         ),

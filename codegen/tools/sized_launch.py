@@ -51,8 +51,8 @@ def sized_launch(plan: Plan, sizes: Mapping[str, int], sm_count: int) -> SizedLa
     args = plan.problem(shape, slots)
     size = args.block or BlockSize(plan.threads, plan.shared_bytes)
     if size.shared_bytes > plan.shared_bytes:
-        most = f"which takes {size.shared_bytes} bytes of shared memory, {plan.shared_bytes} are there"
-        raise SpecError("shape.block_kv", f"makes {args.numbers['key_blocks']} key blocks, {most}")
+        most = f"which needs {size.shared_bytes} bytes of shared memory, but has {plan.shared_bytes}"
+        raise SpecError("shape.block_kv", f"gives {args.numbers['key_blocks']} key blocks, {most}")
     return SizedLaunch(plan, shape, sm_count, args, plan.thread_blocks(args.tiles, slots), size)
 
 
@@ -63,7 +63,7 @@ def _shape(plan: Plan, sizes: Mapping[str, int]) -> Shape:
     known = {field.name: field for field in fields(kind)}
     for name, size in sizes.items():
         if name not in known:
-            raise SpecError(f"shape.{name}", f"is no size of {plan.spec.op}; {alternatives(name, known)}")
+            raise SpecError(f"shape.{name}", f"is not a size of {plan.spec.op}; {alternatives(name, known)}")
         if isinstance(size, bool) or not isinstance(size, int) or not (_least(known[name]) <= size <= MOST):
             raise SpecError(f"shape.{name}", f"is {shown(size)}, expected {_least(known[name])} to 2^30")
     for name, field in known.items():

@@ -31,7 +31,7 @@ def ask(question: str, read: Callable[[str], Answer], default: str = "") -> Answ
         line = sys.stdin.readline()
         if not line:
             typer.echo(err=True)
-            raise CodegenError("the answers end before the questions do; nothing was written")
+            raise CodegenError("the input ended before all questions were answered; nothing was written")
         try:
             return read(line.strip() or default)
         except CodegenError as error:
@@ -58,7 +58,7 @@ def ask_pattern(head_dim: int) -> str:
 
     def read_kind(text: str) -> str:
         if text not in PATTERNS:
-            raise CodegenError(f"there are {', '.join(PATTERNS)}")
+            raise CodegenError(f"expected one of {', '.join(PATTERNS)}")
         return text
 
     while True:
@@ -70,7 +70,7 @@ def ask_pattern(head_dim: int) -> str:
             hint = ", one number if square, in elements" if field.annotation is Block else ""
             text += f",{name}={ask(f'  {name} ({field.description}{hint})', _number(name))}"
         if kind == "topk":
-            k = ask("  k (key blocks of a query block; empty: as many as lists are wide)", _number("k", empty=True))
+            k = ask("  k (key blocks per query block; if empty, the width of the lists)", _number("k", empty=True))
             text += f",k={k}" if k else ""
         try:
             parse_problem({"op": "attention", "head_dim": head_dim, "pattern": pattern_fields(text)})
@@ -85,7 +85,7 @@ def ask_sizes() -> str:
     told = {}
     for name in SIZES:
         what = AttentionProblem.model_fields[name].description
-        told[name] = ask(f"{name}: {what} (empty: not known)", _number(name, empty=True))
+        told[name] = ask(f"{name}: {what} (empty if unknown)", _number(name, empty=True))
     return ",".join(f"{name}={value}" for name, value in told.items() if value)
 
 
@@ -96,9 +96,9 @@ def _number(name: str, allowed: tuple[int, ...] = (), *, empty: bool = False) ->
         if not text and empty:
             return None
         if not (text.isascii() and text.isdigit() and len(text) <= 9):
-            raise CodegenError(f"{name} is a number")
+            raise CodegenError(f"{name} must be a number")
         if allowed and int(text) not in allowed:
-            raise CodegenError(f"{name} is one of {', '.join(map(str, allowed))}")
+            raise CodegenError(f"{name} must be one of {', '.join(map(str, allowed))}")
         return int(text)
 
     return read

@@ -135,8 +135,8 @@ CYCLE["tile"] = CYCLE
     [
         ("stages", 10**5000, "stages: is an integer of 16610 bits; at most 63 are allowed"),
         ("stages", 1 << 63, "stages: is an integer of 64 bits"),
-        ("op", "\ud800", "op: is '\\ud800'; a half of a character (a surrogate) is none"),
-        ("x\ud800", 1, "is 'x\\ud800'; a half of a character"),
+        ("op", "\ud800", "op: is '\\ud800'; half of a surrogate pair is not a character"),
+        ("x\ud800", 1, "is 'x\\ud800'; half of a surrogate pair"),
         ("dtype", "x" * 10**6, f"dtype: has 1000000 characters; at most {MOST_CHARACTERS} are allowed"),
         ("dtype", "x" * 9999, "dtype: is 'xxx"),
         ("tile", deep(50_000), "is nested too deeply"),
@@ -146,7 +146,7 @@ CYCLE["tile"] = CYCLE
         ("tile", {1, 2}, "tile: is {1, 2}; a mapping, a list, a word, a number"),
         ("tile", b"x", "tile: is b'x'; a mapping"),
         ("tile", BlockShape.model_construct(rows=Odd()), "tile: is no valid BlockShape"),
-        ("pattern", {None: 1}, "pattern.None: is of type NoneType; the name of a field is a word"),
+        ("pattern", {None: 1}, "pattern.None: is of type NoneType; names of fields are words"),
         (10**5000, 1, "is an integer of 16610 bits"),
         ((1, 2), 1, "is (1, 2); a mapping"),
         ("a\nb" * 1000, 1, "a\\nba\\nb"),
@@ -183,11 +183,11 @@ def test_json_that_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a": 1, "a": 1}', "has the name 'a' twice in one object; a name has one value"),
-        ('[{"b": {"a": 1, "c": 2, "a": 3}}]', "has the name 'a' twice in one object; a name has one value"),
-        ("NaN", "has the number NaN; JSON has finite numbers alone"),
-        ('{"a": [-Infinity]}', "has the number -Infinity; JSON has finite numbers alone"),
-        ("1e999", "has the number 1e999; JSON has finite numbers alone"),
+        ('{"a": 1, "a": 1}', "has the name 'a' twice in one object"),
+        ('[{"b": {"a": 1, "c": 2, "a": 3}}]', "has the name 'a' twice in one object"),
+        ("NaN", "has the number NaN; JSON only has finite numbers"),
+        ('{"a": [-Infinity]}', "has the number -Infinity; JSON only has finite numbers"),
+        ("1e999", "has the number 1e999; JSON only has finite numbers"),
     ],
 )
 def test_json_of_two_meanings_is_refused(text: str, says: str) -> None:
@@ -316,7 +316,7 @@ def test_what_is_no_file_is_not_written_over(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     device.symlink_to("/dev/null")
     for path in (fifo, device):
-        assert "is no regular file, and is not written over" in refusal(
+        assert "is not a regular file and is not overwritten" in refusal(
             lambda path=path: write_if_changed(path, "text")
         )  # type: ignore[misc]
     assert fifo.is_fifo() and device.is_symlink() and len(list(tmp_path.iterdir())) == 2

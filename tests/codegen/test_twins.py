@@ -131,7 +131,7 @@ def test_the_schema_has_lists() -> None:
 def test_names_of_twins_that_there_are_not() -> None:
     for name in ("h100_e4m3_dense_bf16", f"{TWIN}_bf16", f"{NAME}_fp16", "_bf16"):
         assert library.shipped_file(name) is None
-        with pytest.raises(SpecError, match="no spec is called"):
+        with pytest.raises(SpecError, match="no spec is named"):
             find_spec(name)
 
 
@@ -146,7 +146,7 @@ def test_rendering_a_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(places, "GENERATED", tmp_path / "generated")
     code, out = run("render", TWIN)
     assert code == 0 and "wrote  generated/h100_topk32.cu\n" in out
-    assert f"{TWIN}: its source is generated/h100_topk32.cu with the name of the kernel and words replaced" in out
+    assert f"{TWIN}: its source is generated/h100_topk32.cu with the kernel's name and some words replaced" in out
     assert "fp16 -> bf16" in out and f"codegen render {TWIN} --out DIR" in out
     assert [path.name for path in (tmp_path / "generated").iterdir()] == ["h100_topk32.cu"]
     assert run("render", TWIN, "--check") == (0, "every file is up to date\n")
@@ -174,7 +174,7 @@ def test_a_receipt_has_both_types(tmp_path: Path, receipt: Make) -> None:
     path = receipt_path(twin, tmp_path)
     assert path == receipt_path(first, tmp_path) == tmp_path / "h100_topk32.json"
     own, other = receipt(first, render(first)), receipt(twin, render(twin))
-    with pytest.raises(MissingReceipt, match="none of h100_topk32, which comes first"):
+    with pytest.raises(MissingReceipt, match="no receipt of h100_topk32, the first type"):
         write_receipt(twin, other, path)
     assert not path.exists()
     assert write_receipt(first, own, path)

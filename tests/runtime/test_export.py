@@ -194,7 +194,7 @@ def test_a_word_is_a_shipped_spec_before_it_is_a_folder(
     monkeypatch.chdir(tmp_path)
     Path(KERNEL).mkdir()
     assert gpu(KERNEL).compiled.named.is_shipped
-    with pytest.raises(ExportError, match=r"is no exported kernel, it has no kernel\.json"):
+    with pytest.raises(ExportError, match=r"is not an exported kernel: it has no kernel\.json"):
         gpu(Path(KERNEL))
     with pytest.raises(ExportError, match=r"is no exported kernel"):
         gpu(f"./{KERNEL}")

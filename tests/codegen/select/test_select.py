@@ -127,7 +127,7 @@ def test_a_time_is_of_the_chosen_kernel_or_called_its_siblings() -> None:
     assert own.reason.endswith("2026-01-01, test; the time is of this kernel")
     assert own.timed is not None and (own.timed.named, own.timed.chosen) == (own.named, True)
     other = choose(parse_problem({**SPMM, **SIZES, "dtype": "bf16"}), rows=(one,))
-    assert other.reason.endswith(f"test; the time is of a sibling, {WIDE}")
+    assert other.reason.endswith(f"test; the time is of a similar kernel, {WIDE}")
     assert other.timed is not None and (other.timed.named.stem, other.timed.chosen) == (WIDE, False)
     assert other.named != other.timed.named
     strange = one.model_copy(update={"kernels": (Timing(spec={"tile": {"m": 3}, "stages": 2}, single_us=1.0),)})
@@ -274,7 +274,7 @@ def test_a_shipped_kernel_where_nothing_like_it_was_measured() -> None:
     strided = {"kind": "strided", "stride": 4, "local": 3, "block": 128}
     choice = choose(parse_problem({**CAUSAL, "pattern": strided}), rows=())
     assert tuning_of(choice.spec) == tuning_of(find_spec("h100_strided").spec)
-    assert (choice.rule, choice.reason) == ("shipped", "not measured: the shipped kernel for such problems")
+    assert (choice.rule, choice.reason) == ("shipped", "not measured: the shipped kernel for similar problems")
     several = parse_problem({**SPMM, **SIZES})
     assert choose(several, rows=()).named.stem == NARROW  # by the model
     assert choose(several.model_copy(update={"n": None}), rows=()).rule == "default"

@@ -55,7 +55,7 @@ def test_it_writes_the_spec_that_is_chosen_and_tells_why() -> None:
 
 
 def test_without_sizes_it_says_that_none_decided() -> None:
-    assert "none are given, so none decided" in run("my_kernel.yaml", *CAUSAL).stdout
+    assert "none given: --problem" in run("my_kernel.yaml", *CAUSAL).stdout
 
 
 def test_a_shipped_kernel_is_named() -> None:
@@ -70,8 +70,8 @@ def test_a_file_is_not_written_over() -> None:
     run("my_kernel.yaml", *CAUSAL)
     before = Path("my_kernel.yaml").read_bytes()
     other = ("my_kernel.yaml", "--device", "H100", "--head-dim", "64", "--pattern", "causal")
-    assert refused(*other) == "error: my_kernel.yaml is there already, and was not changed; --force writes over it"
-    assert refused("my_kernel.yaml", "-i").endswith("--force writes over it")  # before it asks
+    assert refused(*other) == "error: my_kernel.yaml exists and was not changed; --force overwrites it"
+    assert refused("my_kernel.yaml", "-i").endswith("--force overwrites it")  # before it asks
     assert Path("my_kernel.yaml").read_bytes() == before
     assert run(*other, "--force").exit_code == 0
     assert Path("my_kernel.yaml").read_bytes() != before
@@ -96,8 +96,8 @@ def test_products_have_problems_too() -> None:
         (("my_kernel.yaml", "--device", "L4", "--head-dim", "65", *CAUSAL[4:]), "problem.head_dim: is 65; allowed: "),
         (("my_kernel.yaml", *CAUSAL, "--problem", "head_dim=64"), "problem.head_dim: is given twice"),
         (("my_kernel.yaml", *CAUSAL, "--problem", "length=64"), "problem.length: is not a field of a problem"),
-        (("my_kernel.txt", *CAUSAL), "FILE: is 'my_kernel.txt'; a spec's ends in .yaml or .yml"),
-        (("Params.yaml", *CAUSAL), "Params.yaml: 'Params' names the kernel, but has a meaning"),
+        (("my_kernel.txt", *CAUSAL), "FILE: is 'my_kernel.txt'; the name of a spec file ends in .yaml or .yml"),
+        (("Params.yaml", *CAUSAL), "Params.yaml: 'Params' names the kernel, but is reserved"),
         (("a-b.yaml", *CAUSAL), "a-b.yaml: "),
     ],
 )

@@ -104,8 +104,12 @@ def summed(ds: Any, lines: str) -> Any:
         ("score + t[q_idx + kv_idx]", "fp32[99]", r"its index q_idx \+ kv_idx is none of"),
         ("score + t[2 * q_idx]", "fp32[99]", r"its index 2 \* q_idx is none of"),
         ("score + t[abs(q_idx - kv_idx)]", "fp32[99]", r"its index abs\(q_idx - kv_idx\) is none of"),
-        ("score + t[q_idx, kv_idx]", "fp32[q_len, kv_len]", r"has no gradient in t\[q_idx, kv_idx\]: several of its"),
-        ("score + t[head, head]", "fp32[heads, heads]", r"several of its indices count queries, keys or distances, or"),
+        ("score + t[q_idx, kv_idx]", "fp32[q_len, kv_len]", r"has no gradient in t\[q_idx, kv_idx\]: only one of its"),
+        (
+            "score + t[head, head]",
+            "fp32[heads, heads]",
+            r"only one of its indices may count queries, keys or distances",
+        ),
         ("score + t[min(q_idx, 3) - kv_idx]", "fp32[9]", r"its index min\(q_idx, 3\) - kv_idx is none of"),
         ("score + t[q_idx]", "int32[q_len]", r"score.aux.t: is int32\[q_len\]; only floating-point tensors"),
         (

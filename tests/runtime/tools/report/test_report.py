@@ -247,7 +247,7 @@ def test_a_twin_is_a_kernel_of_a_commit(repository: Path) -> None:
     first, second = changes(("HEAD~1", "HEAD"), repository).changed
     assert (first.stem, second.stem) == ("h100_topk32", "h100_topk32_bf16")
     assert {part for part, (one, other) in first.parts.items() if one != other} == {"receipt"}  # the file is the same
-    assert second.verified[1] == "compiled, never run on a GPU"
+    assert second.verified[1] == "compiled, but never run on a GPU"
     assert second.parts["spec"] == (twin.spec.hash, twin.spec.hash)
     assert second.parts["source"][1] == source_sha256(render(twin))
 

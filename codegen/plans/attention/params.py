@@ -8,7 +8,7 @@ from codegen.arch import ARCHS
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.plans.attention.expressions import aux_params, expressions_summary
-from codegen.plans.lengths import Q_LEN, kv_len_params, lengths_of
+from codegen.plans.lengths import length_params, lengths_of
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
@@ -38,7 +38,8 @@ def asks_heads(spec: AttentionSpec) -> bool:
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the log-sum-exp, if the spec has one."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
-    doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous; null: not stored"
+    shape = f"({heads}, q_len)" if spec.layout == "varlen" else f"(batch, {heads}, q_len)"
+    doc = f"log-sum-exp, {shape} contiguous; null: not stored"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
@@ -57,10 +58,9 @@ def padding_params(spec: AttentionSpec) -> list[Param]:
 def size_params(spec: AttentionSpec) -> list[Param]:
     """Return the sizes of a problem and its softmax scale."""
     return [
-        Q_LEN,
-        *kv_len_params(lengths_of(spec)),
+        *length_params(lengths_of(spec)),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
-        i32("tiles", "batch * heads * query_tiles"),
+        i32("tiles", "heads * query_tiles" if spec.layout == "varlen" else "batch * heads * query_tiles"),
         f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
     ]
 
@@ -142,6 +142,18 @@ def _head_sizes() -> list[Param]:
     ]
 
 
+def output_params(spec: AttentionSpec, element: str) -> list[Param]:
+    """Where rows of O lie, for tiles that are not stored whole: those at the ends of packed sequences."""
+    if spec.layout == "padded":
+        return []
+    return [
+        pointer("o", element, "O (tokens, heads, head_dim)", writes=True),
+        i64("o_head_stride", "elements from one head to the next"),
+        i64("o_row_stride", "elements from one token to the next"),
+        i32("head_chunks", "16-byte chunks of a row"),
+    ]
+
+
 def _pack_sizes(spec: AttentionSpec) -> list[Param]:
     return [
         i32("heads", f"packs of {'kPackGqa' if asks_heads(spec) else spec.pack_gqa} query heads"),
@@ -179,6 +191,8 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("sink", "a logit of each head joins the sum of its rows"))
     if spec.kv_lengths:
         lines.append(("KV lengths", "keys of a batch beyond its length are hidden, on top of the pattern"))
+    if spec.layout == "varlen":
+        lines.append(("varlen", "packed sequences, whose bounds cu_seqlens_q and cu_seqlens_k have"))
     if spec.pad_heads:
         lines.append(("padded heads", f"heads of 8 to {spec.head_dim} elements"))
     if spec.pack_gqa > 1:

@@ -369,11 +369,9 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")
         values: dict[str, int | float] = {**index_values, "scale_log2": factor * _LOG2_E}
         tensors = {"q": q, "k": k, "v": v, "o": written}
-        if not self._plan.tensor_maps:
-            values |= row_strides(**tensors)
-        elif sequences:
-            values |= {name: stride for name, stride in row_strides(o=written).items() if "batch" not in name}
-        if self.spec.pad_heads or sequences:
+        names = {param.name for param in self._plan.params}
+        values |= {name: stride for name, stride in row_strides(**tensors).items() if name in names}
+        if "head_chunks" in names:
             values["head_chunks"] = d * q.element_size() // TMA_ALIGNMENT
         check_memory(q=q, k=k, v=v)
         mapped = {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()}

@@ -14,11 +14,14 @@ from codegen.spec import AttentionBackwardSpec, AttentionSpec
 WARPGROUP_ROWS = 64  # rows of one wgmma
 
 
-def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) -> list[Param]:
-    """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
+def tensor_params(
+    name: str, element: str, doc: str, *, writes: bool = False, has_batches: bool = True
+) -> list[Param]:
+    """The address and strides of a tensor, whose rows are contiguous and 16-byte aligned."""
+    batch = [i64(f"{name}_batch_stride", "elements from one batch to the next")]
     return [
         pointer(name, element, doc, writes=writes),
-        i64(f"{name}_batch_stride", "elements from one batch to the next"),
+        *(batch if has_batches else []),
         i64(f"{name}_head_stride", "elements from one head to the next"),
         i64(f"{name}_row_stride", "elements from one row to the next"),
     ]
@@ -147,9 +150,7 @@ def output_params(spec: AttentionSpec, element: str) -> list[Param]:
     if spec.layout == "padded":
         return []
     return [
-        pointer("o", element, "O (tokens, heads, head_dim)", writes=True),
-        i64("o_head_stride", "elements from one head to the next"),
-        i64("o_row_stride", "elements from one token to the next"),
+        *tensor_params("o", element, "O (tokens, heads, head_dim)", writes=True, has_batches=False),
         i32("head_chunks", "16-byte chunks of a row"),
     ]
 

@@ -133,8 +133,8 @@ QUERY_ORDER = IndexTensor(
 
 
 CU_SEQLENS = (
-    IndexTensor("cu_seqlens_q", ("bounds",), "first token of each sequence in q, and the end of the last one", upper=""),
-    IndexTensor("cu_seqlens_k", ("bounds",), "first token of each sequence in k and v, and the end of the last", upper=""),
+    IndexTensor("cu_seqlens_q", ("bounds",), "bounds of the sequences in q: first tokens, and the end", upper=""),
+    IndexTensor("cu_seqlens_k", ("bounds",), "bounds of the sequences in k and v", upper=""),
 )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from codegen.arch import ARCHS
 from codegen.library import NamedSpec
 from codegen.plans.lengths import VARLEN_PATTERNS
 from codegen.scored_pattern import ScoredPattern
@@ -23,7 +24,6 @@ from runtime.kernels.pattern_numbers import numbers_for
 from runtime.log import logger
 from runtime.ops.attention_checks import check_no_overlap, check_softcap, refuse_transformed
 from runtime.ops.attention_choice import (
-    ARCHS,
     CLASSES_KEPT,
     DTYPES,
     HEAD_DIMS,
@@ -34,10 +34,74 @@ from runtime.ops.attention_choice import (
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
 from runtime.patterns import Pattern, operator_text, scored_of
 from runtime.receipts import permit
-from runtime.receipts.mode import by_environment, mode
+from runtime.receipts.mode import is_on, mode
 
 RANK = 3  # of q, k and v
 KERNELS_KEPT = 64
+
+
+class Bounds(NamedTuple):
+    """Where sequences lie in packed tensors: each int32 (sequences + 1,).
+
+    Attributes:
+        cu_seqlens_q: in q, the result and the log-sum-exp.
+        cu_seqlens_k: in k and v.
+    """
+
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+
+
+@dataclass(frozen=True)
+class VarlenClass:
+    """A class of calls that share a kernel.
+
+    Attributes:
+        scored: the pattern.
+        arch: architecture of the device.
+        device_name: as torch has it; None if there is no device.
+        dtype: name of the type of q, k and v.
+        head_dim: of the calls.
+        softcap: cap of the logits.
+        sink: whether calls have sinks.
+        heads: query heads.
+        kv_heads: heads of K and V.
+        q_tokens: tokens of q, rounded.
+        k_tokens: those of k, rounded.
+        verified_only: whether kernels without a receipt are refused.
+    """
+
+    scored: ScoredPattern
+    arch: str
+    device_name: str | None
+    dtype: str
+    head_dim: int
+    softcap: float | None
+    sink: bool
+    heads: int
+    kv_heads: int
+    q_tokens: int
+    k_tokens: int
+    verified_only: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the spec that define the problem, without options that are off."""
+        pads = self.head_dim not in HEAD_DIMS and not ARCHS[self.arch].has_tma
+        options = {"softcap": self.softcap, "sink": self.sink, "pad_heads": pads}
+        return {
+            "op": "attention",
+            "arch": self.arch,
+            "dtype": self.dtype,
+            "head_dim": kernel_head_dim(self.head_dim),
+            "pattern": self.scored.pattern_fields,
+            "layout": "varlen",
+            **{name: value for name, value in options.items() if value},
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the problem, by name."""
+        names = {"heads": self.heads, "kv_heads": self.kv_heads, "q_len": self.q_tokens, "kv_len": self.k_tokens}
+        return {"batch": 1, **names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +176,22 @@ def varlen_attention(
     if not isinstance(pattern, Pattern) or pattern.kind not in VARLEN_PATTERNS:
         what = pattern.kind if isinstance(pattern, Pattern) else type(pattern).__name__
         raise ArgumentError("pattern", f"is {what}; allowed for packed sequences: {', '.join(VARLEN_PATTERNS)}")
-    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    bounds = Bounds(cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
-    bounds = (cu_seqlens_q, cu_seqlens_k)
     result: Any
     if not traced and _is_direct((q, k, v, *bounds, sink, out)):
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "out": out}
-        result = attend_varlen(q, k, v, *bounds, scored_of(pattern), **options, lse=return_lse, validate=validate)
+        result = attend_varlen(q, k, v, bounds, scored_of(pattern), **options, lse=return_lse, validate=validate)
     else:
         from runtime.ops.varlen_operator import varlen_operator  # noqa: PLC0415 - it imports this module
 
-        numbers: dict[str, Any] = {"scale": scale, "softcap": softcap, "lse": return_lse, "validate": validate}
-        result = varlen_operator(q, k, v, *bounds, sink, out, operator_text(pattern), **numbers)
-    return result if return_lse else result[0]
+        options = {"scale": scale, "softcap": softcap, "sink": sink, "out": out}
+        text = operator_text(pattern)
+        result = varlen_operator(q, k, v, bounds, text, **options, lse=return_lse, validate=validate)
+    attended: AttentionResult = result
+    return attended if return_lse else attended.out
 
 
 def _is_direct(tensors: tuple[Any, ...]) -> bool:
@@ -141,8 +206,7 @@ def attend_varlen(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
+    bounds: Bounds,
     scored: ScoredPattern,
     *,
     scale: float | None = None,
@@ -169,22 +233,21 @@ def attend_varlen(
     except (AttributeError, IndexError, RuntimeError, TypeError):
         key = None
     if route is None:
-        _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sink=sink, out=out)
+        _check(q, k, v, bounds, sink=sink, out=out)
         route = _routes.keep(key, _remember(q, k, scored, softcap, has_sink=sink is not None))
     try:
         if out is not None:
-            check_no_overlap(out, {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
+            check_no_overlap(out, {"q": q, "k": k, "v": v, **bounds._asdict(), "sink": sink})
         if validate:
-            _check_bounds(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
-            _check_bounds(cu_seqlens_k, k.shape[0], "cu_seqlens_k")
+            _check_values("cu_seqlens_q", bounds.cu_seqlens_q, q.shape[0])
+            _check_values("cu_seqlens_k", bounds.cu_seqlens_k, k.shape[0])
         if q.shape[0] == 0 or k.shape[0] == 0:
-            _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sink=sink, out=out)
+            _check(q, k, v, bounds, sink=sink, out=out)
             return _without_tokens(q, sink, out, lse=lse)
         heads_first = [t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)]
         result = route.kernel(
             *heads_first,
-            cu_seqlens_q,
-            cu_seqlens_k,
+            *bounds,
             scale=route.scale if scale is None else scale,
             out=None if out is None else out.transpose(0, 1).unsqueeze(0),
             sink=sink,
@@ -192,7 +255,7 @@ def attend_varlen(
             **route.numbers,
         )
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
-        _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sink=sink, out=out)  # says more
+        _check(q, k, v, bounds, sink=sink, out=out)  # says more
         raise
     written = result.out[0].transpose(0, 1) if out is None else out
     return AttentionResult(written, None if result.lse is None else result.lse[0])
@@ -240,13 +303,13 @@ def check_operands(q: Any, k: Any, v: Any, *, on_gpu: bool = True) -> None:
         raise ArgumentError("v", f"has shape {tuple(v.shape)}, k has {tuple(k.shape)}: expected the same")
 
 
-def check_bounds(q: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
+def check_bounds(q: Any, bounds: Bounds) -> None:
     """Check types and shapes of the bounds of sequences.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+    for name, tensor in bounds._asdict().items():
         check_dense(name, tensor)
         if tensor.dtype != torch.int32:
             raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
@@ -255,15 +318,16 @@ def check_bounds(q: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
         if tensor.dim() != 1 or tensor.shape[0] < 2:
             expected = "(sequences + 1,): where each begins, and where the last one ends"
             raise ArgumentError(name, f"has shape {tuple(tensor.shape)}, expected {expected}")
-    if cu_seqlens_k.shape != cu_seqlens_q.shape:
-        sizes = f"has {cu_seqlens_k.shape[0]} entries, cu_seqlens_q has {cu_seqlens_q.shape[0]}"
+    of_q, of_k = (tensor.shape[0] for tensor in bounds)
+    if of_k != of_q:
+        sizes = f"has {of_k} entries, cu_seqlens_q has {of_q}"
         raise ArgumentError("cu_seqlens_k", f"{sizes}: pass as many")
 
 
-def _check(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, sink: Any, out: Any) -> None:
+def _check(q: Any, k: Any, v: Any, bounds: Bounds, *, sink: Any, out: Any) -> None:
     """Check all tensors of a call."""
     check_operands(q, k, v)
-    check_bounds(q, cu_seqlens_q, cu_seqlens_k)
+    check_bounds(q, bounds)
     if sink is not None:
         check_sink(sink, q.shape[1], q.device)
     if out is not None:
@@ -273,7 +337,7 @@ def _check(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, sink
         check_strides("out", out.unsqueeze(0))
 
 
-def _check_bounds(bounds: torch.Tensor, tokens: int, name: str) -> None:
+def _check_values(name: str, bounds: torch.Tensor, tokens: int) -> None:
     """Check that bounds rise, from 0 or more to the number of tokens or less (synchronizes)."""
     values = bounds.tolist()
     for place, (one, other) in enumerate(zip([0, *values], [*values, tokens], strict=True)):
@@ -284,60 +348,35 @@ def _check_bounds(bounds: torch.Tensor, tokens: int, name: str) -> None:
 
 def _remember(q: torch.Tensor, k: torch.Tensor, scored: ScoredPattern, softcap: Any, *, has_sink: bool) -> _Route:
     """Choose, compile and load the kernel of calls of a kind, whose arguments are checked."""
-    head_dim, arch = q.shape[2], arch_of(q.device)
-    verified = by_environment() if mode() is None else bool(mode())
-    sizes = (q.shape[1], k.shape[1], rounded(q.shape[0]), rounded(k.shape[0]))
-    choice = choice_of(
-        scored, arch, torch.cuda.get_device_name(q.device), DTYPES[q.dtype], head_dim, softcap, has_sink, sizes, verified
+    kind = VarlenClass(
+        scored=scored,
+        arch=arch_of(q.device),
+        device_name=torch.cuda.get_device_name(q.device),
+        dtype=DTYPES[q.dtype],
+        head_dim=q.shape[2],
+        softcap=softcap,
+        sink=has_sink,
+        heads=q.shape[1],
+        kv_heads=k.shape[1],
+        q_tokens=rounded(q.shape[0]),
+        k_tokens=rounded(k.shape[0]),
+        verified_only=is_on(),
     )
+    choice = choice_of(kind)
     logger().debug("%s: %s: %s", choice.named.stem, choice.rule, choice.reason)
     kernel = _loaded(choice.named, q.device)
-    return _Route(kernel, 1 / math.sqrt(head_dim), numbers_for(kernel.spec.pattern, scored.pattern))
+    return _Route(kernel, 1 / math.sqrt(q.shape[2]), numbers_for(kernel.spec.pattern, scored.pattern))
 
 
 @lru_cache(maxsize=CLASSES_KEPT)
-def choice_of(
-    scored: ScoredPattern,
-    arch: str,
-    device_name: str | None,
-    dtype: str,
-    head_dim: int,
-    softcap: float | None,
-    has_sink: bool,  # noqa: FBT001 - a part of a key
-    sizes: tuple[int, int, int, int],
-    verified_only: bool = False,  # noqa: FBT001, FBT002 - a part of a key
-) -> Choice:
-    """The kernel of packed sequences.
-
-    Args:
-        scored: the pattern.
-        arch: architecture of the device.
-        device_name: as torch has it; None if there is no device.
-        dtype: name of the type of q, k and v.
-        head_dim: of the call.
-        softcap: cap of the logits.
-        has_sink: whether the call has sinks.
-        sizes: heads, kv_heads, tokens of q and of k.
-        verified_only: whether kernels without a receipt are refused.
-    """
-    pads = head_dim not in HEAD_DIMS and not ARCHS[arch].has_tma
-    fields: dict[str, Any] = {
-        "op": "attention",
-        "arch": arch,
-        "dtype": dtype,
-        "head_dim": kernel_head_dim(head_dim),
-        "pattern": scored.pattern_fields,
-        "layout": "varlen",
-        **({"softcap": softcap} if softcap is not None else {}),
-        **({"sink": True} if has_sink else {}),
-        **({"pad_heads": True} if pads else {}),
-    }
-    sized = {"batch": 1, **dict(zip(("heads", "kv_heads", "q_len", "kv_len"), sizes, strict=True))}
+def choice_of(kind: VarlenClass) -> Choice:
+    """The kernel of a class of calls, and the reason."""
+    fields, sizes = kind.fields(), kind.sizes()
 
     def choice(verified: Verified | None) -> Choice:
-        return choose(fields, sized, device=device_name, general=True, verified=verified)
+        return choose(fields, sizes, device=kind.device_name, general=True, verified=verified)
 
-    return permit.chosen(choice) if verified_only else choice(None)
+    return permit.chosen(choice) if kind.verified_only else choice(None)
 
 
 @lru_cache(maxsize=KERNELS_KEPT)

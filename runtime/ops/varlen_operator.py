@@ -13,7 +13,7 @@ from codegen.scored_pattern import scored_pattern
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import never_with_gradients
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
-from runtime.ops.varlen import attend_varlen, check_bounds, check_operands
+from runtime.ops.varlen import Bounds, attend_varlen, check_bounds, check_operands
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? sink"
 _NUMBERS = "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False"
@@ -27,9 +27,10 @@ for _schema in (
 
 def _run(*arguments: Any, out: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator."""
-    *tensors, sink, text = arguments
-    written, found = attend_varlen(*tensors, scored_pattern(text), sink=sink, out=out, **options)
-    return written, nothing(tensors[0]) if found is None else found
+    q, k, v, cu_seqlens_q, cu_seqlens_k, sink, text = arguments
+    bounds = Bounds(cu_seqlens_q, cu_seqlens_k)
+    written, found = attend_varlen(q, k, v, bounds, scored_pattern(text), sink=sink, out=out, **options)
+    return written, nothing(q) if found is None else found
 
 
 def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -42,7 +43,7 @@ def _fake(*arguments: Any, lse: bool = False, **_: Any) -> tuple[torch.Tensor, t
     """Tensors like the results, without values."""
     q, k, v, cu_seqlens_q, cu_seqlens_k, *_others = arguments
     check_operands(q, k, v, on_gpu=False)
-    check_bounds(q, cu_seqlens_q, cu_seqlens_k)
+    check_bounds(q, Bounds(cu_seqlens_q, cu_seqlens_k))
     of_rows = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if lse else nothing(q)
     return like(q), of_rows
 
@@ -58,7 +59,9 @@ for _name, _implementation, _without_values in (
 ):
     _overload = getattr(torch.ops.sparse_kernel_codegen, _name).default
     _library.impl(_name, _implementation, "CompositeExplicitAutograd")
-    _library.impl(_name, never_with_gradients(_overload, "packed sequences have no gradients yet"), "Autograd", with_keyset=True)
+    _library.impl(
+        _name, never_with_gradients(_overload, "packed sequences have no gradients yet"), "Autograd", with_keyset=True
+    )
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _without_values, lib=_library)
 
 
@@ -66,18 +69,17 @@ def varlen_operator(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    sink: torch.Tensor | None,
-    out: torch.Tensor | None,
+    bounds: Bounds,
     text: str,
     *,
+    sink: torch.Tensor | None,
+    out: torch.Tensor | None,
     lse: bool,
     **options: Any,
 ) -> AttentionResult:
     """Call the operator, or the one that writes into ``out``."""
     operators = torch.ops.sparse_kernel_codegen
-    inputs = q, k, v, cu_seqlens_q, cu_seqlens_k, sink
+    inputs = q, k, v, *bounds, sink
     if out is not None:
         found = operators.varlen_attention_out(*inputs, out, text, lse=lse, **options)
     else:

@@ -14,9 +14,7 @@ from codegen.spec import AttentionBackwardSpec, AttentionSpec
 WARPGROUP_ROWS = 64  # rows of one wgmma
 
 
-def tensor_params(
-    name: str, element: str, doc: str, *, writes: bool = False, has_batches: bool = True
-) -> list[Param]:
+def tensor_params(name: str, element: str, doc: str, *, writes: bool = False, has_batches: bool = True) -> list[Param]:
     """The address and strides of a tensor, whose rows are contiguous and 16-byte aligned."""
     batch = [i64(f"{name}_batch_stride", "elements from one batch to the next")]
     return [

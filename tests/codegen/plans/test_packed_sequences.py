@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,9 +16,9 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.planning import plan_for
-from codegen.plans.lengths import query_tiles
+from codegen.plans.lengths import VARLEN_PATTERNS, query_tiles
 from codegen.problem import AttentionShape
-from codegen.render import render_template
+from codegen.render import generate, render_template
 
 HOPPER: dict[str, Any] = {
     "op": "attention",
@@ -86,6 +87,14 @@ def test_a_launch_has_room_for_the_tiles_of_every_sequence(fields: dict[str, Any
 def test_what_is_not_written_for_packed_sequences_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         plan_of(HOPPER, **changes)
+
+
+@pytest.mark.parametrize("kind", VARLEN_PATTERNS)
+@pytest.mark.parametrize("fields", [HOPPER, ADA], ids=["sm_90a", "sm_89"])
+def test_nothing_behind_the_search_reads_the_lengths_of_all_sequences(fields: dict[str, Any], kind: str) -> None:
+    source = generate(find_spec({**fields, "pattern": {"kind": kind}})).source
+    text = source[source.index("// Pattern: ") :]
+    assert "SeqlenInfo seqlen(p, " in text and not re.findall(r"p\.(?:q_len|kv_len)", text)
 
 
 @pytest.mark.parametrize("tile_queries", [64, 192])

@@ -98,7 +98,8 @@ def oracle(
         scores = scores.masked_fill(~seen, -torch.inf)
         if inputs.sink is not None:
             column = inputs.sink.double()[:, None, None].expand(-1, q_len, 1)
-            scores, v = torch.cat((scores, column), 2), torch.cat((v, torch.zeros_like(v[:, :1])), 1)
+            scores = torch.cat((scores, column), 2)
+            v = torch.cat((v, v.new_zeros(v.shape[0], 1, v.shape[2])), 1)
         of_rows = torch.logsumexp(scores, 2) if scores.shape[2] else torch.full_like(scores.sum(2), -torch.inf)
         lse[0, :, rows] = of_rows
         weights = torch.exp(scores - of_rows.nan_to_num(neginf=0.0)[..., None])

@@ -34,6 +34,7 @@ FOREIGN = {"torch", "cuda", "runtime", "numpy", "triton"}
 RUNTIME = sorted((PROJECT / "runtime").rglob("*.py"))
 # Of each room of runtime/, and of its modules that are in none: what it may import of the others.
 ROOMS: dict[str, set[str]] = {
+    "__main__": set(),
     "errors": set(),
     "operators": set(),  # names parts of the others, which those import that use them
     "checks": {"errors"},

@@ -66,8 +66,9 @@ class VarlenClass:
         sink: whether calls have sinks.
         heads: query heads.
         kv_heads: heads of K and V.
-        q_tokens: tokens of q, rounded.
-        k_tokens: those of k, rounded.
+        sequences: packed sequences, rounded.
+        q_tokens: tokens of q for each sequence, rounded.
+        k_tokens: those of k, likewise.
         verified_only: whether kernels without a receipt are refused.
     """
 
@@ -80,6 +81,7 @@ class VarlenClass:
     sink: bool
     heads: int
     kv_heads: int
+    sequences: int
     q_tokens: int
     k_tokens: int
     verified_only: bool = False
@@ -100,8 +102,8 @@ class VarlenClass:
 
     def sizes(self) -> dict[str, int]:
         """Sizes of the problem, by name."""
-        names = {"heads": self.heads, "kv_heads": self.kv_heads, "q_len": self.q_tokens, "kv_len": self.k_tokens}
-        return {"batch": 1, **names}
+        lengths = {"q_len": self.q_tokens, "kv_len": self.k_tokens}
+        return {"batch": self.sequences, "heads": self.heads, "kv_heads": self.kv_heads, **lengths}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +229,25 @@ def attend_varlen(
         softcap = check_softcap(softcap)
     route: _Route | None = None
     try:
-        shapes = (q.shape[1:], k.shape[1:], v.shape[1:], rounded(q.shape[0]), rounded(k.shape[0]))
-        key = (scored.text, shapes, q.dtype, q.device, softcap, sink is not None, mode())
+        sizes = _sizes(q, k, bounds)
+        key = (
+            scored.text,
+            sizes,
+            q.shape[1:],
+            k.shape[1:],
+            v.shape[1:],
+            q.dtype,
+            q.device,
+            softcap,
+            sink is not None,
+            mode(),
+        )
         route = _routes.find(key)
     except (AttributeError, IndexError, RuntimeError, TypeError):
         key = None
     if route is None:
         _check(q, k, v, bounds, sink=sink, out=out)
-        route = _routes.keep(key, _remember(q, k, scored, softcap, has_sink=sink is not None))
+        route = _routes.keep(key, _remember(q, k, scored, _sizes(q, k, bounds), softcap=softcap, sink=sink is not None))
     try:
         if out is not None:
             check_no_overlap(out, {"q": q, "k": k, "v": v, **bounds._asdict(), "sink": sink})
@@ -346,7 +359,15 @@ def _check_values(name: str, bounds: torch.Tensor, tokens: int) -> None:
             raise ArgumentError(name, f"falls from {one} to {other} at {where}; expected rising bounds, 0 to {tokens}")
 
 
-def _remember(q: torch.Tensor, k: torch.Tensor, scored: ScoredPattern, softcap: Any, *, has_sink: bool) -> _Route:
+def _sizes(q: torch.Tensor, k: torch.Tensor, bounds: Bounds) -> tuple[int, int, int]:
+    """Sequences, and tokens of q and of k for each of them, rounded."""
+    sequences = max(1, bounds.cu_seqlens_q.shape[0] - 1)
+    return rounded(sequences), *(rounded(max(1, tensor.shape[0] // sequences)) for tensor in (q, k))
+
+
+def _remember(
+    q: torch.Tensor, k: torch.Tensor, scored: ScoredPattern, sizes: tuple[int, int, int], *, softcap: Any, sink: bool
+) -> _Route:
     """Choose, compile and load the kernel of calls of a kind, whose arguments are checked."""
     kind = VarlenClass(
         scored=scored,
@@ -355,11 +376,12 @@ def _remember(q: torch.Tensor, k: torch.Tensor, scored: ScoredPattern, softcap: 
         dtype=DTYPES[q.dtype],
         head_dim=q.shape[2],
         softcap=softcap,
-        sink=has_sink,
+        sink=sink,
         heads=q.shape[1],
         kv_heads=k.shape[1],
-        q_tokens=rounded(q.shape[0]),
-        k_tokens=rounded(k.shape[0]),
+        sequences=sizes[0],
+        q_tokens=sizes[1],
+        k_tokens=sizes[2],
         verified_only=is_on(),
     )
     choice = choice_of(kind)

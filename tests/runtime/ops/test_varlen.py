@@ -139,7 +139,7 @@ def test_every_pattern_and_head_size_has_a_kernel_of_packed_sequences() -> None:
             ("sm_89", 64, True),
             ("sm_89", 80, False),
         ):
-            kind = varlen.VarlenClass(scored_of(pattern), arch, None, "bf16", head_dim, None, sink, 8, 2, 4096, 4096)
+            kind = varlen.VarlenClass(scored_of(pattern), arch, None, "bf16", head_dim, None, sink, 8, 2, 4, 4096, 4096)
             spec = varlen.choice_of(kind).spec
             assert isinstance(spec, AttentionSpec) and spec.layout == "varlen" and spec.sink is sink
             assert spec.head_dim >= head_dim and (spec.mma == "wgmma") is (arch == "sm_90a")

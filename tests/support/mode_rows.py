@@ -605,7 +605,7 @@ def matrix_rows() -> Iterable[Row]:
 
 def list_rows() -> Iterable[Row]:
     name = ("runtime.create_block_mask",)
-    sizes = {"batch": 1, "heads": 2, "q_len": 128, "kv_len": 128, "block": (64, 64)}
+    sizes = {"B": 1, "H": 2, "Q_LEN": 128, "KV_LEN": 128, "BLOCK_SIZE": (64, 64)}
     of_text = of(lambda doc: runtime.create_block_mask(DOCUMENTS_TEXT, **sizes, aux={"doc": doc}), DOCUMENTS)
     yield Row("create_block_mask", name, lists_alone(of_text), documents_right, constant=True)
     mask = lambda doc: lambda b, h, i, j: doc[b, i] == doc[b, j]  # noqa: E731

@@ -172,8 +172,8 @@ FUNCTIONS: odd_values.Functions = {
     "create_block_mask": (
         runtime.create_block_mask,
         lambda: (
-            {"mask": "doc[q_idx] == doc[kv_idx]", "batch": 1, "heads": 2, "q_len": LENGTH, "kv_len": LENGTH}
-            | {"block": (64, 64), "aux": {"doc": torch.zeros(LENGTH, dtype=torch.int32)}, "device": None}
+            {"mask_mod": "doc[q_idx] == doc[kv_idx]", "B": 1, "H": 2, "Q_LEN": LENGTH, "KV_LEN": LENGTH}
+            | {"BLOCK_SIZE": (64, 64), "aux": {"doc": torch.zeros(LENGTH, dtype=torch.int32)}, "device": None}
         ),
     ),
     "create_block_mask, aux": (
@@ -181,8 +181,8 @@ FUNCTIONS: odd_values.Functions = {
         lambda: {"doc": torch.zeros(LENGTH, dtype=torch.int32)},
     ),
     "create_block_mask, function": (
-        lambda **given: runtime.create_block_mask(lambda b, h, i, j: i >= j, **given, block=(64, 64), aux=None),
-        lambda: {"batch": 1, "heads": 2, "q_len": LENGTH, "kv_len": LENGTH, "device": None},
+        lambda **given: runtime.create_block_mask(lambda b, h, i, j: i >= j, **given, BLOCK_SIZE=(64, 64), aux=None),
+        lambda: {"B": 1, "H": 2, "Q_LEN": LENGTH, "KV_LEN": LENGTH, "device": None},
     ),
     "create_block_mask, what a function returns": (
         lambda returned: runtime.create_block_mask(lambda *_: returned, 1, 1, LENGTH, LENGTH),

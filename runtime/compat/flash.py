@@ -160,6 +160,13 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
 ) -> NoReturn:
     """Refuse FlashAttention's call of packed sequences, for which no kernel exists.
 
+    Args:
+        q: (total_q, heads, head_dim).
+        k, v: (total_k, kv_heads, head_dim).
+        cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,).
+        max_seqlen_q, max_seqlen_k: lengths of the longest sequences.
+        args, kwargs: the other arguments of the original.
+
     Raises:
         ArgumentError: always, with two alternatives.
     """

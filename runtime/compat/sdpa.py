@@ -32,8 +32,8 @@ def scaled_dot_product_attention(  # noqa: PLR0917 - torch's signature
     """Compute torch's ``scaled_dot_product_attention``, with its arguments.
 
     A boolean ``attn_mask`` becomes lists of blocks in each call, with a bit for each pair of partial blocks; blocks
-    that it hides are not computed. ``runtime.convert.from_token_mask`` makes them once. The backward pass computes gradients
-    of query, key and value.
+    that it hides are not computed. ``runtime.convert.from_token_mask`` makes them once. The backward pass computes
+    gradients of query, key and value.
 
     Args:
         query: (..., heads, q_len, head_dim), float16 or bfloat16, of two dimensions or more.
@@ -110,9 +110,8 @@ def _lists_of(mask: Any, shape: Any, query: torch.Tensor, key: torch.Tensor) -> 
         size in (1, wanted) for size, wanted in zip(mask.shape[::-1], full[::-1], strict=False)
     )
     if not fits:
-        raise ArgumentError(
-            "attn_mask", f"has shape {tuple(mask.shape)}, expected one that broadcasts to {shown(full)}"
-        )
+        expected = f"expected one that broadcasts to {tuple(full)}"
+        raise ArgumentError("attn_mask", f"has shape {tuple(mask.shape)}, {expected}")
     mask = mask[(None,) * (max(len(full), 4) - mask.dim())]
     if mask.dim() > 4:
         shared = all(size == 1 for size in mask.shape[:-3])

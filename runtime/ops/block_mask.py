@@ -76,6 +76,8 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
         compute_dq_write_order: False; kernels of gradients have a fixed order without it.
         dq_kv_order: True, likewise.
         aux: the tensors of an expression, by name, as :class:`BlockLists` takes them: int32 (batch, q_len), say.
+        renamed: arguments by their earlier names, ``mask``, ``batch``, ``heads``, ``q_len``, ``kv_len`` and ``block``,
+            with a ``DeprecationWarning``.
 
     Returns:
         The pattern, with the mask as its expression. It has one batch, or head, for all if the mask does not depend on

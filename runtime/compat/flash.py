@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import torch
 
@@ -17,6 +18,39 @@ from runtime.patterns import Causal, Dense, Pattern, Score, SlidingWindow
 _NAMES = {"scale": "softmax_scale", "score": "alibi_slopes"}
 _DISTANCE = "abs(q_idx + kv_len - q_len - kv_idx)"
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
+
+
+@overload
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, None]: ...
 
 
 def flash_attn_func(  # noqa: PLR0917 - FlashAttention's signature
@@ -87,6 +121,37 @@ def flash_attn_func(  # noqa: PLR0917 - FlashAttention's signature
     return out, lse, None
 
 
+@overload
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, None]: ...
+
+
 def flash_attn_kvpacked_func(  # noqa: PLR0917 - FlashAttention's signature
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -115,7 +180,37 @@ def flash_attn_kvpacked_func(  # noqa: PLR0917 - FlashAttention's signature
     """
     k, v = _unpacked("kv", kv, 2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, k, v, *options)
+    call: Callable[..., Result] = flash_attn_func
+    return call(q, k, v, *options)
+
+
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, None]: ...
 
 
 def flash_attn_qkvpacked_func(  # noqa: PLR0917 - FlashAttention's signature
@@ -144,7 +239,8 @@ def flash_attn_qkvpacked_func(  # noqa: PLR0917 - FlashAttention's signature
     """
     q, k, v = _unpacked("qkv", qkv, 3)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, k, v, *options)
+    call: Callable[..., Result] = flash_attn_func
+    return call(q, k, v, *options)
 
 
 def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
@@ -157,7 +253,7 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
     max_seqlen_k: int,
     *args: Any,
     **kwargs: Any,
-) -> NoReturn:
+) -> None:
     """Refuse FlashAttention's call of packed sequences, for which no kernel exists.
 
     Args:
@@ -176,7 +272,6 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
         "boundaries, pass runtime.convert.from_cu_seqlens(cu_seqlens, ...) to block_sparse_attention as the pattern"
     )
     refuse("cu_seqlens_q", cu_seqlens_q, reason)
-    raise AssertionError  # refuse raises
 
 
 def _unpacked(name: str, packed: Any, parts: int) -> tuple[torch.Tensor, ...]:

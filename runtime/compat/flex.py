@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -23,6 +23,54 @@ if TYPE_CHECKING:
 _NAMES = {**TORCH_NAMES, "pattern": "block_mask", "score": "score_mod"}
 _LISTS_SPLIT = 64
 """Blocks of multiples of so many queries and keys are cut into those of a kernel, whatever the architecture."""
+
+
+@overload
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Callable[..., Any] | Score | None = ...,
+    block_mask: BlockMask | Pattern | None = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    return_lse: Literal[False] = ...,
+    kernel_options: Mapping[str, Any] | None = ...,
+    *,
+    return_aux: None = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Callable[..., Any] | Score | None = ...,
+    block_mask: BlockMask | Pattern | None = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    return_lse: Literal[True],
+    kernel_options: Mapping[str, Any] | None = ...,
+    return_aux: None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Callable[..., Any] | Score | None = ...,
+    block_mask: BlockMask | Pattern | None = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    return_lse: Literal[False] = ...,
+    kernel_options: Mapping[str, Any] | None = ...,
+    *,
+    return_aux: AuxRequest,
+) -> tuple[torch.Tensor, AuxOutput]: ...
 
 
 def flex_attention(  # noqa: PLR0917 - torch's signature
@@ -66,10 +114,14 @@ def flex_attention(  # noqa: PLR0917 - torch's signature
         ArgumentError: naming an argument that has no counterpart, or is wrong.
         SpecError: for an option that no kernel has.
     """
-    if kernel_options:
-        refuse("kernel_options", dict(kernel_options), "they are options of Triton kernels; leave them out")
+    if kernel_options is not None and (not isinstance(kernel_options, Mapping) or kernel_options):
+        refuse("kernel_options", kernel_options, "they are options of Triton kernels; leave them out")
     check_flag("return_lse", return_lse)
     if return_aux is not None:
+        from torch.nn.attention.flex_attention import AuxOutput, AuxRequest  # noqa: PLC0415 - torch 2.9 has none
+
+        if not isinstance(return_aux, AuxRequest):
+            raise ArgumentError("return_aux", f"is {type(return_aux).__name__}, expected torch's AuxRequest")
         if return_lse:
             raise ArgumentError("return_lse", "is True, and return_aux is given: pass return_aux=AuxRequest(lse=True)")
         if return_aux.max_scores:
@@ -79,8 +131,6 @@ def flex_attention(  # noqa: PLR0917 - torch's signature
     score = _score_of(score_mod, pattern)
     out, lse = attend(query, key, value, pattern, _NAMES, scale=scale, score=score)
     if return_aux is not None:
-        from torch.nn.attention.flex_attention import AuxOutput  # noqa: PLC0415 - takes long, and torch 2.9 has none
-
         return out, AuxOutput(lse=lse if return_aux.lse else None)
     if not return_lse:
         return out

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from codegen.wording import shown
+from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_number
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention import block_sparse_attention
 from runtime.patterns import Pattern
@@ -50,7 +52,7 @@ def refuse(argument: str, value: Any, reason: str) -> None:
     Raises:
         ArgumentError: always.
     """
-    what = f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
+    what = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else shown(value)
     raise ArgumentError(argument, f"is {what}: {reason}")
 
 
@@ -60,7 +62,7 @@ def check_dropout(dropout_p: Any) -> None:
     Raises:
         ArgumentError: for any probability but 0.
     """
-    if isinstance(dropout_p, torch.Tensor) or dropout_p != 0:
+    if check_number("dropout_p", dropout_p) != 0:
         refuse("dropout_p", dropout_p, "kernels have no dropout of attention weights; pass dropout_p=0.0")
 
 
@@ -70,11 +72,9 @@ def check_gqa(query: Any, key: Any, enable_gqa: Any) -> None:
     Raises:
         ArgumentError: naming ``enable_gqa``.
     """
-    if not isinstance(enable_gqa, bool):
-        raise ArgumentError("enable_gqa", f"is {shown(enable_gqa)}, expected True or False")
+    check_flag("enable_gqa", enable_gqa)
     for name, tensor in (("query", query), ("key", key)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
+        check_dense(name, tensor)
     if not enable_gqa and query.dim() == key.dim() == 4 and query.shape[1] != key.shape[1]:
         heads = f"query has {query.shape[1]} heads and key has {key.shape[1]}"
         raise ArgumentError("enable_gqa", f"is False, and {heads}: pass enable_gqa=True")

@@ -55,7 +55,8 @@ def scaled_dot_product_attention(  # noqa: PLR0917 - torch's signature
     """
     check_dropout(dropout_p)
     check_flag("is_causal", is_causal)
-    shape = query.shape if isinstance(query, torch.Tensor) else ()
+    check_dense("query", query)
+    shape = query.shape
     query, key, value = (_of_four(name, t, shape) for name, t in (("query", query), ("key", key), ("value", value)))
     check_gqa(query, key, enable_gqa)
     pattern: Pattern = Dense()
@@ -85,9 +86,8 @@ def _of_four(name: str, tensor: Any, shape: Any) -> torch.Tensor:
     if tensor.dim() < 2 or tensor.dim() != len(shape) or tensor.shape[:-3] != shape[:-3]:
         expected = "expected at least 2" if name == "query" else f"query has {tuple(shape)}"
         raise ArgumentError(name, f"has dimensions {tuple(tensor.shape)}, {expected}")
-    if tensor.dim() > 4:
-        return tensor.flatten(0, -4)
-    return tensor[(None,) * (4 - tensor.dim())]
+    whole: torch.Tensor = tensor.flatten(0, -4) if tensor.dim() > 4 else tensor[(None,) * (4 - tensor.dim())]
+    return whole
 
 
 def _lists_of(mask: Any, shape: Any, query: torch.Tensor, key: torch.Tensor) -> Pattern:

@@ -89,7 +89,14 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
         DeviceError: for a GPU without kernels.
     """
     if renamed:
-        given = {"mask_mod": mask_mod, "B": B, "H": H, "Q_LEN": Q_LEN, "KV_LEN": KV_LEN, "BLOCK_SIZE": BLOCK_SIZE}
+        given: dict[str, Any] = {
+            "mask_mod": mask_mod,
+            "B": B,
+            "H": H,
+            "Q_LEN": Q_LEN,
+            "KV_LEN": KV_LEN,
+            "BLOCK_SIZE": BLOCK_SIZE,
+        }
         given = _with_new_names(given, renamed)
         return create_block_mask(**given, device=device, aux=aux)
     for name, value, only in (

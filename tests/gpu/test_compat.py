@@ -18,6 +18,9 @@ from runtime import compat  # noqa: E402
 
 BATCH, HEADS, KV_HEADS, LENGTH = 2, 4, 2, 512
 ATOL = {torch.float16: 4e-3, torch.bfloat16: 2.5e-2}
+flex_attention: Any = compat.flex_attention
+flash_attn_func: Any = compat.flash_attn_func
+sdpa: Any = compat.scaled_dot_product_attention
 DTYPES = (torch.float16, torch.bfloat16)
 MASKS = sorted(definitions.mask_mods(1, 1, 1, 1))
 SCORES = sorted(definitions.score_mods(1, 1, 1, 1))
@@ -36,18 +39,15 @@ def qkv(q_len: int = LENGTH, kv_len: int = LENGTH, kv_heads: int = KV_HEADS, dty
 
 def by_torch(tensors: list[Any], **options: Any) -> tuple[Any, Any]:
     """torch's unfused flex_attention in float32."""
-    out, aux = flex.flex_attention(
-        *(t.float() for t in tensors), enable_gqa=True, return_aux=flex.AuxRequest(lse=True), **options
-    )
+    call: Any = flex.flex_attention
+    out, aux = call(*(t.float() for t in tensors), enable_gqa=True, return_aux=flex.AuxRequest(lse=True), **options)
     return out, aux.lse
 
 
 def check_flex(tensors: list[Any], block_masks: Any, score_mod: Any = None) -> None:
     right, right_lse = by_torch(tensors, block_mask=block_masks[0], score_mod=score_mod)
     for mask in block_masks:
-        out, aux = compat.flex_attention(
-            *tensors, score_mod, mask, enable_gqa=True, return_aux=flex.AuxRequest(lse=True)
-        )
+        out, aux = flex_attention(*tensors, score_mod, mask, enable_gqa=True, return_aux=flex.AuxRequest(lse=True))
         torch.testing.assert_close(out.float(), right, atol=ATOL[out.dtype], rtol=ATOL[out.dtype])
         torch.testing.assert_close(aux.lse, right_lse, atol=1e-3, rtol=1e-3)
 
@@ -83,7 +83,7 @@ def test_gradients_of_flex_attention() -> None:
 
     mask = flex.create_block_mask(lambda b, h, q, kv: q >= kv, None, None, LENGTH, LENGTH, device="cuda")
     ours = [t.requires_grad_() for t in tensors]
-    out = compat.flex_attention(*ours, score_mod, mask, enable_gqa=True)
+    out = flex_attention(*ours, score_mod, mask, enable_gqa=True)
     grad = torch.randn_like(out)
     found = torch.autograd.grad(out, (*ours, bias), grad)
     visible = definitions.by_pairs(lambda b, h, q, kv: q >= kv, BATCH, HEADS, LENGTH, LENGTH).cuda()
@@ -104,7 +104,7 @@ def test_flash_attn_func_on_its_grid(lengths: tuple[int, int], heads: tuple[int,
         for window in definitions.FLASH_WINDOWS:
             visible = definitions.flash_visible(*lengths, causal, window).cuda()
             right, right_lse = definitions.attention(*(t.transpose(1, 2) for t in (q, k, v)), visible=visible)
-            out, lse, _ = compat.flash_attn_func(q, k, v, 0.0, None, causal, window, return_attn_probs=True)  # type: ignore[misc]
+            out, lse, _ = flash_attn_func(q, k, v, 0.0, None, causal, window, return_attn_probs=True)
             assert out.is_contiguous()
             torch.testing.assert_close(out.transpose(1, 2).double(), right, atol=2.5e-2, rtol=2.5e-2)
             torch.testing.assert_close(lse.double(), right_lse, atol=1e-3, rtol=1e-3)
@@ -124,7 +124,7 @@ def test_flash_attn_func_with_softcap_and_alibi(causal: bool, softcap: float) ->
 
     visible = definitions.flash_visible(130, 200, causal, (-1, -1)).cuda()
     right, _ = definitions.attention(*(t.transpose(1, 2) for t in tensors), visible=visible, score=score)
-    out: Any = compat.flash_attn_func(*tensors, causal=causal, softcap=softcap, alibi_slopes=slopes)
+    out: Any = flash_attn_func(*tensors, causal=causal, softcap=softcap, alibi_slopes=slopes)
     torch.testing.assert_close(out.transpose(1, 2).double(), right, atol=2.5e-2, rtol=2.5e-2)
 
 
@@ -137,7 +137,7 @@ def test_flash_attn_func_beside_the_library() -> None:
         {"softcap": 20.0},
         {"causal": True, "softmax_scale": 0.2},
     ):
-        out: Any = compat.flash_attn_func(*tensors, **options)  # type: ignore[arg-type]
+        out: Any = flash_attn_func(*tensors, **options)
         right = library.flash_attn_func(*tensors, **options)
         torch.testing.assert_close(out, right, atol=2.5e-2, rtol=2.5e-2)
 
@@ -165,7 +165,7 @@ def test_scaled_dot_product_attention(lengths: tuple[int, int], dtype: Any) -> N
         right = torch.nn.functional.scaled_dot_product_attention(
             *(t.float() for t in tensors), enable_gqa=True, **options
         )
-        out = compat.scaled_dot_product_attention(*tensors, enable_gqa=True, **options)
+        out = sdpa(*tensors, enable_gqa=True, **options)
         torch.testing.assert_close(out.float(), right.nan_to_num(), atol=ATOL[dtype], rtol=ATOL[dtype])
 
 
@@ -174,13 +174,13 @@ def test_compiled_calls() -> None:
     pattern = compat.create_block_mask(lambda b, h, q, kv: q >= kv, None, None, LENGTH, LENGTH)
     compiled = torch.compile(
         lambda q, k, v, p: (
-            compat.flex_attention(q, k, v, None, p, enable_gqa=True),
+            flex_attention(q, k, v, None, p, enable_gqa=True),
             compat.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-            compat.flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=True),
+            flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=True),
         ),
         fullgraph=True,
     )
     flexed, dotted, flashed = compiled(*tensors, pattern)
-    right: Any = compat.flex_attention(*tensors, None, pattern, enable_gqa=True)
+    right: Any = flex_attention(*tensors, None, pattern, enable_gqa=True)
     for other in (flexed, dotted, flashed.transpose(1, 2)):
         torch.testing.assert_close(other, right, atol=2.5e-2, rtol=2.5e-2)

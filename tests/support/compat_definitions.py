@@ -18,15 +18,15 @@ def places(batch: int, heads: int, q_len: int, kv_len: int) -> tuple[torch.Tenso
     return tuple(torch.arange(n).view([-1 if i == axis else 1 for i in range(4)]) for axis, n in enumerate(sizes))
 
 
-def by_pairs(mod: Mod, batch: int, heads: int, q_len: int, kv_len: int, score: Any = None) -> torch.Tensor:
-    """A mask_mod or score_mod of every pair, (batch, heads, q_len, kv_len): vmap over each dimension, as torch's."""
+def by_pairs(mod: Mod, *sizes: int, score: Any = None) -> torch.Tensor:
+    """A mask_mod or score_mod of every pair: vmap over (batch, heads, q_len, kv_len), as in torch."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     first = () if score is None else (0,)
     axes = ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None))
     for dims in axes:
         mod = torch.vmap(mod, in_dims=(*first, *dims))
-    numbers = [torch.arange(n) for n in (batch, heads, q_len, kv_len)]
+    numbers = [torch.arange(n) for n in sizes]
     with TransformGetItemToIndex():
         found: torch.Tensor = mod(*(() if score is None else (score,)), *numbers)
     return found

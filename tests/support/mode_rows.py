@@ -14,7 +14,7 @@ from torch import nn
 
 import runtime
 from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER
-from runtime import convert, distributed, patterns, video
+from runtime import compat, convert, distributed, patterns, video
 from runtime.nn import BlockSparseLinear
 from runtime.ops.attention_choice import arch_of
 from runtime.prepare.bsr_matrix import BsrMatrix
@@ -206,7 +206,7 @@ def values_of(given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def operands(q: Any, k: Any, v: Any) -> Any:
-    return runtime.quantised_operands(q, k, v, q_scale=0.5, k_scale=0.25, v_scale=2.0)
+    return runtime.quantized_operands(q, k, v, q_scale=0.5, k_scale=0.25, v_scale=2.0)
 
 
 def fp8_inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -215,7 +215,7 @@ def fp8_inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
 
 def appended(q: Any, k: Any, v: Any) -> Any:
     """Return all keys and values, of which the second half was appended."""
-    first = runtime.quantise_attention(q, k[:, :, :128], v[:, :, :128], smooth_k=False, kv_capacity=256)
+    first = runtime.quantize_attention(q, k[:, :, :128], v[:, :, :128], smooth_k=False, kv_capacity=256)
     return values_of(first.append(k[:, :, 128:], v[:, :, 128:] / 2))[1:]
 
 
@@ -224,7 +224,7 @@ def by_appending(q: Any, k: Any, v: Any) -> Any:
 
 
 def matrix_values(x: Any) -> Any:
-    found = runtime.quantise_matrix(x)
+    found = runtime.quantize_matrix(x)
     return found.codes.float() * found.scales.repeat_interleave(128, 1)
 
 
@@ -497,6 +497,50 @@ def numbers_only() -> list[str]:
     return [each.spec_json for each in made]
 
 
+def flash(*tensors: Any) -> tuple[Any, Any]:
+    """FlashAttention's call, whose layout is (batch, length, heads, head_dim), of tensors in the layout of torch."""
+    q, k, v = (t.transpose(1, 2) for t in tensors)
+    out, lse, _ = compat.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    return out.transpose(1, 2), lse
+
+
+def packed(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """Both packed calls of FlashAttention; the first one has the heads of k alone."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    first = compat.flash_attn_qkvpacked_func(torch.stack([q[:, :, :1], k, v], 2), causal=True)
+    second = compat.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), causal=True)
+    return first.transpose(1, 2), second.transpose(1, 2)
+
+
+def by_packed(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    return causal(q[:, :1], k, v)[0], causal(q, k, v)[0]
+
+
+def compat_rows() -> Iterable[Row]:
+    bias, seen = normal(6, 128, dtype=torch.float32), torch.rand(128, 128, generator=torch.Generator().manual_seed(1))
+
+    def flexed(q: Any, k: Any, v: Any, pattern: Any, score: Any) -> Any:
+        return compat.flex_attention(q, k, v, score, pattern, enable_gqa=True, return_lse=True)
+
+    def outside(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, ...]:
+        return q, k, v, patterns.Causal(), patterns.Score("score + bias[kv_idx]", aux={"bias": bias})
+
+    def with_more(more: torch.Tensor, *made: Any) -> Callable[[torch.device], Made]:
+        return lambda device: Made((*attention_inputs(device), more.to(device)), *made)
+
+    by_bias = lambda q, k, v, bias: causal(q, k, v, score=lambda s, i, j: s + bias[j])  # noqa: E731
+    name = ("runtime.compat.flex_attention",)
+    yield Row("compat.flex_attention", name, with_more(bias, flexed, outside), by_bias, (0, 1, 2, 3))
+    name = ("runtime.compat.flash_attn_func",)
+    yield Row("compat.flash_attn_func", name, lambda device: Made(attention_inputs(device), flash), causal, (0, 1, 2))
+    both = ("runtime.compat.flash_attn_qkvpacked_func", "runtime.compat.flash_attn_kvpacked_func")
+    yield Row("... packed", both, lambda device: Made(attention_inputs(device), packed), by_packed, (0, 1, 2))
+    dotted = lambda q, k, v, mask: compat.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)  # noqa: E731
+    by_mask = lambda q, k, v, mask: softmax(q, k, v, mask != 0)[0]  # noqa: E731
+    name = ("runtime.compat.scaled_dot_product_attention",)
+    yield Row("compat.scaled_dot_product_attention", name, with_more(seen > 0.3, dotted), by_mask, (0, 1, 2))
+
+
 def attention_rows() -> Iterable[Row]:
     attention, bias = "runtime.block_sparse_attention", normal(6, 128, dtype=torch.float32)
     yield Row("block_sparse_attention", (attention,), attend(patterns.Causal), causal, (0, 1, 2))
@@ -515,7 +559,8 @@ def attention_rows() -> Iterable[Row]:
         fp8_inputs(device), lambda *qkv: runtime.block_sparse_attention(operands(*qkv), patterns.Causal())
     )
     by_codes = lambda q, k, v: causal(q * 0.5, k * 0.25, v * 2.0)[0]  # noqa: E731
-    yield Row("... in FP8", (attention, "runtime.quantised_operands"), fp8, by_codes, close=0.06)
+    yield Row("... in FP8", (attention, "runtime.quantized_operands"), fp8, by_codes, close=0.06)
+    yield from compat_rows()
     yield Row(
         "merge_attention",
         ("runtime.merge_attention",),
@@ -535,17 +580,17 @@ def attention_rows() -> Iterable[Row]:
 
 
 def fp8_rows() -> Iterable[Row]:
-    call = lambda *qkv: values_of(runtime.quantise_attention(*qkv))  # noqa: E731
-    quantise = lambda device: Made(attention_inputs(device), call)  # noqa: E731
+    call = lambda *qkv: values_of(runtime.quantize_attention(*qkv))  # noqa: E731
+    quantize = lambda device: Made(attention_inputs(device), call)  # noqa: E731
     same = lambda *qkv: qkv  # noqa: E731
-    yield Row("quantise_attention", ("runtime.quantise_attention",), quantise, same, floats=(0, 1, 2), close=0.06)
+    yield Row("quantize_attention", ("runtime.quantize_attention",), quantize, same, floats=(0, 1, 2), close=0.06)
     append = lambda device: Made(attention_inputs(device, 256), appended)  # noqa: E731
-    name, whole = ("runtime.QuantisedAttention",), ("compile",)
+    name, whole = ("runtime.QuantizedAttention",), ("compile",)
     yield Row("... append", name, append, by_appending, floats=(0, 1, 2), close=0.06, torch_refuses=whole)
-    queries = lambda q, k, v: values_of(runtime.quantise_attention(q, k, v).with_queries(q[:, :, :64]))  # noqa: E731
+    queries = lambda q, k, v: values_of(runtime.quantize_attention(q, k, v).with_queries(q[:, :, :64]))  # noqa: E731
     yield Row(
         "... with_queries",
-        ("runtime.QuantisedAttention",),
+        ("runtime.QuantizedAttention",),
         lambda device: Made(attention_inputs(device), queries),
         lambda q, k, v: (q[:, :, :64], k, v),
         floats=(0, 1, 2),
@@ -553,8 +598,8 @@ def fp8_rows() -> Iterable[Row]:
     )
     matrix = of(matrix_values, normal(12, 128, 256))
     yield Row(
-        "quantise_matrix",
-        ("runtime.quantise_matrix",),
+        "quantize_matrix",
+        ("runtime.quantize_matrix",),
         matrix,
         lambda x: x,
         floats=(0,),
@@ -563,7 +608,7 @@ def fp8_rows() -> Iterable[Row]:
     )
     put = lambda device: Made(fp8_inputs(device), lambda *qkv: values_of(operands(*qkv)))  # noqa: E731
     scaled = lambda q, k, v: (q * 0.5, k * 0.25, v * 2.0)  # noqa: E731
-    yield Row("quantised_operands", ("runtime.quantised_operands",), put, scaled, close=1e-6)
+    yield Row("quantized_operands", ("runtime.quantized_operands",), put, scaled, close=1e-6)
     scale = lambda x: x.abs().amax() / 448  # noqa: E731
     yield Row(
         "scales_of",
@@ -580,7 +625,7 @@ def matrix_rows() -> Iterable[Row]:
     factors, pair = (WIDE, normal(12, 128)), (normal(13, 128, 64), normal(14, 192, 64))
     yield Row("bsr_matmul", matmul, with_matrix(multiplied, *factors), by_multiplying, (0, 1, 2))
     sparse = with_sparse(multiplied, *factors)
-    # The gradient of torch.sparse_bsr_tensor is neither deterministic nor captured: torch synchronises in it.
+    # The gradient of torch.sparse_bsr_tensor is neither deterministic nor captured: torch synchronizes in it.
     refuses = (*SPARSE, "deterministic", "capture")
     yield Row("... of torch.sparse_bsr", matmul, sparse, by_multiplying, (0, 1, 2), torch_refuses=refuses)
     yield Row("bsr_sddmm", sddmm, with_matrix(sampled, *pair), by_sampling, (1, 2))
@@ -605,7 +650,7 @@ def matrix_rows() -> Iterable[Row]:
 
 def list_rows() -> Iterable[Row]:
     name = ("runtime.create_block_mask",)
-    sizes = {"B": 1, "H": 2, "Q_LEN": 128, "KV_LEN": 128, "BLOCK_SIZE": (64, 64)}
+    sizes: dict[str, Any] = {"B": 1, "H": 2, "Q_LEN": 128, "KV_LEN": 128, "BLOCK_SIZE": (64, 64)}
     of_text = of(lambda doc: runtime.create_block_mask(DOCUMENTS_TEXT, **sizes, aux={"doc": doc}), DOCUMENTS)
     yield Row("create_block_mask", name, lists_alone(of_text), documents_right, constant=True)
     mask = lambda doc: lambda b, h, i, j: doc[b, i] == doc[b, j]  # noqa: E731
@@ -738,9 +783,9 @@ def kernel_rows() -> Iterable[Row]:
     pattern["aux"] = {"doc": "int32[batch, q_len]"}
     mask = loaded({"op": "block_mask", "pattern": pattern}, _of_documents, DOCUMENTS)
     yield Row("... block_mask", kernel, mask, documents_right, gpu=True, constant=True, torch_refuses=OUTSIDE)
-    rows = {"op": "quantise", "head_dim": 64, "codes": "e4m3", "scales": "row", "tile": {"m": 64}}
-    quantise = loaded(rows, _decoded, QKV[0])
-    yield Row("... quantise", kernel, quantise, lambda x: x, floats=(0,), gpu=True, close=0.06, torch_refuses=OUTSIDE)
+    rows = {"op": "quantize", "head_dim": 64, "codes": "e4m3", "scales": "row", "tile": {"m": 64}}
+    quantize = loaded(rows, _decoded, QKV[0])
+    yield Row("... quantize", kernel, quantize, lambda x: x, floats=(0,), gpu=True, close=0.06, torch_refuses=OUTSIDE)
 
 
 def _of_documents(kernel: Any, doc: Any) -> Any:
@@ -771,8 +816,10 @@ NOT_CALLED = {
     "is an error": """ArgumentError CacheError CodegenError CollectiveError CompileError DeviceError ExportError
         NoJitError SpecError ToolchainError UnverifiedError""",
     "is a mode: tests/runtime/receipts": "verified_only",
-    "is a module": "nn patterns",
-    "is a result of functions that have rows": """QuantisedMatrix convert.Csr convert.Q2K distributed.SendPlan
+    "is a module": "nn patterns compat",
+    "is runtime.create_block_mask": "compat.create_block_mask",
+    "always refuses": "compat.flash_attn_varlen_func",
+    "is a result of functions that have rows": """QuantizedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",
     "needs a process group: tests/runtime/distributed": """distributed.context_parallel_attention distributed.plan_sends
@@ -783,7 +830,7 @@ NOT_CALLED = {
 
 def public_names() -> set[str]:
     """Return every name that is documented as public, with its module."""
-    modules = (runtime, runtime.nn, patterns, convert, video, distributed)
+    modules = (runtime, runtime.nn, patterns, convert, video, distributed, compat)
     return {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
 
 

@@ -12,9 +12,11 @@ torch = pytest.importorskip("torch")
 import oracle_kernel  # noqa: E402
 from each import looped  # noqa: E402
 
-from runtime import ArgumentError, block_sparse_attention, compat  # noqa: E402
+from runtime import ArgumentError, compat  # noqa: E402
+from runtime.ops import attention  # noqa: E402
 from runtime.patterns import Dense, Score  # noqa: E402
 
+block_sparse_attention: Any = attention.block_sparse_attention
 sdpa: Any = compat.scaled_dot_product_attention
 
 

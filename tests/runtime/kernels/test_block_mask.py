@@ -215,7 +215,7 @@ def test_an_operator_without_values() -> None:
 def test_what_is_no_call(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "device" not in changes:
         monkeypatch.setattr(ops, "device_of", lambda device, tensors: CPU)
-    given = {"B": 1, "H": 1, "Q_LEN": 64, "KV_LEN": 64, "mask_mod": DOCUMENTS}
+    given: dict[str, Any] = {"B": 1, "H": 1, "Q_LEN": 64, "KV_LEN": 64, "mask_mod": DOCUMENTS}
     given |= {"aux": {"doc": torch.zeros(1, 64, dtype=torch.int32)}, **changes}
     with pytest.raises((ArgumentError, SpecError), match=message):
         create_block_mask(**given)
@@ -246,9 +246,9 @@ def test_lists_on_a_cpu_are_those_of_torch(block: tuple[int, int], monkeypatch: 
         made = create_block_mask(mask, *sizes, device="cpu", BLOCK_SIZE=block)
         right = flex.create_block_mask(mask, *sizes, device="cpu", BLOCK_SIZE=block)
         given: list[Any] = [*made.index_tensors()[:4]]
-        some, full = (map_of(*given[i : i + 2], columns).expand(*sizes[:2], rows, columns) for i in (0, 2))
-        of_torch = [right.kv_num_blocks, right.kv_indices, right.full_kv_num_blocks, right.full_kv_indices]
-        torch_some, torch_full = (map_of(*of_torch[i : i + 2], columns) for i in (0, 2))
+        some, full = (map_of(given[i], given[i + 1], columns).expand(*sizes[:2], rows, columns) for i in (0, 2))
+        of_torch: list[Any] = [right.kv_num_blocks, right.kv_indices, right.full_kv_num_blocks, right.full_kv_indices]
+        torch_some, torch_full = (map_of(of_torch[i], of_torch[i + 1], columns) for i in (0, 2))
         assert torch.equal(some | full, torch_some | torch_full), name
         inside = (slice(None), slice(None), slice(length // block[0]), slice(length // block[1]))
         assert torch.equal(full[inside], torch_full[inside]), name

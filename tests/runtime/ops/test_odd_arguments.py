@@ -72,6 +72,11 @@ def layer() -> Any:
     return BlockSparseLinear(BSR, floats(128))
 
 
+def by_torch() -> dict[str, Any]:
+    """Operands by torch's names."""
+    return {name: floats(1, 2, LENGTH, 64) for name in ("query", "key", "value")}
+
+
 def qkv(device: str = "cpu") -> dict[str, Any]:
     return {name: floats(1, 2, LENGTH, 64, device=device) for name in ("q", "k", "v")}
 
@@ -85,7 +90,7 @@ def whole(device: str = "cpu") -> dict[str, Any]:
 
 
 def cache() -> Any:
-    return runtime.quantise_attention(*(floats(1, 2, 128, 64) for _ in range(3)), kv_capacity=256)
+    return runtime.quantize_attention(*(floats(1, 2, 128, 64) for _ in range(3)), kv_capacity=256)
 
 
 def load(**arguments: Any) -> None:
@@ -154,21 +159,49 @@ FUNCTIONS: odd_values.Functions = {
             | {"dtype": torch.float32}
         ),
     ),
-    "quantise_matrix": (
-        runtime.quantise_matrix,
+    "quantize_matrix": (
+        runtime.quantize_matrix,
         lambda: {"x": floats(64, 128), "block": (1, 128), "dtype": "e4m3"},
     ),
-    "quantise_attention": (runtime.quantise_attention, whole),
-    "quantise_attention, on meta": (runtime.quantise_attention, lambda: whole("meta")),
-    "QuantisedAttention.append": (
+    "quantize_attention": (runtime.quantize_attention, whole),
+    "quantize_attention, on meta": (runtime.quantize_attention, lambda: whole("meta")),
+    "QuantizedAttention.append": (
         lambda **given: cache().append(**given),
         lambda: {"k": floats(1, 2, 8, 64), "v": floats(1, 2, 8, 64), "rotary": None},
     ),
-    "QuantisedAttention.with_queries": (
+    "QuantizedAttention.with_queries": (
         lambda **given: cache().with_queries(**given),
         lambda: {"q": floats(1, 2, 8, 64), "rotary": None},
     ),
     "scales_of": (runtime.scales_of, lambda: {"x": floats(1, 2, 8, 64), "per": "head", "dtype": "e4m3"}),
+    "flex_attention": (
+        runtime.compat.flex_attention,
+        lambda: (
+            by_torch()
+            | {"score_mod": patterns.Score("score"), "block_mask": patterns.Causal(), "scale": 0.5, "enable_gqa": True}
+            | {"return_lse": False, "kernel_options": None, "return_aux": None}
+        ),
+    ),
+    "scaled_dot_product_attention": (
+        runtime.compat.scaled_dot_product_attention,
+        lambda: (
+            by_torch()
+            | {"attn_mask": torch.ones(LENGTH, LENGTH, dtype=torch.bool), "dropout_p": 0.0, "is_causal": False}
+            | {"scale": 0.5, "enable_gqa": True}
+        ),
+    ),
+    "flash_attn_func": (
+        runtime.compat.flash_attn_func,
+        lambda: (
+            {name: floats(1, LENGTH, 2, 64) for name in "qkv"}
+            | {"dropout_p": 0.0, "softmax_scale": None, "causal": True, "window_size": (5, 0), "softcap": 0.0}
+            | {"alibi_slopes": torch.ones(2), "deterministic": True, "return_attn_probs": False}
+        ),
+    ),
+    "flash_attn_qkvpacked_func": (
+        runtime.compat.flash_attn_qkvpacked_func,
+        lambda: {"qkv": floats(1, LENGTH, 3, 2, 64)},
+    ),
     "create_block_mask": (
         runtime.create_block_mask,
         lambda: (
@@ -268,23 +301,24 @@ FUNCTIONS: odd_values.Functions = {
     ),
 }
 LEGAL = {
-    "None": "activation beta bias c cache device epilogue k_scale kv_capacity "
-    "mask n prepared problem q_scale rotary scale softcap v_scale",
+    "None": "B H activation alibi_slopes attn_mask beta bias block_mask c cache device epilogue k_scale "
+    "kernel_options kv_capacity "
+    "mask n prepared problem q_scale return_aux score_mod softmax_scale rotary scale softcap v_scale",
     "-1": "always beta dim",
-    "0": "always beta device dim kv_len length q_len rank text",
-    "True": "arrange bias causal forward_compatible gradients hadamard returned "
+    "0": "always beta device dim dropout_p softcap kv_len length q_len rank text",
+    "True": "arrange bias causal deterministic enable_gqa return_lse forward_compatible gradients hadamard returned "
     "rotary_interleaved smooth_k text_first transpose_a validate",
     "empty str": "always",
     "dtype": "dtype",
-    "list": "always block work",
+    "list": "always block window_size work",
     "empty list": "always",
     "array": "work",
     "0-dim": "k_scale q_scale v_scale",
-    "two elements": "k_scale q_scale v_scale work",
+    "two elements": "alibi_slopes k_scale q_scale v_scale work",
     "empty": "tensor",
     "integers": "col_indices crow_indices work",
     "truths": "work",
-    "learned": "work",
+    "learned": "alibi_slopes work",
     "on meta": "k q v x",
     "vector on meta": "tensor",
     "bsr": "a",

@@ -27,7 +27,7 @@ from runtime.patterns import BlockLists, check_aux
 from runtime.receipts.mode import kept_by_mode
 
 KERNELS_KEPT = 64  # of masks
-_DEFAULT_BLOCK = 128
+
 PAIRS_AT_ONCE = 1 << 22
 """Pairs of a mask that torch evaluates at once on a CPU: 32 MiB for each 64-bit tensor."""
 _RENAMED = {"mask": "mask_mod", "batch": "B", "heads": "H", "q_len": "Q_LEN", "kv_len": "KV_LEN", "block": "BLOCK_SIZE"}
@@ -41,7 +41,7 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
     Q_LEN: int | None = None,
     KV_LEN: int | None = None,
     device: torch.device | str | int | None = None,
-    BLOCK_SIZE: int | tuple[int, int] = _DEFAULT_BLOCK,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
     _compile: bool = False,
     separate_full_blocks: bool = True,
     compute_dq_write_order: bool = False,
@@ -142,7 +142,7 @@ def _with_new_names(given: dict[str, Any], renamed: dict[str, Any]) -> dict[str,
     for name in renamed:
         if name not in _RENAMED:
             raise ArgumentError(name, f"is not an argument; {alternatives(name, (*given, 'device', 'aux'))}")
-        if given[_RENAMED[name]] not in (None, _DEFAULT_BLOCK):
+        if given[_RENAMED[name]] not in (None, 128):
             raise ArgumentError(name, f"is given beside {_RENAMED[name]}, its present name")
     names = ", ".join(f"{name} is now {_RENAMED[name]}" for name in renamed)
     if not torch.compiler.is_dynamo_compiling():

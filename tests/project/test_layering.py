@@ -64,6 +64,7 @@ ROOMS: dict[str, set[str]] = {
         "prepare",
     },
     "nn": {"errors", "checks", "ops", "prepare"},
+    "compat": {"errors", "checks", "convert", "kernels", "ops", "patterns"},
     "tools.bench": {"errors", "operators", "expressions", "prepare", "kernels", "kernel"},
     "distributed": {"receipts", "errors", "checks", "kept", "driver", "expressions", "kernels", "ops", "patterns"},
     "verify": {
@@ -102,7 +103,7 @@ ROOMS: dict[str, set[str]] = {
         "tools.tune",
         "tools.warm",
     },
-    "__init__": {"receipts", "errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
+    "__init__": {"receipts", "errors", "compat", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
     "tools": set(),
 }
 

@@ -11,9 +11,10 @@ from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_options, check_parts
+from runtime.ops.bsr_launches import find_launch, find_sample, keep_launch, keep_sample
 from runtime.ops.bsr_operator import matmul, sddmm
-from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
-from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_watched
+from runtime.prepare.bsr_matrix import CLUSTER_TENSORS, BsrMatrix, parts_of, parts_of_prepared
 from runtime.prepare.prepared import PreparedBsr
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -70,20 +71,34 @@ def bsr_matmul(
         DeviceError: for a device that no kernels are written for.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
+    place = launch = None
+    traced = torch.compiler.is_dynamo_compiling()
+    if (
+        not (traced or is_watched() or any_autocast())
+        and validate is False
+        and type(transpose_a) is type(arrange) is bool
+    ):
+        place, launch = find_launch(a, b, bias, c, (activation, transpose_a, arrange, beta, type(beta)))
+        if launch is not None and place is not None:
+            product: torch.Tensor | None = launch(place.tensors)
+            if product is not None:
+                return product
     matrix, given = matrix_of("a", a)
     number, name = check_options(c, beta, activation)
     check_flag("transpose_a", transpose_a)
     check_flag("arrange", arrange)
     check_flag("validate", validate)
-    options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": transpose_a}
-    options |= {"arrange": arrange, "validate": validate}
-    traced = torch.compiler.is_dynamo_compiling()
+    options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": transpose_a, "arrange": arrange}
     if traced or any_autocast():
         values, b, bias, c = autocast(matrix.values, b, bias, c)
         if values is not matrix.values:
             matrix, given = matrix.with_values(values), None
     if not traced and _is_direct((matrix.values, b, bias, c), (*matrix.order, *matrix.index), "a, b, bias and c"):
-        return multiply(matrix, b, bias=bias, c=c, given=given, **options)
+        product = multiply(matrix, b, bias=bias, c=c, given=given, validate=validate, **options)
+        if place is not None and launch is None:
+            keep_launch(place, b, bias=bias, c=c, given=given, **options)
+        return product
+    options["validate"] = validate
     for argument, tensor in (("b", b), ("bias", bias), ("c", c)):
         if tensor is not None:  # operators take no nested and no sparse ones
             check_dense(argument, tensor)
@@ -121,18 +136,33 @@ def bsr_sddmm(
     Raises:
         ArgumentError, DeviceError, ToolchainError, CompileError, CacheError: as ``bsr_matmul``.
     """
+    place = launch = None
+    traced = torch.compiler.is_dynamo_compiling()
+    if not traced and validate is False and is_unwatched():
+        place, launch = find_sample(a, b, pattern)
+        if launch is not None and place is not None:
+            found = launch(place.tensors)
+            if found is not None:
+                return _sampled(place.matrix, found, pattern)
     matrix, _ = matrix_of("pattern", pattern)
     check_flag("validate", validate)
-    traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         a, b = autocast(a, b)
     if not traced and _is_direct((a, b), (*matrix.order, *matrix.index), "a and b"):
         values = sample(a, b, matrix, validate=validate)
+        if place is not None and launch is None:
+            keep_sample(place, a, b, values)
     else:
         for argument, tensor in (("a", a), ("b", b)):
             check_dense(argument, tensor)
         values = sddmm(a, b, matrix, validate=validate)
-    found = matrix.with_values(values)
+    return _sampled(matrix, values, pattern)
+
+
+def _sampled(matrix: BsrMatrix, values: torch.Tensor, pattern: Any) -> torch.Tensor | BsrMatrix:
+    """A matrix with new values, which fit it, in the form of the pattern."""
+    indices = matrix.crow_indices, matrix.col_indices, matrix.columns
+    found = BsrMatrix(values, *indices, matrix.order[:CLUSTER_TENSORS], matrix.index, matrix.how)
     return found if isinstance(pattern, BsrMatrix) else found.to_sparse()
 
 

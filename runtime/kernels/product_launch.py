@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -39,44 +40,31 @@ class New(NamedTuple):
         return made if self.seen is None else made.as_strided_(*self.seen)
 
 
+@dataclass(slots=True)
 class ProductLaunch:
-    """A bound launch of a product: calls pass tensors that ``Launches.find`` found to be like those of the first call.
+    """A bound launch of a product, for calls whose tensors ``Launches.find`` found to be like those of a first one.
 
     Attributes:
-        result: the product that each launch writes.
+        loaded: the kernel.
+        signature: of the first call.
+        device: of the tensors.
+        names: parameters that the tensors are read by, in order; "" for a tensor that the kernel does not read.
+        unaligned: how many of the first tensors may lie anywhere; others begin at multiples of 16 bytes.
+        result: the product, parameter ``c``.
+        memory: what the launch needs beside its arguments.
+        copy: the copy of ``b`` by rows that the kernel reads; None without one.
+        prologue: whether the plan's prologue goes before, if it has one.
     """
 
-    __slots__ = ("_copy", "_device", "_loaded", "_memory", "_names", "_prologue", "_signature", "_unaligned", "result")
-
-    def __init__(
-        self,
-        loaded: LoadedKernel,
-        signature: Signature,
-        device: torch.device,
-        names: tuple[str, ...],
-        *,
-        unaligned: int,
-        result: New,
-        memory: Memory = NO_MEMORY,
-        copy: New | None = None,
-        prologue: bool = True,
-    ) -> None:
-        """Bind a launch.
-
-        Args:
-            loaded: the kernel.
-            signature: of the call.
-            device: of the tensors.
-            names: parameters that the tensors are read by, in order; "" for a tensor that the kernel does not read.
-            unaligned: how many of the first tensors may lie anywhere; others begin at multiples of 16 bytes.
-            result: the product, parameter ``c``.
-            memory: what the launch needs beside its arguments.
-            copy: the copy of ``b`` by rows; None without one.
-            prologue: whether the plan's prologue goes before, if it has one.
-        """
-        self._loaded, self._signature, self._device, self._names = loaded, signature, device, names
-        self._unaligned, self._memory, self._copy = unaligned, memory, copy
-        self._prologue, self.result = prologue, result
+    loaded: LoadedKernel
+    signature: Signature
+    device: torch.device
+    names: tuple[str, ...]
+    unaligned: int
+    result: New
+    memory: Memory = NO_MEMORY
+    copy: New | None = None
+    prologue: bool = True
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
         """Launch on torch's current stream.
@@ -92,30 +80,22 @@ class ProductLaunch:
             return None
         places = [tensor.data_ptr() for tensor in tensors]
         bits = 0
-        for place in places[self._unaligned :]:
+        for place in places[self.unaligned :]:
             bits |= place
         if bits % TMA_ALIGNMENT:
             return None
-        addresses: dict[str, int] = dict(zip(self._names, places, strict=False))
+        addresses: dict[str, int] = dict(zip(self.names, places, strict=False))
         found = self.result()
         addresses["c"] = found.data_ptr()
         addresses["b_columns"] = addresses["b_groups"] = addresses["b"]
-        if self._copy is not None:
-            copy = self._copy()  # held until the launch is enqueued
+        if self.copy is not None:
+            copy = self.copy()  # held until the launch is enqueued
             addresses["b"] = addresses["b_groups"] = copy.data_ptr()
-        enqueue(self._loaded, self._signature, addresses, self._device, self._memory, prologue=self._prologue)
+        enqueue(self.loaded, self.signature, addresses, self.device, self.memory, prologue=self.prologue)
         return found
 
-    def returning(self, result: New) -> ProductLaunch:
-        """The same launch with another view of its result, of the same memory."""
-        return ProductLaunch(
-            self._loaded,
-            self._signature,
-            self._device,
-            self._names,
-            unaligned=self._unaligned,
-            result=result,
-            memory=self._memory,
-            copy=self._copy,
-            prologue=self._prologue,
-        )
+    def returning(self, like: torch.Tensor) -> ProductLaunch:
+        """The same launch, whose result is another view of the same memory, laid out as a tensor."""
+        seen = (tuple(like.shape), like.stride())
+        made = self.result._replace(**{"layout" if self.result.seen is None else "seen": seen})
+        return replace(self, result=made)

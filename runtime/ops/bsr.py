@@ -12,7 +12,7 @@ from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_options, check_parts
 from runtime.ops.bsr_launches import find_launch, find_sample, keep_launch, keep_sample
-from runtime.ops.bsr_operator import matmul, sddmm
+from runtime.ops.bsr_operator import matmul, matmul_past_dispatcher, sddmm
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_watched
 from runtime.prepare.bsr_matrix import CLUSTER_TENSORS, BsrMatrix, parts_of, parts_of_prepared
 from runtime.prepare.prepared import PreparedBsr
@@ -73,12 +73,8 @@ def bsr_matmul(
     """
     place = launch = None
     traced = torch.compiler.is_dynamo_compiling()
-    if (
-        not (traced or is_watched() or any_autocast())
-        and validate is False
-        and type(transpose_a) is type(arrange) is bool
-    ):
-        place, launch = find_launch(a, b, bias, c, (activation, transpose_a, arrange, beta, type(beta)))
+    if not traced and validate is False and type(transpose_a) is type(arrange) is bool and is_unwatched():
+        place, launch = find_launch(a, b, bias, c, (activation, beta, transpose_a, arrange))
         if launch is not None and place is not None:
             product: torch.Tensor | None = launch(place.tensors)
             if product is not None:
@@ -102,7 +98,8 @@ def bsr_matmul(
     for argument, tensor in (("b", b), ("bias", bias), ("c", c)):
         if tensor is not None:  # operators take no nested and no sparse ones
             check_dense(argument, tensor)
-    return matmul(matrix, b, bias=bias, c=c, **options)
+    plain = not traced and _is_plain(matrix.values, b, bias, c, *matrix.order, *matrix.index)
+    return (matmul_past_dispatcher if plain else matmul)(matrix, b, bias=bias, c=c, **options)
 
 
 @overload
@@ -186,6 +183,11 @@ def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr 
     raise ArgumentError(name, f"is {what}, expected {expected}")
 
 
+def _is_plain(*tensors: Any) -> bool:
+    """Whether no mode, transform, tracer and no subclass takes part in a call; gradients may."""
+    return not is_watched() and PLAIN.issuperset(map(type, tensors))
+
+
 def _is_direct(tensors: tuple[Any, ...], others: tuple[Any, ...], names: str) -> bool:
     """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient.
 
@@ -197,7 +199,7 @@ def _is_direct(tensors: tuple[Any, ...], others: tuple[Any, ...], names: str) ->
     Raises:
         ArgumentError: for a tensor under ``torch.vmap`` or ``torch.func.grad``, and for a DTensor.
     """
-    if is_watched() or not PLAIN.issuperset(map(type, (*tensors, *others))):
+    if not _is_plain(*tensors, *others):
         refuse_transformed((*tensors, *others), names, _MAPPED)
         if any(isinstance(t, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(t) for t in tensors):
             reason = "one of them is differentiated by torch.func: call backward, or torch.autograd.grad"

@@ -181,7 +181,8 @@ def bound_launch(
     if route.copied or not route.fused or prepares or not isinstance(route.kernel, BsrSpmmKernel):
         return None
     parts = Parts(a, route.how, a.index if route.transposed else ())
-    return route.kernel.bound_launch(parts, tensors, b, bias=bias, c=c, beta=beta)
+    with torch.no_grad():
+        return route.kernel.bound_launch(parts, tensors, b, bias=bias, c=c, beta=beta)
 
 
 def sample(

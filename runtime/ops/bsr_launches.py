@@ -10,7 +10,7 @@ import torch
 
 from runtime.kernels.alike import Launches
 from runtime.kernels.product_launch import ProductLaunch
-from runtime.ops.bsr_calls import bound_launch, bound_sample
+from runtime.ops.bsr_calls import bound_launch, bound_sample, multiply, sample
 from runtime.ops.bsr_layout import by_rows, readable
 from runtime.ops.modes import PLAIN
 from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
@@ -21,6 +21,7 @@ Launch = Callable[[tuple[torch.Tensor, ...]], Any]
 _launches: Launches[Launch] = Launches()
 _prepared: WeakKeyDictionary[PreparedBsr, BsrMatrix] = WeakKeyDictionary()  # with detached values
 _grad_enabled = torch.is_grad_enabled
+_OPTIONS = ("activation", "beta", "transpose_a", "arrange")
 _WORDS, _NUMBERS = frozenset({str, type(None)}), frozenset({int, float, type(None)})
 
 
@@ -30,31 +31,29 @@ class Place(NamedTuple):
     Attributes:
         key: all that decides about the launch beside the tensors.
         tensors: row pointers, column numbers, the bias if there is one, values, what is prepared, b, and c if given.
-        matrix: the sparse matrix of these tensors.
+        matrix: the ``BsrMatrix`` of these tensors; None where a launch was found by others.
     """
 
     key: tuple[Any, ...]
     tensors: tuple[torch.Tensor, ...]
-    matrix: BsrMatrix
+    matrix: Any
 
 
 def nothing(tensors: tuple[torch.Tensor, ...]) -> None:
     """The launch of calls that must be checked each time."""
 
 
-def find_launch(
-    a: Any, b: Any, bias: Any, c: Any, activation: Any, beta: Any, flags: tuple[bool, bool]
-) -> tuple[Place | None, Launch | None]:
+def find_launch(a: Any, b: Any, bias: Any, c: Any, options: tuple[Any, ...]) -> tuple[Place | None, Launch | None]:
     """The launch of an earlier product with arguments like these.
 
     Args:
-        a, b, bias, c, activation, beta: those of ``bsr_matmul``; tensors may have gradients.
-        flags: ``transpose_a`` and ``arrange`` of that.
+        a, b, bias, c: those of ``bsr_matmul``; tensors may have gradients.
+        options: its ``activation`` and ``beta``, as they are given, and ``transpose_a`` and ``arrange``, both bool.
 
     Returns:
         The place for a launch, None for arguments that the checks of a call must name; the launch that is kept there.
     """
-    if type(activation) not in _WORDS or type(beta) not in _NUMBERS:  # True and 1.0 are one key, 1.0 and 1 one factor
+    if not (type(options[0]) in _WORDS and type(options[1]) in _NUMBERS):  # True, which is refused, equals 1.0
         return None, None
     try:
         matrix = a if type(a) is BsrMatrix else _parts(a)
@@ -67,8 +66,8 @@ def find_launch(
             tensors = (matrix.crow_indices, matrix.col_indices, bias, values, *order, *index, b)
         if c is not None:
             tensors = (*tensors, c)
-        added, shapes = (bias is None, c is None, activation, beta), (values.shape, b.shape)
-        key = (columns, how, len(order), shapes, flags, added, _grad_enabled(), mode())
+        given = len(order), bias is None, c is None
+        key = (columns, how, given, values.shape, b.shape, options, _grad_enabled(), mode())
         return Place(key, tensors, matrix), _launches.find(key, tensors)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None, None
@@ -131,6 +130,23 @@ def keep_launch(
     _launches.keep(place.key, place.tensors, launch or nothing)
 
 
+def product(
+    a: BsrMatrix, b: torch.Tensor, *, bias: Any, c: Any, validate: bool = False, **options: Any
+) -> torch.Tensor:
+    """The product that ``multiply`` of ``runtime.ops.bsr_calls`` computes, by an earlier one's launch if it can."""
+    place = launch = None
+    if not validate:
+        place, launch = find_launch(a, b, bias, c, tuple(options[name] for name in _OPTIONS))
+        if launch is not None and place is not None:
+            found: torch.Tensor | None = launch(place.tensors)
+            if found is not None:
+                return found
+    found = multiply(a, b, bias=bias, c=c, validate=validate, **options)
+    if place is not None and launch is None:
+        keep_launch(place, b, bias=bias, c=c, given=None, **options)
+    return found
+
+
 def find_sample(a: Any, b: Any, pattern: Any) -> tuple[Place | None, Launch | None]:
     """The launch of an earlier sampled product with arguments like these, those of ``bsr_sddmm``.
 
@@ -153,3 +169,70 @@ def keep_sample(place: Place, a: torch.Tensor, b: torch.Tensor, out: torch.Tenso
     """Keep the launch of a sampled product that was computed just before; ``out`` is what that returned."""
     launch = bound_sample(a, b, place.matrix, out, place.tensors)
     _launches.keep(place.key, place.tensors, launch or nothing)
+
+
+def sampled(a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix, *, arrange: bool, validate: bool) -> torch.Tensor:
+    """The values that ``sample`` of ``runtime.ops.bsr_calls`` computes, by the launch of an earlier call if it can."""
+    place = launch = None
+    if arrange:
+        a, b = by_rows(a), by_rows(b)
+    if not validate:
+        place, launch = find_sample(a, b, pattern)
+        if launch is not None and place is not None:
+            found: torch.Tensor | None = launch(place.tensors)
+            if found is not None:
+                return found
+    found = sample(a, b, pattern, validate=validate)
+    if place is not None and launch is None:
+        keep_sample(place, a, b, found)
+    return found
+
+
+def find_linear(layer: Any, places: tuple[str, ...], x: Any) -> tuple[Place | None, Launch | None]:
+    """The launch of an earlier call of a ``BlockSparseLinear`` like this one, for an input like this.
+
+    Args:
+        layer: the layer; of its parameters and buffers nothing is known.
+        places: names of the buffers that say where the blocks are, row pointers and column numbers first.
+        x: the input.
+
+    Returns:
+        As ``find_launch``; nothing is kept where a gradient is required.
+    """
+    parameters, buffers = layer._parameters, layer._buffers
+    try:
+        # Other modules may put a tensor in the place of a parameter (pruning, parametrizations).
+        values, bias = parameters.get("values"), parameters.get("bias")
+        values = layer.values if values is None else values
+        bias = layer.bias if bias is None else bias
+        added = () if bias is None else (bias,)
+        if _grad_enabled() and (values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)):
+            return None, None
+        crow, col, *prepared = [buffers[name] for name in places]
+        tensors = (crow, col, *added, values, *prepared, x)
+        key = ("linear", layer.in_features, layer._how, layer._orders, bias is None, values.shape, x.shape, mode())
+        launch = _launches.find(key, tensors)
+        if launch is not None:
+            return Place(key, tensors, None), launch
+        order, index = tuple(prepared[: layer._orders]), tuple(prepared[layer._orders :])
+        return Place(key, tensors, BsrMatrix(values, crow, col, layer.in_features, order, index, layer._how)), None
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        return None, None
+
+
+def keep_linear(place: Place, b: torch.Tensor, y: torch.Tensor) -> None:
+    """Keep the launch of a call of a ``BlockSparseLinear`` that was made just before.
+
+    Args:
+        place: where.
+        b: the input as the product took it, (K, N).
+        y: what the call returned.
+    """
+    *others, x = place.tensors
+    bias = others[2] if place.key[4] is False else None
+    launch: Launch = nothing
+    if readable(b) is b and b.data_ptr() == x.data_ptr():
+        options = {"beta": 1.0, "activation": "", "transpose_a": False, "given": None}
+        found = bound_launch(place.matrix, (*others, b), b, bias=bias, c=None, **options)
+        launch = nothing if found is None else found.returning(y)
+    _launches.keep(place.key, place.tensors, launch)

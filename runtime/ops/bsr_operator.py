@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.errors import ArgumentError
-from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
+from runtime.ops.bsr_launches import product, sampled
 from runtime.ops.bsr_layout import ALIGNED
+from runtime.ops.modes import PLAIN, is_unwatched
 from runtime.ops.operators import NAMESPACE, STRIDES, gradients_once
 from runtime.prepare.bsr_matrix import BsrMatrix
 from runtime.receipts.mode import entered, mode
@@ -29,6 +30,8 @@ _SDDMM = (
     "SymInt columns, SymInt block_rows, SymInt block_cols, str how, *, bool arrange=False, bool validate=False) "
     "-> Tensor"
 )
+_DEFAULTS = {"beta": 1.0, "activation": "", "transpose_a": False, "arrange": False, "validate": False}
+_DEFAULTS_OF_SDDMM = {"arrange": False, "validate": False}
 _MATMUL_NAMES = ("values", "crow", "col", "b", "bias", "c", "order", "index", "columns", "how")
 
 
@@ -48,13 +51,13 @@ def _run_matmul(*arguments: Any, **options: Any) -> torch.Tensor:
     """Compute the operator."""
     values, crow, col, b, bias, c, order, index, columns, how = arguments
     matrix = _matrix(values.detach(), crow, col, order, index, columns, how)
-    return multiply(matrix, b, bias=bias, c=c, **options)
+    return product(matrix, b, bias=bias, c=c, **{**_DEFAULTS, **options})
 
 
 def _run_sddmm(*arguments: Any, **options: Any) -> torch.Tensor:
     """Compute the operator."""
     a, b, *_ = arguments
-    return sample(a, b, _pattern(arguments), **options)
+    return sampled(a, b, _pattern(arguments), **{**_DEFAULTS_OF_SDDMM, **options})
 
 
 def _fake_matmul(*arguments: Any, transpose_a: bool = False, **_: Any) -> torch.Tensor:
@@ -106,6 +109,23 @@ def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return values, None, None, b, bias, c, of_order, of_index, None, None
 
 
+def _is_plain(*tensors: Any) -> bool:
+    """Whether nothing is about for which gradients must be computed by torch's operators."""
+    return not torch.is_grad_enabled() and is_unwatched() and PLAIN.issuperset(map(type, tensors))
+
+
+def _product(matrix: tuple[Any, ...], b: torch.Tensor, *, bias: Any = None, c: Any = None, **options: Any) -> Any:
+    """A product of ``bsr_matmul``; ``matrix`` is what makes a ``BsrMatrix``."""
+    values, crow, col, columns, order, index, how = matrix
+    given = {**_DEFAULTS, "arrange": True, **options}
+    if _is_plain(values, crow, col, b, bias, c, *order, *index):
+        return product(
+            BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how), b, bias=bias, c=c, **given
+        )
+    operator = torch.ops.sparse_kernel_codegen.bsr_matmul
+    return operator(values, crow, col, b, bias, c, list(order), list(index), columns, how, **given)
+
+
 def _gradients_of_matmul(
     grad: torch.Tensor, saved: Any, places: Any, options: dict[str, Any], needs: Any
 ) -> tuple[Any, ...]:
@@ -113,32 +133,59 @@ def _gradients_of_matmul(
     values, crow, col, b, bias, c, result, *lists = saved
     orders, columns, how = places
     order, index = lists[:orders], lists[orders:]
-    operators, transpose_a = torch.ops.sparse_kernel_codegen, options["transpose_a"]
+    transpose_a, matrix = options["transpose_a"], (values, crow, col, columns, order, index, how)
     inner = grad
     if options["activation"] == "relu":
         inner = torch.ops.aten.threshold_backward(grad, result, 0)
     elif options["activation"]:
         again = {**options, "activation": "", "arrange": True, "validate": False}
-        before = operators.bsr_matmul(values, crow, col, b, bias, c, order, index, columns, how, **again)
+        before = _product(matrix, b, bias=bias, c=c, **again)
         derivative = {"gelu": torch.ops.aten.gelu_backward, "silu": torch.ops.aten.silu_backward}
         inner = derivative[options["activation"]](grad, before)
     of_values = of_b = of_bias = of_c = None
     if needs[0]:
         pair = [t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b)]
         pair = pair[::-1] if transpose_a else pair
-        block = values.shape[1:]
-        of_values = operators.bsr_sddmm(*pair, crow, col, order, index, columns, *block, how, arrange=True)
+        if _is_plain(*pair, crow, col, *order, *index):
+            pattern = BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how)
+            of_values = sampled(*pair, pattern, arrange=True, validate=False)
+        else:
+            lists, block = (list(order), list(index)), values.shape[1:]
+            operator = torch.ops.sparse_kernel_codegen.bsr_sddmm
+            of_values = operator(*pair, crow, col, *lists, columns, *block, how, arrange=True)
     if needs[3]:
-        of_b = operators.bsr_matmul(
-            *(values, crow, col, inner, None, None, order, index, columns, how),
-            transpose_a=not transpose_a,
-            arrange=True,
-        )
+        of_b = _product(matrix, inner, transpose_a=not transpose_a)
     if needs[4]:
         of_bias = inner.sum(-1) if inner.dim() == 2 else inner.sum((0, 2))
     if needs[5]:
         of_c = inner * options["beta"]
     return of_values, of_b, of_bias, of_c
+
+
+class _Matmul(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """The operator with its gradients, for calls that need no dispatcher, which takes longer than all else of a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        *arguments, options = inputs
+        values, crow, col, b, bias, c, order, index, columns, how = arguments
+        matrix = BsrMatrix(values, crow, col, columns, order, index, how)
+        found = product(matrix, b, bias=bias, c=c, **options)
+        _save_matmul(ctx, arguments, options, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        values, _, _, b, bias, c, *_ = _backward_matmul(ctx, grad)
+        return values, None, None, b, bias, c, None, None, None, None, None
+
+
+def matmul_past_dispatcher(a: BsrMatrix, b: torch.Tensor, *, bias: Any, c: Any, **options: Any) -> torch.Tensor:
+    """Compute what the operator of ``bsr_matmul`` does, of plain tensors, with gradients."""
+    found: torch.Tensor = _Matmul.apply(  # type: ignore[no-untyped-call, unused-ignore]
+        a.values, a.crow_indices, a.col_indices, b, bias, c, a.order, a.index, a.columns, a.how, options
+    )
+    return found
 
 
 def _save_sddmm(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
@@ -157,11 +204,7 @@ def _backward_sddmm(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     def gradient(place: int, other: torch.Tensor, transpose_a: bool) -> Any:
         if not ctx.needs_input_grad[place]:
             return None
-        return torch.ops.sparse_kernel_codegen.bsr_matmul(
-            *(grad.contiguous(), crow, col, other, None, None, order, index, columns, how),
-            transpose_a=transpose_a,
-            arrange=True,
-        )
+        return _product((grad.contiguous(), crow, col, columns, order, index, how), other, transpose_a=transpose_a)
 
     def compute() -> tuple[Any, ...]:
         with entered(ctx.mode):

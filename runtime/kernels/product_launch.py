@@ -97,5 +97,6 @@ class ProductLaunch:
     def returning(self, like: torch.Tensor) -> ProductLaunch:
         """The same launch, whose result is another view of the same memory, laid out as a tensor."""
         seen = (tuple(like.shape), like.stride())
-        made = self.result._replace(**{"layout" if self.result.seen is None else "seen": seen})
+        made = self.result
+        made = made._replace(layout=seen) if made.seen is None else made._replace(seen=seen)
         return replace(self, result=made)

@@ -12,7 +12,8 @@ from runtime.checks import check_dense, check_flag, present_device
 from runtime.errors import ArgumentError
 from runtime.nn.blocks import check_places, checked_block, largest_blocks, mask_indices
 from runtime.ops.bsr import bsr_matmul
-from runtime.ops.bsr_launches import find_linear, keep_linear
+from runtime.ops.bsr_autograd import keep_linear
+from runtime.ops.bsr_launches import find_linear
 from runtime.ops.modes import is_unwatched
 from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
 from runtime.prepare.matrix import check_layout

@@ -9,10 +9,11 @@ import torch
 from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.bsr_autograd import keep_matmul, matmul_with_gradients
 from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_options, check_parts
 from runtime.ops.bsr_launches import find_launch, find_sample, keep_launch, keep_sample
-from runtime.ops.bsr_operator import matmul, matmul_past_dispatcher, sddmm
+from runtime.ops.bsr_operator import matmul, sddmm
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_watched
 from runtime.prepare.bsr_matrix import CLUSTER_TENSORS, BsrMatrix, parts_of, parts_of_prepared
 from runtime.prepare.prepared import PreparedBsr
@@ -98,8 +99,14 @@ def bsr_matmul(
     for argument, tensor in (("b", b), ("bias", bias), ("c", c)):
         if tensor is not None:  # operators take no nested and no sparse ones
             check_dense(argument, tensor)
-    plain = not traced and _is_plain(matrix.values, b, bias, c, *matrix.order, *matrix.index)
-    return (matmul_past_dispatcher if plain else matmul)(matrix, b, bias=bias, c=c, **options)
+    plain = not (traced or matrix.values.is_meta) and _is_plain(matrix.values, b, bias, c, *matrix.order, *matrix.index)
+    if not plain:
+        return matmul(matrix, b, bias=bias, c=c, **options)
+    product = matmul_with_gradients(matrix, b, bias=bias, c=c, **options)
+    if place is not None and launch is None:
+        del options["validate"]
+        keep_matmul(place, b, bias=bias, c=c, **options)
+    return product
 
 
 @overload

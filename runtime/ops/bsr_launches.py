@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
-from runtime.kernels.alike import Launches
+from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.product_launch import ProductLaunch
 from runtime.ops.bsr_calls import bound_launch, bound_sample, multiply, sample
 from runtime.ops.bsr_layout import by_rows, readable
@@ -17,8 +16,8 @@ from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
 from runtime.prepare.prepared import PreparedBsr
 from runtime.receipts.mode import mode
 
-Launch = Callable[[tuple[torch.Tensor, ...]], Any]
-_launches: Launches[Launch] = Launches()
+launches = Launches()
+"""Those of products, of sampled ones and of layers."""
 _prepared: WeakKeyDictionary[PreparedBsr, BsrMatrix] = WeakKeyDictionary()  # with detached values
 _grad_enabled = torch.is_grad_enabled
 _OPTIONS = ("activation", "beta", "transpose_a", "arrange")
@@ -37,10 +36,6 @@ class Place(NamedTuple):
     key: tuple[Any, ...]
     tensors: tuple[torch.Tensor, ...]
     matrix: Any
-
-
-def nothing(tensors: tuple[torch.Tensor, ...]) -> None:
-    """The launch of calls that must be checked each time."""
 
 
 def find_launch(a: Any, b: Any, bias: Any, c: Any, options: tuple[Any, ...]) -> tuple[Place | None, Launch | None]:
@@ -68,7 +63,7 @@ def find_launch(a: Any, b: Any, bias: Any, c: Any, options: tuple[Any, ...]) -> 
             tensors = (*tensors, c)
         given = len(order), bias is None, c is None
         key = (columns, how, given, values.shape, b.shape, options, _grad_enabled(), mode())
-        return Place(key, tensors, matrix), _launches.find(key, tensors)
+        return Place(key, tensors, matrix), launches.find(key, tensors)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None, None
 
@@ -96,38 +91,24 @@ def _parts(a: Any) -> BsrMatrix:
     raise TypeError
 
 
-def keep_launch(
-    place: Place,
-    b: torch.Tensor,
-    *,
-    bias: Any,
-    c: Any,
-    beta: float,
-    activation: str,
-    transpose_a: bool,
-    arrange: bool,
-    given: Any,
-) -> None:
-    """Keep the launch of a product that was computed just before.
+def bound_product(place: Place, b: torch.Tensor, *, c: Any, arrange: bool, **arguments: Any) -> ProductLaunch | None:
+    """The launch of a product that was computed just before.
 
     Args:
-        place: where.
-        b, bias, c, beta, activation, transpose_a, arrange, given: as ``runtime.ops.bsr_calls.multiply`` takes them.
+        place: where it is to be kept.
+        b, c, arrange, arguments: as ``runtime.ops.bsr_calls.multiply`` takes them.
+
+    Returns:
+        The launch; None where later calls do more than launch: if an operand was copied, say.
     """
-    launch: ProductLaunch | None = None
-    if not arrange or (readable(b) is b and (c is None or by_rows(c) is c)):
-        launch = bound_launch(
-            place.matrix,
-            place.tensors,
-            b,
-            bias=bias,
-            c=c,
-            beta=beta,
-            activation=activation,
-            transpose_a=transpose_a,
-            given=given,
-        )
-    _launches.keep(place.key, place.tensors, launch or nothing)
+    if arrange and not (readable(b) is b and (c is None or by_rows(c) is c)):
+        return None
+    return bound_launch(place.matrix, place.tensors, b, c=c, **arguments)
+
+
+def keep_launch(place: Place, b: torch.Tensor, **arguments: Any) -> None:
+    """Keep the launch of a product that was computed just before; the arguments are those of ``bound_product``."""
+    launches.keep(place.key, place.tensors, bound_product(place, b, **arguments))
 
 
 def product(
@@ -160,7 +141,7 @@ def find_sample(a: Any, b: Any, pattern: Any) -> tuple[Place | None, Launch | No
             return None, None
         tensors = (matrix.crow_indices, matrix.col_indices, values, *order, *index, a, b)
         key = ("sample", columns, how, len(order), values.shape, a.shape, b.shape, _grad_enabled(), mode())
-        return Place(key, tensors, matrix), _launches.find(key, tensors)
+        return Place(key, tensors, matrix), launches.find(key, tensors)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None, None
 
@@ -168,7 +149,7 @@ def find_sample(a: Any, b: Any, pattern: Any) -> tuple[Place | None, Launch | No
 def keep_sample(place: Place, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Keep the launch of a sampled product that was computed just before; ``out`` is what that returned."""
     launch = bound_sample(a, b, place.matrix, out, place.tensors)
-    _launches.keep(place.key, place.tensors, launch or nothing)
+    launches.keep(place.key, place.tensors, launch)
 
 
 def sampled(a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix, *, arrange: bool, validate: bool) -> torch.Tensor:
@@ -197,7 +178,7 @@ def find_linear(layer: Any, places: tuple[str, ...], x: Any) -> tuple[Place | No
         x: the input.
 
     Returns:
-        As ``find_launch``; nothing is kept where a gradient is required.
+        As ``find_launch``.
     """
     parameters, buffers = layer._parameters, layer._buffers
     try:
@@ -206,33 +187,23 @@ def find_linear(layer: Any, places: tuple[str, ...], x: Any) -> tuple[Place | No
         values = layer.values if values is None else values
         bias = layer.bias if bias is None else bias
         added = () if bias is None else (bias,)
-        if _grad_enabled() and (values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)):
-            return None, None
         crow, col, *prepared = [buffers[name] for name in places]
         tensors = (crow, col, *added, values, *prepared, x)
-        key = ("linear", layer.in_features, layer._how, layer._orders, bias is None, values.shape, x.shape, mode())
-        launch = _launches.find(key, tensors)
+        key = (
+            "linear",
+            layer.in_features,
+            layer._how,
+            layer._orders,
+            bias is None,
+            values.shape,
+            x.shape,
+            _grad_enabled(),
+            mode(),
+        )
+        launch = launches.find(key, tensors)
         if launch is not None:
             return Place(key, tensors, None), launch
         order, index = tuple(prepared[: layer._orders]), tuple(prepared[layer._orders :])
         return Place(key, tensors, BsrMatrix(values, crow, col, layer.in_features, order, index, layer._how)), None
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None, None
-
-
-def keep_linear(place: Place, b: torch.Tensor, y: torch.Tensor) -> None:
-    """Keep the launch of a call of a ``BlockSparseLinear`` that was made just before.
-
-    Args:
-        place: where.
-        b: the input as the product took it, (K, N).
-        y: what the call returned.
-    """
-    *others, x = place.tensors
-    bias = others[2] if place.key[4] is False else None
-    launch: Launch = nothing
-    if readable(b) is b and b.data_ptr() == x.data_ptr():
-        options = {"beta": 1.0, "activation": "", "transpose_a": False, "given": None}
-        found = bound_launch(place.matrix, (*others, b), b, bias=bias, c=None, **options)
-        launch = nothing if found is None else found.returning(y)
-    _launches.keep(place.key, place.tensors, launch)

@@ -84,7 +84,7 @@ def _fake_sddmm(*arguments: Any, **_: Any) -> torch.Tensor:
     return torch.empty_like(pattern.values, memory_format=torch.contiguous_format)
 
 
-def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
+def save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
     """Keep the operands; of the activations ReLU keeps the result, and the others c, to compute what they are of."""
     given = dict(zip(_MATMUL_NAMES, inputs, strict=True))
     ctx.options, ctx.mode = keyword_only_inputs, mode()
@@ -97,16 +97,22 @@ def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], out
 
 
 def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """Return the gradients of values, b, bias and c."""
-    saved, orders = ctx.saved_tensors, ctx.places[0]
+    """Return the gradients of the operator's arguments."""
+    needs = ctx.needs_input_grad
+    values, b, bias, c = gradients_of_matmul(ctx, grad, (needs[0], *needs[3:6]))
+    of_order, of_index = [None] * ctx.places[0], [None] * (len(ctx.saved_tensors) - 7 - ctx.places[0])
+    return values, None, None, b, bias, c, of_order, of_index, None, None
+
+
+def gradients_of_matmul(ctx: Any, grad: torch.Tensor, needs: tuple[bool, ...]) -> tuple[Any, ...]:
+    """The gradients of values, b, bias and c, of which ``needs`` says which are needed; others are None."""
+    saved = ctx.saved_tensors
 
     def compute() -> tuple[Any, ...]:
         with entered(ctx.mode):  # a thread of autograd has none of its own
-            return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, ctx.needs_input_grad)
+            return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, needs)
 
-    values, b, bias, c = gradients_once("bsr_matmul", compute, (grad, *saved))
-    of_order, of_index = [None] * orders, [None] * (len(saved) - 7 - orders)
-    return values, None, None, b, bias, c, of_order, of_index, None, None
+    return gradients_once("bsr_matmul", compute, (grad, *saved))
 
 
 def _is_plain(*tensors: Any) -> bool:
@@ -144,48 +150,22 @@ def _gradients_of_matmul(
         inner = derivative[options["activation"]](grad, before)
     of_values = of_b = of_bias = of_c = None
     if needs[0]:
-        pair = [t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b)]
-        pair = pair[::-1] if transpose_a else pair
-        if _is_plain(*pair, crow, col, *order, *index):
+        left, right = (t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b))
+        left, right = (right, left) if transpose_a else (left, right)
+        if _is_plain(left, right, crow, col, *order, *index):
             pattern = BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how)
-            of_values = sampled(*pair, pattern, arrange=True, validate=False)
+            of_values = sampled(left, right, pattern, arrange=True, validate=False)
         else:
             lists, block = (list(order), list(index)), values.shape[1:]
             operator = torch.ops.sparse_kernel_codegen.bsr_sddmm
-            of_values = operator(*pair, crow, col, *lists, columns, *block, how, arrange=True)
-    if needs[3]:
+            of_values = operator(left, right, crow, col, *lists, columns, *block, how, arrange=True)
+    if needs[1]:
         of_b = _product(matrix, inner, transpose_a=not transpose_a)
-    if needs[4]:
+    if needs[2]:
         of_bias = inner.sum(-1) if inner.dim() == 2 else inner.sum((0, 2))
-    if needs[5]:
+    if needs[3]:
         of_c = inner * options["beta"]
     return of_values, of_b, of_bias, of_c
-
-
-class _Matmul(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """The operator with its gradients, for calls that need no dispatcher, which takes longer than all else of a call."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
-        *arguments, options = inputs
-        values, crow, col, b, bias, c, order, index, columns, how = arguments
-        matrix = BsrMatrix(values, crow, col, columns, order, index, how)
-        found = product(matrix, b, bias=bias, c=c, **options)
-        _save_matmul(ctx, arguments, options, found)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        values, _, _, b, bias, c, *_ = _backward_matmul(ctx, grad)
-        return values, None, None, b, bias, c, None, None, None, None, None
-
-
-def matmul_past_dispatcher(a: BsrMatrix, b: torch.Tensor, *, bias: Any, c: Any, **options: Any) -> torch.Tensor:
-    """Compute what the operator of ``bsr_matmul`` does, of plain tensors, with gradients."""
-    found: torch.Tensor = _Matmul.apply(  # type: ignore[no-untyped-call, unused-ignore]
-        a.values, a.crow_indices, a.col_indices, b, bias, c, a.order, a.index, a.columns, a.how, options
-    )
-    return found
 
 
 def _save_sddmm(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
@@ -221,7 +201,7 @@ def _refuse_vmap(*_: Any) -> NoReturn:
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema, _run, _fake, _save, _backward in (
-    (_MATMUL, _run_matmul, _fake_matmul, _save_matmul, _backward_matmul),
+    (_MATMUL, _run_matmul, _fake_matmul, save_matmul, _backward_matmul),
     (_SDDMM, _run_sddmm, _fake_sddmm, _save_sddmm, _backward_sddmm),
 ):
     _name = _schema.partition("(")[0]

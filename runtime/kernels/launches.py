@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from runtime.kernels.arguments import call_key
 
-Launch = TypeVar("Launch")
+Launch = Callable[[tuple[torch.Tensor, ...]], Any]
+"""Launches with tensors like those of an earlier call; returns the result, or None where a call must be checked."""
 Alike = Callable[..., bool]
 """Whether tensors are like the first ones, in order."""
 KEYS_KEPT = 256
@@ -47,11 +48,10 @@ def _by_key(tensors: Sequence[torch.Tensor]) -> Alike:
     return check
 
 
-class Launches(Generic[Launch]):
+class Launches:
     """Launches of earlier calls. Threads may share it: what is kept of a key is replaced, never changed.
 
-    Keys have all that decides about a launch beside its tensors. Launches of other keys are forgotten when there are
-    too many.
+    Keys have all that decides about a launch beside its tensors. All launches are forgotten when there are too many.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,17 @@ class Launches(Generic[Launch]):
                 return launch
         return None
 
-    def keep(self, key: Any, tensors: tuple[torch.Tensor, ...], launch: Launch) -> None:
-        """Keep the launch of a call."""
+    def keep(self, key: Any, tensors: tuple[torch.Tensor, ...], launch: Launch | None) -> None:
+        """Keep the launch of a call; None: calls like it have none, and ``find`` returns one that does nothing."""
         if len(self._kept) >= KEYS_KEPT and key not in self._kept:
             self._kept.clear()
-        self._kept[key] = ((alike(tensors), launch), *self._kept.get(key, ())[: LAUNCHES_KEPT - 1])
+        first = (alike(tensors), _nothing if launch is None else launch)
+        self._kept[key] = (first, *self._kept.get(key, ())[: LAUNCHES_KEPT - 1])
 
     def clear(self) -> None:
         """Forget all launches."""
         self._kept.clear()
+
+
+def _nothing(tensors: tuple[torch.Tensor, ...]) -> None:
+    """The launch of calls that are checked each time."""

@@ -6,7 +6,7 @@
 #     docker run --rm --volume "$PWD:/work" codegen render my_kernel.yaml
 #
 # The compiler is the one that the receipts name (tests/constraints.txt). For hosts whose driver is of CUDA 12, older
-# than 580: --build-arg CUDA=cu12 --build-arg CONSTRAINTS=/dev/null. docs/install.md says what was tested, and how.
+# than 580: --build-arg CUDA=cu12 --build-arg CONSTRAINTS=/dev/null. docs/guide/install.md says what was tested.
 
 ARG PYTHON=3.12
 

@@ -1,4 +1,4 @@
-"""Writes docs/api.md from signatures and docstrings: every public name, by module.
+"""Writes docs/reference/api.md from signatures and docstrings: every public name, by module.
 
     python benchmarks/api_page.py            # rewrites what is between the markers
     python benchmarks/api_page.py --check    # exits 1 if that would change the page
@@ -26,7 +26,7 @@ from spec_page import FIELD_HEADINGS, field_rows, wrapped_table
 
 from codegen.library import ROOT
 
-PAGE = ROOT / "docs" / "api.md"
+PAGE = ROOT / "docs" / "reference" / "api.md"
 STALE = "it is not what the docstrings say today; run: python benchmarks/api_page.py"
 PUBLIC = ("runtime.patterns", "codegen.select")
 """Public modules beside the packages of runtime/."""

@@ -290,13 +290,13 @@ def show(report: Fields) -> None:
         console.print(f"{'; '.join(dict.fromkeys(names))}: {label} has no time: {why}", markup=False, soft_wrap=True)
 
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "training.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "training.md"
 MARKERS = "<!-- gradients:begin -->", "<!-- gradients:end -->"
 ALWAYS = ("SDPA cuDNN", "SDPA flash", "FlexAttention")  # the first columns of peers
 
 
 def page_table(report: Fields) -> str:
-    """Return the table of docs/training.md."""
+    """Return the table of docs/guide/training.md."""
     timed_labels = {label for record in report["rows"] for label in record["results"]}
     labels = [ANY_ORDER, *ALWAYS, *sorted(timed_labels - {OURS, ANY_ORDER, *ALWAYS})]
     lines = [
@@ -339,7 +339,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names have this in them")
     parser.add_argument("--all-peers", action="store_true", help="stop at once where a peer cannot be imported")
-    parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/training.md")
+    parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/guide/training.md")
     parser.add_argument("--prologue", action="store_true", help=f"time what is no main kernel: {LONG.name}")
     options = parser.parse_args(arguments)
     if options.earlier and options.prologue:
@@ -360,7 +360,7 @@ def main(arguments: list[str] | None = None) -> None:
     for label, why in missing.items():
         tell(f"{label} cannot be imported: {why}")
     if missing and options.all_peers:
-        raise SystemExit("error: peers are missing, see docs/measuring.md; nothing was timed")
+        raise SystemExit("error: peers are missing, see docs/notebook/measuring.md; nothing was timed")
     report = measure([row for row in ROWS if options.rows in row.name], options.json)
     show(report)
     if any(OURS not in record["results"] for record in report["rows"]):

@@ -1,7 +1,7 @@
 """Other libraries' backward of attention, called on the inputs of benchmarks/attention_backward.py.
 
 A peer takes a problem and returns its call, which returns dq, dk and dv as (batch, heads, length, head_dim). One that
-cannot compute the problem raises. docs/measuring.md says how they are installed.
+cannot compute the problem raises. docs/notebook/measuring.md says how they are installed.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def milliseconds_of(call: Call, calls: int, group: Any, *, asleep: bool = False)
 
 
 def timed(call: Call, group: Any) -> tuple[float, float]:
-    """Return the milliseconds of a single call and of calls back to back, as docs/measuring.md says."""
+    """Return the milliseconds of a single call and of calls back to back, as docs/notebook/measuring.md says."""
     for _ in range(WARM_UP):
         call()
     single = median([milliseconds_of(call, 1, group, asleep=True) for _ in range(REPEATS)])

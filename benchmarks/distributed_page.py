@@ -13,7 +13,7 @@ UNMEASURED = "Not measured yet."
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of docs/scale-out.md; of a row that several reports have, the last one's is shown."""
+    """Return the table of docs/guide/scale-out.md; of a row that several reports have, the last one's is shown."""
     if not reports:
         return UNMEASURED
     rows = {(record["name"], record["dtype"]): record for report in reports for record in report["rows"]}

@@ -198,7 +198,7 @@ def measure(options: argparse.Namespace) -> Fields:
 
 
 def show(report: Fields) -> None:
-    """Print the table of docs/expressions.md, and below it what failed."""
+    """Print the table of docs/reference/expressions.md, and below it what failed."""
     headings, lines = expressions_page.headings_and_cells(report)
     harness.show_cells(report, headings, lines, f"; bf16, d {HEAD_DIM}; TFLOPS")
 

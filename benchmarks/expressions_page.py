@@ -53,7 +53,7 @@ def headings_and_cells(report: Mapping[str, Any]) -> tuple[tuple[str, ...], list
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/expressions.md."""
+    """Return the table of docs/reference/expressions.md."""
     if report is None:
         return UNMEASURED
     told = f"{report['device']}, driver {report['driver']}, {report['date']}; TFLOPS, single calls / back to back."

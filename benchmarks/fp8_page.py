@@ -89,7 +89,7 @@ def lines(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int) ->
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the tables of docs/fp8.md."""
+    """Return the tables of docs/guide/fp8.md."""
     if report is None:
         return UNMEASURED
     begin = (

@@ -35,7 +35,7 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/measuring.md."""
+    """Return the table of docs/notebook/measuring.md."""
     if report is None:
         return UNMEASURED
     lines = [HEADINGS, ALIGNMENT, *rows(report)]

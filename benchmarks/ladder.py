@@ -1,5 +1,5 @@
 """Times the ladder of BSR x dense kernels, from plain WMMA to WGMMA, and the tile copies, beside cuBLAS, in one run;
-then rewrites its tables in docs/ladder-bsr.md and their plot. The page's lists are those of benchmarks/ladder_page.py.
+then rewrites its tables in docs/notebook/ladder-bsr.md and their plot. benchmarks/ladder_page.py writes the lists.
 
     python benchmarks/ladder.py                       # measures, writes JSON, page and plot
     python benchmarks/ladder.py --from ladder.json    # no GPU: page and plot of an earlier run
@@ -39,8 +39,8 @@ TORCH_COPY = "torch copy_"
 SIZE, ROW_BLOCKS = 8192, 16
 COPY_SIZE = 16384  # rows and columns of the copies: far more than an L2 holds
 TOLERANCE = 1e-2  # of the largest element of a block row; a correct fp16 result is within about 1e-3
-MMA_SYNC_CEILING = 570  # TFLOPS of mma.sync.m16n8k16 alone, measured on an H200 (docs/ladder/notes-bsr.md)
-JSON, PAGE = ROOT / "benchmarks" / "results" / "ladder.json", ROOT / "docs" / "ladder-bsr.md"
+MMA_SYNC_CEILING = 570  # TFLOPS of mma.sync.m16n8k16 alone, measured on an H200 (docs/notebook/ladder/notes-bsr.md)
+JSON, PAGE = ROOT / "benchmarks" / "results" / "ladder.json", ROOT / "docs" / "notebook" / "ladder-bsr.md"
 HEADINGS = ("step", "kernel", "tile, stages", "claimed", "measured", "to the step before", "to cuBLAS", "why")
 ALIGNMENT = ["---:", "---", "---", "---:", "---:", "---:", "---:", "---"]
 COPY_HEADINGS = ("kernel", "tile, stages", "GB/s", "to torch's copy")

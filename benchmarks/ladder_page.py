@@ -1,9 +1,9 @@
-"""Writes the lists of docs/ladder-attention.md and docs/ladder-bsr.md from the records in docs/ladder/.
+"""Writes the lists of ladder-attention.md and ladder-bsr.md in docs/notebook/ from the records in ladder/ there.
 
     python benchmarks/ladder_page.py            # rewrites what is between the markers
     python benchmarks/ladder_page.py --check    # exits 1 if that would change a page
 
-docs/ladder/README.md says what the fields of a record are. benchmarks/ladder.py has tables of its own in
+docs/notebook/ladder/README.md says what the fields of a record are. benchmarks/ladder.py has tables of its own in
 the second page.
 """
 
@@ -22,12 +22,12 @@ from results_table import update
 from codegen.library import ROOT
 
 Record = Mapping[str, Any]
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "notebook"
 RECORDS = {name: DOCS / "ladder" / f"{name}.jsonl" for name in ("attention", "bsr", "ada", "gradients")}
 REQUIRED = frozenset({"step", "title", "what", "prediction", "measured", "kept", "in_todays_kernels"})
 OPTIONAL = frozenset({"operator", "prediction_in_short", "how", "remark", "where", "because", "gain", "notes"})
 OF_AN_ENTRY = frozenset({"row", "of", "how", "device", "figures"})
-STALE = "its lists are not those of docs/ladder/; run: python benchmarks/ladder_page.py"
+STALE = "its lists are not those of docs/notebook/ladder/; run: python benchmarks/ladder_page.py"
 SUPERSEDED = "superseded by "
 WIDTH = 120
 
@@ -36,7 +36,7 @@ def read(path: Path) -> list[Record]:
     """Return the records of a file, in its order.
 
     Raises:
-        ValueError: if one is not as docs/ladder/README.md has it.
+        ValueError: if one is not as docs/notebook/ladder/README.md has it.
     """
     records: list[Record] = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     for record in records:

@@ -27,7 +27,7 @@ from codegen.spec import AttentionSpec
 from runtime import load_kernel
 from runtime.tools.bench.timing import Call
 
-PAGE, MARKER = ROOT / "docs" / "numerics.md", "flat-scores"
+PAGE, MARKER = ROOT / "docs" / "reference" / "numerics.md", "flat-scores"
 LENGTHS = (16, 17, 18, 20)  # log2 of the keys
 QUERIES = {"few queries": 128, "many queries": 132 * 192}
 NEARLY = 0.01  # standard deviation of q where scores are nearly equal

@@ -1,4 +1,4 @@
-"""Writes docs/profiles/: what bounds six kernels, from what `codegen profile` found and benchmarks/results/ keeps.
+"""Writes docs/notebook/profiles/: what bounds six kernels, by the findings of `codegen profile` in benchmarks/results/.
 
     python benchmarks/profile_pages.py --collect benchmarks/results/profiles.json    # profiles them; needs NVRTC
     python benchmarks/profile_pages.py            # writes the pages
@@ -37,7 +37,7 @@ KERNELS = (
     "h100_causal_dq_dkdv_bf16",
 )
 RESULTS = ROOT / "benchmarks" / "results" / "profiles.json"
-PAGES = ROOT / "docs" / "profiles"
+PAGES = ROOT / "docs" / "notebook" / "profiles"
 WRITTEN = "<!-- written by benchmarks/profile_pages.py -->"
 STALE = "is not what the results say; run: python benchmarks/profile_pages.py"
 MEASURED = ("power", "sustained clock")
@@ -126,9 +126,8 @@ def page(stem: str, found: Mapping[str, Any]) -> str:
     counted = [row for row in rows if row["counted"] and row["about"] not in MEASURED]
     place = f" on {found['device']}, driver {found['driver']}" if found.get("device") else ""
     source = f"of the source with SHA-256 {found['source_sha256'][:12]}"
-    told = (
-        f"What `codegen profile {stem}` found {source}{place}, {found['date']}; how to read it: [tools](../tools.md)."
-    )
+    told = f"What `codegen profile {stem}` found {source}{place}, {found['date']}. "
+    told += "How to read it: [tools](../../guide/tools.md)."
     lines = [f"# Profile of {stem}", "", WRITTEN, "", wrapped(told)]
     lines += ["", "## By plan and machine code", "", *listed(static)]
     if measured:

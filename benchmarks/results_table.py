@@ -1,5 +1,5 @@
-"""Writes the tables of README.md and docs/results.md, measuring.md, select.md, expressions.md and fp8.md from the
-receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py,
+"""Writes the tables of README.md and of pages in docs/ (results, measuring, select, expressions, fp8, scale-out) from
+the receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py,
 expressions.py and fp8.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
@@ -23,6 +23,7 @@ import few_columns_page
 import fp8_page
 import host_page
 import selection_page
+import speed_picture
 import tuning_page
 from records import (
     BACK_TO_BACK,
@@ -39,6 +40,7 @@ from records import (
 )
 
 from codegen.errors import CodegenError
+from codegen.files import holds
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
@@ -48,7 +50,7 @@ from codegen.render import render
 MEASURED = ROOT / "benchmarks" / "results"
 ATTENTION = MEASURED / "attention_h200.json"
 BSR = MEASURED / "bsr_h200.json"
-# Other devices: the markers of docs/results.md and what stands between them.
+# Other devices: the markers of docs/notebook/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
 HOST = MEASURED / "host_h100.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
@@ -62,7 +64,8 @@ DISTRIBUTED_BEFORE = [MEASURED / f"distributed_2xh100{name}.json" for name in ("
 SELECTION = MEASURED / "selection_h100.json"
 TUNING = MEASURED / "tuning_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
-COMPACT = tuple(OTHER_DEVICES.values())  # what the README shows is of the device of CELLS
+COMPACT = tuple(OTHER_DEVICES.values())  # the README's picture and the overview are of the device of CELLS
+PICTURES = {theme: Path("docs", "notebook", f"speed-{theme}.svg") for theme in speed_picture.COLORS}
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
 COMPACT_HEADINGS = (
@@ -72,8 +75,7 @@ COMPACT_HEADINGS = (
 COMPACT_ALIGNMENT = ["---", "---", "---:", "---:", "---", "---:", "---:", "---:"]
 FULL_HEADINGS = ("row", "kernel", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
 FULL_ALIGNMENT = ["---", "---", "---", "---:", "---:", "---:", "---", "---:"]
-# One row of each kind for the README's one screen, the slower ones too; docs/results.md has every row. Of several names
-# the first one that was measured.
+# One row of each kind for the overview, the slower ones too. Of several names the first one that was measured.
 HEADLINE_ROWS = (
     *(("dense_8k", "dense"), ("causal_8k", "causal"), ("dense_8k_d64", "dense_d64"), ("causal_8k_d64", "causal_d64")),
     *(("topk32",), ("topk32_d64",), ("topk32_b64",), ("topk32_d64_b64",), ("topk64_b128x64",), ("gqa_topk32_b64",)),
@@ -174,7 +176,7 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     if not records:
         return "No kernel has been verified since its source last changed."
     devices = " and ".join(sorted({f"{record.device}, driver {record.driver}" for record in records}))
-    measuring = "measuring.md" if page_folder.name == "docs" else "docs/measuring.md"
+    measuring = "measuring.md" if page_folder.name == "notebook" else "docs/notebook/measuring.md"
     text = f"{devices}; effective TFLOPS, medians ([how they are taken]({measuring})); error against float64."
     through_ptx = sorted({record.target for record in records if record.target.endswith(" PTX")})
     for target in through_ptx:
@@ -188,7 +190,7 @@ def compact_table(
     measured: Mapping[data_cells.Key, data_cells.Cell],
     names: Sequence[Sequence[str]] = HEADLINE_ROWS,
 ) -> str:
-    """Return what the README shows.
+    """Return the table of one row of each kind.
 
     Args:
         reports: of the benchmarks.
@@ -201,12 +203,8 @@ def compact_table(
     """
     devices = {f"{source['device']}, driver {source['driver']}" for source in (*reports, *measured.values())}
     if len({source["device"] for source in (*reports, *measured.values())}) > 1:
-        raise SystemExit(f"error: the README's rows are of {' and of '.join(sorted(devices))}; one device is allowed")
-    found = {record["name"]: record for report in reports for record in report["rows"]}
-    plain = {name: cell for (name, data, dtype), cell in measured.items() if (data, dtype) == (PLAIN, "fp16")}
-    for name, cell in plain.items():  # a row has more peers, but if it is older it lacks half of the figures
-        if name not in found or BACK_TO_BACK not in found[name]["results"].get(OURS, {}):
-            found[name] = cell
+        raise SystemExit(f"error: these rows are of {' and of '.join(sorted(devices))}; one device is allowed")
+    found = plain_rows(reports, measured)
     rows = []
     for alternatives in names:
         record = next((found[name] for name in alternatives if name in found), None)
@@ -228,14 +226,46 @@ def compact_table(
         rows.append(line(texts))
     text = (
         f"{' and '.join(sorted(devices))}; effective TFLOPS, medians; pairs of figures are of single calls / back to "
-        "back ([how they are taken, what the names and the data are](docs/measuring.md)). "
-        "The best peer is that of calls back to back; bold: behind a peer. Every kernel, every peer and the errors: "
-        "[docs/results.md](docs/results.md)."
+        "back ([how they are taken, what the names and the data are](measuring.md)). "
+        "The best peer is that of calls back to back; bold: behind a peer."
     )
     return "\n".join([with_note(text, rows), "", line([*COMPACT_HEADINGS]), line(COMPACT_ALIGNMENT), *rows])
 
 
-def emphasised(text: str, ratios: Iterable[float | None]) -> str:
+def plain_rows(
+    reports: Sequence[Mapping[str, Any]], measured: Mapping[data_cells.Key, data_cells.Cell]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of reports by name, and fp16 cells on plain data where a row has no figures back to back."""
+    found = {record["name"]: record for report in reports for record in report["rows"]}
+    plain = {name: cell for (name, data, dtype), cell in measured.items() if (data, dtype) == (PLAIN, "fp16")}
+    for name, cell in plain.items():  # a row has more peers, but if it is older it lacks half of the figures
+        if name not in found or BACK_TO_BACK not in found[name]["results"].get(OURS, {}):
+            found[name] = cell
+    return found
+
+
+def readme_picture(rows: Mapping[str, Mapping[str, Any]], device: str) -> str:
+    """Return the README's picture, one file for each color scheme, and its caption."""
+    shown = {name: rows[name] for name in speed_picture.ROWS if name in rows}
+    caption = speed_picture.caption(
+        shown, device=device, dtype="fp16", changed=not all(map(is_current, shown.values()))
+    )
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{PICTURES["dark"].as_posix()}">'
+    light = f'<img src="{PICTURES["light"].as_posix()}" alt="{speed_picture.TITLE}">'
+    return f"<picture>{dark}{light}</picture>\n\n{wrapped(caption)}"
+
+
+def update_picture(path: Path, text: str, *, check: bool) -> int:
+    """Write a picture; with ``check`` only say whether that would change it. Return 0 if all is well."""
+    if holds(path, text):
+        return 0
+    print(f"{path.name}: {STALE if check else 'rewritten'}")
+    if not check:
+        path.write_text(text, encoding="utf-8")
+    return int(check)
+
+
+def emphasized(text: str, ratios: Iterable[float | None]) -> str:
     """Return a text, bold if one of the ratios says that we are behind."""
     return f"**{text}**" if any(ratio is not None and ratio < 1 for ratio in ratios) else text
 
@@ -243,7 +273,7 @@ def emphasised(text: str, ratios: Iterable[float | None]) -> str:
 def ratios(record: Mapping[str, Any]) -> str:
     """Return by how much we are faster than the best peer, in both ways; bold if we are behind."""
     found = [ratio_to_best(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
-    return emphasised(both(*found, ".2f"), found)
+    return emphasized(both(*found, ".2f"), found)
 
 
 def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -> str:
@@ -266,7 +296,7 @@ def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -
         return DASH
     ratio, where = min(of_data, key=lambda found: found[0])
     mark = "" if all(map(is_current, found.values())) else OLDER
-    return f"{emphasised(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
+    return f"{emphasized(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
 
 
 def data_words(key: data_cells.Key) -> str:
@@ -326,7 +356,7 @@ def error_cell(cell: Mapping[str, Any] | None) -> str:
     return " / ".join(f"{result['absolute_error']:.1e}" if result else DASH for result in found)
 
 
-# Markers of docs/results.md, how a cell is told there, and what that means.
+# Markers of docs/notebook/results.md, how a cell is told there, and what that means.
 DATA_TABLES = {
     "data-ratio-h100": (
         ratio_cell,
@@ -525,33 +555,39 @@ def main() -> int:
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
     compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
     measured = data_cells.read(CELLS)
-    docs = ROOT / "docs"
+    rows = plain_rows(compact, measured)
+    guide, reference, notebook = (ROOT / "docs" / part for part in ("guide", "reference", "notebook"))
     pages = {
-        ROOT / "README.md": {"results": compact_table(compact, measured)},
-        docs / "results.md": {
+        ROOT / "README.md": {"picture": readme_picture(rows, compact[0]["device"])},
+        notebook / "results.md": {
+            "overview": compact_table(compact, measured),
             "attention": full_table(attention),
             "bsr": full_table(bsr) if bsr else UNMEASURED,
             **{name: full_table(json.loads(path.read_text(encoding="utf-8"))) for name, path in OTHER_DEVICES.items()},
             **data_tables(measured),
-            "results": table(specs, GENERATED, docs),
+            "results": table(specs, GENERATED, notebook),
         },
-        docs / "measuring.md": {
+        notebook / "measuring.md": {
             "host": host_page.table(read(HOST)),
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
-        docs / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
-        docs / "fp8.md": {"fp8-speed": fp8_page.table(read(FP8))},
-        docs / "scale-out.md": {
+        reference / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
+        guide / "fp8.md": {"fp8-speed": fp8_page.table(read(FP8))},
+        guide / "scale-out.md": {
             "measured": distributed_page.table([read(path) for path in DISTRIBUTED]),
             "measured-four": distributed_page.table([read(DISTRIBUTED_FOUR)]),
             "measured-before": distributed_page.table([read(path) for path in DISTRIBUTED_BEFORE]),
         },
-        docs / "select.md": {
+        reference / "select.md": {
             "selection": selection_page.table(read(SELECTION)),
             "tuning": tuning_page.table(read(TUNING)),
         },
     }
-    return max([update(page, tables, check=check) for page, tables in pages.items()])
+    pictures = {ROOT / path: speed_picture.picture(rows, theme) for theme, path in PICTURES.items()}
+    return max(
+        *(update(page, tables, check=check) for page, tables in pages.items()),
+        *(update_picture(path, text, check=check) for path, text in pictures.items()),
+    )
 
 
 if __name__ == "__main__":

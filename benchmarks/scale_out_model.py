@@ -1,4 +1,4 @@
-"""A model of attention over ranks: compute, bytes and how they overlap. Pure arithmetic; docs/scale-out.md uses it.
+"""A model of attention over ranks: compute, bytes and how they overlap. Pure arithmetic, for docs/guide/scale-out.md.
 
 A call is a row of runs of heads. Their keys and values arrive one run after the other, over one link; a run is computed
 when it has arrived and the one before it is done; a run is sent for when one of ``AHEAD`` earlier is done. Gradients of
@@ -112,7 +112,7 @@ NODE = 8  # GPUs that NVLink joins
 NVLINK, NETWORK = 245e9, 50e9
 """Bytes a second into a GPU: measured between two H100s, both ways at once; of a 400 Gb/s adapter each, assumed."""
 SPEEDS = {"topk32, random lists": 681e12, "window 2K": 566e12, "causal": 621e12, "dense": 675e12}
-"""FLOPS of one H100 alone: the first is of this row (fp16), others are of shorter sequences (docs/results.md)."""
+"""FLOPS of one H100 alone: the first is of this row (fp16), others are of shorter sequences (results.md)."""
 LENGTHS = (1 << 16, 1 << 20, 1 << 24)
 COLUMNS = ((2, 1.0), (2, 0.0), (8, 1.0), (64, 1.0))
 """GPUs, and what a kernel keeps of its speed while data moves."""
@@ -138,7 +138,7 @@ def scaled(kind: str, length: int, ranks: int, slowed: float = 1.0) -> Predicted
 
 
 def main() -> None:
-    """Print the table of docs/scale-out.md."""
+    """Print the table of docs/guide/scale-out.md."""
     heads = (f"{ranks} GPUs{'' if slowed else ', no overlap'}" for ranks, slowed in COLUMNS)
     print("| " + " | ".join(("workload", "length", *heads)) + " |")
     print("| --- | ---: |" + " ---: |" * len(COLUMNS))

@@ -14,7 +14,7 @@ UNMEASURED = "Choices have not been compared with the best."
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/select.md, the worst choice first, and the remarks."""
+    """Return the table of docs/reference/select.md, the worst choice first, and the remarks."""
     if report is None:
         return UNMEASURED
     rows = sorted(report["rows"], key=lambda row: -(row["ratios"] or {"both": math.inf})["both"])

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/specs.md: fields from the models of specs, what goes together by trying it.
+"""Writes the tables of docs/reference/specs.md: fields from the models of specs, what goes together by trying it.
 
     python benchmarks/spec_page.py            # rewrites what is between the markers
     python benchmarks/spec_page.py --check    # exits 1 if that would change the page; tests look at a few rows
@@ -40,7 +40,7 @@ Fields = Mapping[str, Any]
 Model = type[SpecBase]
 Rows = Iterable[Sequence[str]]
 
-PAGE = ROOT / "docs" / "specs.md"
+PAGE = ROOT / "docs" / "reference" / "specs.md"
 STALE = "its tables are not what specs are today; run: python benchmarks/spec_page.py"
 FIELD_HEADINGS = ("field", "values", "if left out", "what it is")
 FILLED = "filled in"

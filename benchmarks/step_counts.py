@@ -1,6 +1,6 @@
 """Instructions that a warp issues in one step of an sm_89 attention kernel, by kind: counted, not measured.
 
-    python benchmarks/step_counts.py                                    # the kernels of docs/ada.md
+    python benchmarks/step_counts.py                                    # the kernels of docs/notebook/ada.md
     python benchmarks/step_counts.py --page                             # and rewrites the rows "now" there
     python benchmarks/step_counts.py --branches generated/l4_dense.cu   # and the branches of each path
     python benchmarks/step_counts.py /tmp/old/generated/l4_dense.cu     # a source of another commit
@@ -33,7 +33,7 @@ from codegen.library import GENERATED, ROOT
 from runtime.compile.compiler import OPTIONS, run_nvrtc
 from runtime.compile.inspection import disassemble
 
-PAGE = ROOT / "docs" / "ada.md"
+PAGE = ROOT / "docs" / "notebook" / "ada.md"
 KERNELS = ("l4_dense", "l4_causal", "l4_dense_d64", "l4_topk32", "l4_topk32_d64")
 # Kind -> its opcodes, without what follows the first point. An opcode of no kind is an error.
 KINDS = {
@@ -257,7 +257,7 @@ def counted(path: Path) -> dict[str, Step]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--branches", action="store_true", help="print the branches of each path too")
-    parser.add_argument("--page", action="store_true", help="rewrite the rows of docs/ada.md")
+    parser.add_argument("--page", action="store_true", help="rewrite the rows of docs/notebook/ada.md")
     parser.add_argument("sources", nargs="*", type=Path, help="generated sources of attention by mma.sync for sm_89")
     chosen = parser.parse_args(arguments)
     rows: list[str] = []

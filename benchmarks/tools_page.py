@@ -1,4 +1,4 @@
-"""Writes the samples of docs/tools.md: what the commands print, each run in an empty folder.
+"""Writes the samples of docs/guide/tools.md: what the commands print, each run in an empty folder.
 
     python benchmarks/tools_page.py            # rewrites what is between the markers
     python benchmarks/tools_page.py --check    # exits 1 if that would change the page
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from codegen.library import ROOT
 from runtime.cli import app
 
-PAGE = ROOT / "docs" / "tools.md"
+PAGE = ROOT / "docs" / "guide" / "tools.md"
 STALE = "its samples are not what the commands print today; run: python benchmarks/tools_page.py"
 MOST_LINES = 45  # of a sample
 SAMPLES: dict[str, tuple[str, ...]] = {

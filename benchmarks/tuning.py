@@ -1,10 +1,10 @@
-"""Tunes rows of the README's table over spaces given by hand: is their kernel the best of its space?
+"""Tunes rows of the overview in results.md over spaces given by hand: is their kernel the best of its space?
 
     python benchmarks/tuning.py --compile-only --db tuning.sqlite          # needs no GPU; the candidates into the cache
     python benchmarks/tuning.py --db tuning.sqlite --json benchmarks/results/tuning_h100.json
     python benchmarks/tuning.py --from benchmarks/results/tuning_h100.json
 
-`python benchmarks/results_table.py` writes its table into docs/select.md.
+`python benchmarks/results_table.py` writes its table into docs/reference/select.md.
 
 A row is `codegen tune SIZES --spec KERNEL --over SPACE`. The database keeps each candidate: a run that was interrupted
 goes on where it ended. The JSON is written after each row.
@@ -31,7 +31,7 @@ from runtime.tools.tune.database import Database
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the README's table: its kernel, the sizes of its workload, and the space."""
+    """A row of the overview in results.md: its kernel, the sizes of its workload, and the space."""
 
     kernel: str
     sizes: str

@@ -16,7 +16,7 @@ WIDTH = 120
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/select.md, and how the model ranked each space."""
+    """Return the table of docs/reference/select.md, and how the model ranked each space."""
     if report is None:
         return UNMEASURED
     count, seconds = (sum(row[name] for row in report["rows"]) for name in ("timed", "seconds"))

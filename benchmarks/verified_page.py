@@ -1,4 +1,4 @@
-"""Writes the tables of docs/tasks/verified.md from receipts and records of compilations: what ran on which GPU.
+"""Writes the tables of docs/reference/verified.md from receipts and records of compilations: what ran on which GPU.
 
     python benchmarks/verified_page.py            # rewrites what is between the markers
     python benchmarks/verified_page.py --check    # exits 1 if that would change the page
@@ -22,7 +22,7 @@ from codegen.arch import ARCHS
 from codegen.library import GENERATED, ROOT, NamedSpec, shipped_specs
 from codegen.receipts import Receipt
 
-PAGE = ROOT / "docs" / "tasks" / "verified.md"
+PAGE = ROOT / "docs" / "reference" / "verified.md"
 KNOWN = ROOT / "tests" / "records" / "kernels.json"
 STALE = "its tables are not what the receipts say; run: python benchmarks/verified_page.py"
 

@@ -25,7 +25,7 @@ class Score(SpecModel):
     """What becomes of the logit of each pair that is seen, scale * q.k, in fp32.
 
     An expression over ``score``, ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors that
-    ``aux`` declares (docs/expressions.md).
+    ``aux`` declares (docs/reference/expressions.md).
     """
 
     aux: dict[str, str] = Field(

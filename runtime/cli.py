@@ -132,7 +132,7 @@ def export_command(
         typer.Option(
             "--shape",
             metavar="FIELD=NUMBER,...",
-            help="Also tell the launch of a problem of this shape: grid, numbers, memory (docs/export.md).",
+            help="Also tell the launch of a problem of this shape: grid, numbers, memory (docs/guide/export.md).",
             show_default=False,
         ),
     ] = None,
@@ -270,7 +270,7 @@ def verify_command(
 
     A spec with a list of types stands for both kernels; NAME_bf16 is the second alone. What was measured of the same
     source and cubin on the same GPU and driver stays in it. The receipt of the kernel of a problem, and of a spec that
-    is given as JSON, goes to your own folder, where the runtime finds it (docs/receipts.md).
+    is given as JSON, goes to your own folder, where the runtime finds it (docs/guide/receipts.md).
 
     [bold]Examples[/bold]
       codegen verify h100_topk32

@@ -33,7 +33,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
-from runtime.kernels.quantise import QuantiseKernel
+from runtime.kernels.quantize import QuantizeKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.log import logger
@@ -48,7 +48,7 @@ Kernel = (
     | BsrSpmmKernel
     | BsrSddmmKernel
     | BsrSpgemmKernel
-    | QuantiseKernel
+    | QuantizeKernel
     | SelectTopkKernel
     | TileCopyKernel
 )
@@ -68,10 +68,10 @@ def load_kernel(
 
     Args:
         spec: path of a YAML spec, name of a shipped spec, mapping of fields, spec model, or a problem
-            (``codegen.select``); or a kernel's folder that ``codegen export`` wrote (docs/export.md), of which nothing
-            is compiled. A word that names both a shipped spec and a folder is the spec. Of a mapping without ``tile``
-            or ``stages``, and of a problem, what is left out is chosen by the table of measurements (docs/select.md);
-            what a spec says is never changed.
+            (``codegen.select``); or a kernel's folder that ``codegen export`` wrote (docs/guide/export.md), of which
+            nothing is compiled. A word that names both a shipped spec and a folder is the spec. Of a mapping without
+            ``tile`` or ``stages``, and of a problem, what is left out is chosen by the table of measurements
+            (docs/reference/select.md); what a spec says is never changed.
         problem: beside such a mapping, its problem, or sizes of it (``{"heads": 16, "q_len": 4096}``), by which the
             choice is made. Beside a whole spec nothing depends on it, but it must not contradict it.
         forward_compatible: allow a kernel of an older architecture to run on a newer device, through PTX that the
@@ -85,7 +85,7 @@ def load_kernel(
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
-        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.quantise.QuantiseKernel`,
+        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.quantize.QuantizeKernel`,
         :class:`~runtime.kernels.select_topk.SelectTopkKernel`
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 

@@ -333,8 +333,8 @@ class BlockLists(Pattern):
         full_kv_indices: as ``kv_indices``, full key blocks.
         block: (queries, keys) of a block.
         mask: of partial blocks: ``none`` (all pairs are visible), ``causal``, ``bits``, an expression over ``q_idx``,
-            ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/expressions.md), or
-            a function ``mask_mod(b, h, q_idx, kv_idx)`` that becomes one.
+            ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors of ``aux``
+            (docs/reference/expressions.md), or a function ``mask_mod(b, h, q_idx, kv_idx)`` that becomes one.
         mask_bits: int32 (batch or 1, list heads, query blocks, entries, block[0] * block[1] / 32), with
             ``mask="bits"``: bit c % 32 of word r * (block[1] / 32) + c // 32 of the i-th entry says whether query r of
             the query block sees key c of the i-th partial block in its list.
@@ -405,7 +405,7 @@ class Score:
 
     Attributes:
         value: an expression over ``score`` (scale * q k^T, in float32), ``q_idx``, ``kv_idx``, ``batch``, ``head``,
-            ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/expressions.md), or a function
+            ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/reference/expressions.md), or a function
             ``score_mod(score, b, h, q_idx, kv_idx)`` that becomes one.
         aux: tensors that an expression looks values up in, by name, as those of :class:`BlockLists`. A name that the
             mask of the pattern has too is the same tensor.

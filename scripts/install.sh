@@ -71,12 +71,12 @@ read_options() {
 
 check_system() {
     local release="${OS_RELEASE:-/etc/os-release}"
-    [ -r "$release" ] || fail "$release is not there: this script is for Debian and Ubuntu; elsewhere: docs/install.md"
+    [ -r "$release" ] || fail "$release is not there: this script is for Debian and Ubuntu; see docs/guide/install.md"
     local like
     like="$(sed -n 's/^ID\(_LIKE\)\{0,1\}=//p' "$release" | tr -d '"' | tr '\n' ' ')"
     case " $like " in
         *" debian "* | *" ubuntu "*) ;;
-        *) fail "this is ${like% }: this script is for Debian and Ubuntu; elsewhere: docs/install.md" ;;
+        *) fail "this is ${like% }: this script is for Debian and Ubuntu; see docs/guide/install.md" ;;
     esac
     [ "$(uname -m)" = x86_64 ] || fail "this is $(uname -m): NVRTC's packages are used on x86_64 here"
 }

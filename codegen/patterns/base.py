@@ -127,7 +127,7 @@ class PatternBase(SpecModel):
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     unordered_dq: ClassVar[bool] = False
-    """Whether tiles add to dQ faster in any order, in heads of the least size, by measurement (docs/training.md)."""
+    """Whether tiles add to dQ faster in any order, in heads of the least size, as measured (docs/guide/training.md)."""
     call_numbers: ClassVar[tuple[PatternNumber, ...]] = ()
     """Fields that a spec may leave out, all of them or none; those of one argument of a call in its order."""
     dq_order: ClassVar[str | None] = None

@@ -43,7 +43,7 @@ class BlockLists(PatternBase):
     the query block sees key c of the key block.
 
     Any other ``mask`` is an expression over ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the
-    tensors that ``aux`` declares (docs/expressions.md).
+    tensors that ``aux`` declares (docs/reference/expressions.md).
     """
 
     lists: ClassVar[int] = 2

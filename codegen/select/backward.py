@@ -200,7 +200,7 @@ def aux_with_gradients(score: Score | None, names: Sequence[str]) -> tuple[str, 
 
 
 def _is_faster_in_any_order(pattern: PatternBase, head_dim: int) -> bool:
-    """Whether tiles that add to dQ without turns were measured to be faster (docs/training.md)."""
+    """Whether tiles that add to dQ without turns were measured to be faster (docs/guide/training.md)."""
     block = pattern.fixed_block
     if block is not None:
         return block.kv == DQ_DKDV_KEYS and pattern.expression is None  # which takes its registers

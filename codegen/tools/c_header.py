@@ -21,7 +21,7 @@ def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
     prefix = facts.symbol.upper()
     lines = [
         f"/* {facts.symbol}: what a host passes to launch it, as kernel.json beside this file has it.",
-        " * Written by `codegen export`; docs/export.md of sparse-kernel-codegen describes it. Do not edit. */",
+        " * Written by `codegen export`; docs/guide/export.md of sparse-kernel-codegen describes it. Do not edit. */",
         f"#ifndef {prefix}_H",
         f"#define {prefix}_H",
         "",

@@ -1,6 +1,6 @@
 """What a host has to know to launch a kernel, as data: all of it is read off the plan that the runtime launches by.
 
-``codegen export`` writes it as ``kernel.json``; docs/export.md describes the fields for those who read that file.
+``codegen export`` writes it as ``kernel.json``; docs/guide/export.md describes the fields for those who read that file.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TensorMapRecord(SpecModel):
 
 
 class GridRecord(SpecModel):
-    """Of how many thread blocks a launch is: docs/export.md has the rule that these decide."""
+    """Of how many thread blocks a launch is: docs/guide/export.md has the rule that these decide."""
 
     persistent: bool = Field(description="thread blocks loop over tiles: no more of them than run at once")
     even_rounds: bool = Field(description="and no more than the rounds of the most tiles of one of them take")

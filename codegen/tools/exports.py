@@ -1,6 +1,6 @@
 """Exported kernels: a folder with source, cubin, header, receipt, and ``kernel.json``, which describes and seals them.
 
-docs/export.md is their page.
+docs/guide/export.md is their page.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class NewSpec:
         """Return why the spec is as it is, by what each reason is about."""
         told = {"problem": str(self.problem), "chosen by": f"{self.choice.rule}: {self.choice.reason}"}
         if not any(place is not None for name, place in self.problem.places().items() if name in SIZES):
-            told["sizes"] = "none are given, so none decided: --problem heads=...,q_len=... does (docs/select.md)"
+            told["sizes"] = "none are given, so none decided: --problem heads=...,q_len=... (docs/reference/select.md)"
         if self.choice.dense:
             told["dense"] = f"by the table a dense product is faster: {self.choice.dense}"
         if self.shipped:

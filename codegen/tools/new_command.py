@@ -50,7 +50,9 @@ def new_command(
     problem: Annotated[
         str | None,
         typer.Option(
-            "--problem", metavar="FIELD=VALUE,...", help="Sizes, type, options; or a BSR product: see docs/select.md."
+            "--problem",
+            metavar="FIELD=VALUE,...",
+            help="Sizes, type, options; or a BSR product: see docs/reference/select.md.",
         ),
     ] = None,
     interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Ask for what is not given.")] = False,

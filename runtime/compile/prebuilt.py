@@ -1,7 +1,7 @@
 """Code of shipped kernels that comes compiled: from a wheel that is installed beside the package, or from a folder.
 
 It is used where it is the code that the receipt names, byte for byte, and the source and the options are those of the
-receipt. Then nothing is compiled, and no compiler need be installed. docs/cache.md is the page of it.
+receipt. Then nothing is compiled, and no compiler need be installed. docs/guide/cache.md is the page of it.
 """
 
 from __future__ import annotations

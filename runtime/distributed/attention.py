@@ -47,8 +47,9 @@ def context_parallel_attention(
 
     All ranks call it, with tensors of the same shapes. Keys and values go from rank to rank for some heads at a time,
     while those that have arrived are computed with; each row is one softmax over the keys it sees
-    (docs/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that of any
-    parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on the host.
+    (docs/guide/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that
+    of any parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on
+    the host.
 
     What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait. An
     error of a rank's kernels in a call that ranks agree on is raised on all ranks, and the next call is right. After

@@ -39,7 +39,7 @@ def mask_of(mask: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | No
     """Make an expression of a text with its tensors, or of a function as FlexAttention has it.
 
     Args:
-        mask: an expression (docs/expressions.md), or ``mask_mod(b, h, q_idx, kv_idx)``.
+        mask: an expression (docs/reference/expressions.md), or ``mask_mod(b, h, q_idx, kv_idx)``.
         aux: the tensors that a text names; a function has its own.
 
     Raises:

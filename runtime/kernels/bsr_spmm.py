@@ -231,8 +231,8 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
                 not follow them.
             effort: of the search for clusters, which runs on the CPU and synchronizes. "best" lets clusters exchange
                 rows by simulated annealing, which takes 2 to 25 s of CPU: for 512 block rows of 16 of 512 random blocks
-                each has 202 columns, not 211, and a call takes 185.9 us, not 190.8 (docs/ladder-bsr.md, step 58).
-                "fast" does without. Other kernels search nothing.
+                each has 202 columns, not 211, and a call takes 185.9 us, not 190.8
+                (docs/notebook/ladder-bsr.md, step 58). "fast" does without. Other kernels search nothing.
 
         Returns:
             What calls of this kernel take in place of ``a``.

@@ -43,8 +43,8 @@ def create_block_mask(
 
     Args:
         mask: an expression over ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors of
-            ``aux`` (docs/expressions.md), or a function ``mask_mod(b, h, q_idx, kv_idx)``, which has its own. Regions
-            that torch.compile traces take an expression: one graph serves all lengths.
+            ``aux`` (docs/reference/expressions.md), or a function ``mask_mod(b, h, q_idx, kv_idx)``, which has its own.
+            Regions that torch.compile traces take an expression: one graph serves all lengths.
         batch: batches of the attention.
         heads: its query heads.
         q_len: queries of a head.

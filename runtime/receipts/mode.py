@@ -77,7 +77,7 @@ def verified_only(on: bool = True) -> AbstractContextManager[None]:
 
     Where a call, or ``load_kernel`` of a problem, would choose a kernel that has no receipt of its source as it is
     today, it takes the one with a receipt that computes the same, or raises ``UnverifiedError``. Receipts are those of
-    the package and of the user's own folder (docs/receipts.md). A kernel is checked when it is chosen and loaded:
+    the package and of the user's own folder (docs/guide/receipts.md). A kernel is checked when it is chosen and loaded:
     objects that ``load_kernel`` returned outside of the mode work in it.
 
     The mode is of the thread, or of the asyncio task, that entered it; a backward pass has that of its forward pass. In

@@ -1,4 +1,4 @@
-"""docs/api.md is what signatures and docstrings say, and these say what a caller has to know."""
+"""docs/reference/api.md is what signatures and docstrings say, and these say what a caller has to know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts import load_script
 griffe = pytest.importorskip("griffe")
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGE = PROJECT / "docs" / "api.md"
+PAGE = PROJECT / "docs" / "reference" / "api.md"
 SHAPE = re.compile(r"\(.*\)|\bas \S|\bsame\b|\bthose\b")
 """What the description of a tensor has: a shape, or the argument whose shape it shares."""
 

@@ -1,4 +1,4 @@
-"""The counts of docs/ada.md are those of today's kernels."""
+"""The counts of docs/notebook/ada.md are those of today's kernels."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_needles_have_the_weight_that_they_should(script: ModuleType, monkeypatc
 
 def test_the_page_has_the_table_of_the_run(script: ModuleType) -> None:
     report: Any = json.loads((ROOT / "benchmarks" / "results" / "fp8_operands.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "fp8.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "fp8.md").read_text(encoding="utf-8")
     assert script.table(report) in page
     hits = {"rows": [{"data": "needle", "hits": {"fp16": 1.0, "e4m3, default": 0.995}}]}
     assert script.table(hits).splitlines()[-1] == "| needle | 100.0% found | 99.5% found |"
@@ -59,7 +59,7 @@ def test_cudnn_has_a_column_where_it_computes(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = script.data_sets("cpu", 256)["normal"]
-    ours = {"fp16": lambda operands, quantised: script.exact(*operands)}
+    ours = {"fp16": lambda operands, quantized: script.exact(*operands)}
 
     def failing(*operands: Any) -> Any:
         raise RuntimeError("no engine\nsecond line")

@@ -1,4 +1,4 @@
-"""The tables of docs/specs.md: what the models have, and nothing that a spec cannot have."""
+"""The tables of docs/reference/specs.md: what the models have, and nothing that a spec cannot have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from codegen.planning import tiles_of
 from codegen.spec import MODELS, AttentionSpec, BsrSpmmSpec, HalfName, SpecBase, json_schema
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGE = (PROJECT / "docs" / "specs.md").read_text(encoding="utf-8")
+PAGE = (PROJECT / "docs" / "reference" / "specs.md").read_text(encoding="utf-8")
 
 
 script = load_script("spec_page")
@@ -84,7 +84,7 @@ def names(cell: str) -> list[str]:
 TRIED = {"attention": 2, "attention_backward": 4}
 """Operators whose tiles each run tries for some shapes of a kernel, and for how many."""
 DRAWN = {"combinations", "pattern-options", *(f"{op}-tiles" for op in TRIED)}
-STALE = "docs/specs.md is not what specs are today; run: python benchmarks/spec_page.py"
+STALE = "docs/reference/specs.md is not what specs are today; run: python benchmarks/spec_page.py"
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The samples of docs/tools.md are what the commands print."""
+"""The samples of docs/guide/tools.md are what the commands print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/tasks/verified.md: what receipts say, and nothing of a kernel that they do not vouch for."""
+"""The tables of docs/reference/verified.md: what receipts say, and nothing of a kernel that they do not vouch for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from codegen.receipts import Receipt
 from codegen.render import render
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGE = PROJECT / "docs" / "tasks" / "verified.md"
+PAGE = PROJECT / "docs" / "reference" / "verified.md"
 Make = Callable[[NamedSpec, str], Receipt]
 
 

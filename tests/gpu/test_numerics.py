@@ -1,4 +1,4 @@
-"""The contract of docs/numerics.md: many equal keys, large logits, NaN and infinity in K and V."""
+"""The contract of docs/reference/numerics.md: many equal keys, large logits, NaN and infinity in K and V."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import snippets
 import torch
 
 HOPPER = (9, 0)
-OF_HOPPER = {"docs/fp8.md", "docs/training.md"}  # what they show is written for sm_90a alone
+OF_HOPPER = {"docs/guide/fp8.md", "docs/guide/training.md"}  # what they show is written for sm_90a alone
 
 
 @pytest.mark.parametrize("page", snippets.pages(), ids=snippets.page_name)

@@ -1,4 +1,4 @@
-"""Each promise of docs/guarantees.md has a proof and a run that is told; tests that documents name are there."""
+"""Each promise of docs/reference/guarantees.md has a proof and a full run; tests that documents name are there."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from each import for_each
 from packaging.requirements import Requirement
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGE = PROJECT / "docs" / "guarantees.md"
+PAGE = PROJECT / "docs" / "reference" / "guarantees.md"
 DOCUMENTS = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
 COMMAND = re.compile(r"`(?:codegen|python|pytest) [^`]+`")
 TEST = re.compile(r"\btests/[\w/.*]+\w(?:::\w+)?")
 
 
+def table_rows(text: str) -> list[list[str]]:
+    """The rows of a table, without its head."""
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
+
+
 def sections() -> dict[str, list[list[str]]]:
     """The rows of the page's tables, by heading, without their heads."""
-    found = {}
-    for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")]
-        found[part.partition("\n")[0]] = rows[2:]
-    return found
+    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: table_rows(part) for part in parts}
 
 
-RUNS = {run[0]: run for run in sections()["Full runs"]}
-PROMISES = [
-    row for heading, rows in sections().items() if heading not in ("Full runs", "Modes", "Not promised") for row in rows
-]
+LOG = PROJECT / "docs" / "notebook" / "full-runs.md"
+RUNS = {run[0]: run for run in table_rows(LOG.read_text(encoding="utf-8"))}
+PROMISES = [row for heading, rows in sections().items() if heading not in ("Modes", "Not promised") for row in rows]
 
 
 @cache
@@ -59,7 +60,7 @@ def test_documents_name_tests_that_there_are(path: Path) -> None:
 
 
 def test_the_page_of_numerics_names_tests_that_there_are() -> None:
-    told = re.findall(r"`(test_\w+)`", (PROJECT / "docs" / "numerics.md").read_text(encoding="utf-8"))
+    told = re.findall(r"`(test_\w+)`", (PROJECT / "docs" / "reference" / "numerics.md").read_text(encoding="utf-8"))
     assert told and set(told) <= names_in(PROJECT / "tests" / "gpu" / "test_numerics.py")
 
 

@@ -160,7 +160,7 @@ def test_indented_blocks_are_no_python(document: Path) -> None:
 
 
 def test_the_quick_start_is_short() -> None:
-    (fence,) = snippets.python_of(PROJECT / "docs" / "quickstart.md")
+    (fence,) = snippets.python_of(PROJECT / "docs" / "guide" / "quickstart.md")
     assert len([line for line in fence.text.splitlines() if line.strip()]) <= MOST_OF_QUICKSTART
 
 

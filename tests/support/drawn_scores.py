@@ -33,7 +33,7 @@ POINTS = 12
 SIZES = {"batch": 2, "heads": 3, "q_len": 11, "kv_len": 13}
 LEAST_FLOAT = -LARGEST
 HIDDEN = -1e30
-"""What is below hides a pair (docs/expressions.md)."""
+"""What is below hides a pair (docs/reference/expressions.md)."""
 SHAPES = {"gain": (), "slope": (3,), "bias": (3, 9), "row": (11,), "key": (13,)}
 NUMBERS = (0.5, 2.0, -1.5, 3.0, 0.1, -0.25, 1.0, 20.0, 0.0, 1e-3)
 ENDS = (LARGEST, -LARGEST, 3e38, -3e38, 2.4e38, 1.2e38, 1e30, -1e30, 1e-30, 1e-38, 1e-40, -1e-40, 1e19, 1e-19)

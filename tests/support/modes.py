@@ -5,7 +5,7 @@ result, and the gradients where a mode has some, are compared with the definitio
 as it was, and a plain call must be right, whatever the first one has left in caches.
 
     python tests/support/modes.py --json results.json          # on a GPU: every cell; a hang costs one cell
-    python tests/support/modes.py --write-table results.json   # the section of docs/guarantees.md
+    python tests/support/modes.py --write-table results.json   # the section of docs/reference/guarantees.md
 
 Names of rows or modes (``--only merge``) choose some. The suite runs those that need no GPU, with kernels by the
 definition (``tests/runtime/ops/test_modes.py``).
@@ -42,7 +42,7 @@ from codegen.errors import CodegenError
 from runtime.kernels.arguments import Signatures
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGE = PROJECT / "docs" / "guarantees.md"
+PAGE = PROJECT / "docs" / "reference" / "guarantees.md"
 BEGIN, END = "<!-- modes: written by tests/support/modes.py -->", "<!-- end of modes -->"
 RIGHT, NOT_HERE, NOT_RUN = "right", "-", "?"
 CELL_SECONDS = 20.0

@@ -70,7 +70,12 @@ GROUPS: dict[str, Group] = {
     ),
     "profiles": Group(
         (*tests_in("runtime/tools/analysis", "profile"), *tests_in("benchmarks", "profile_pages")),
-        ("runtime/tools/analysis", *scripts("profile_pages"), "benchmarks/results/profiles.json", "docs/profiles"),
+        (
+            "runtime/tools/analysis",
+            *scripts("profile_pages"),
+            "benchmarks/results/profiles.json",
+            "docs/notebook/profiles",
+        ),
     ),
     "attestations": Group(tests_in("runtime/tools/attest", "attest"), ("runtime/tools/attest",)),
     "tuner": Group(
@@ -99,7 +104,7 @@ GROUPS: dict[str, Group] = {
     ),
     "gradient benchmarks": Group(
         tests_in("benchmarks", "attention_backward"),
-        (*scripts("attention_backward"), "benchmarks/results/attention_backward_h100.json", "docs/training.md"),
+        (*scripts("attention_backward"), "benchmarks/results/attention_backward_h100.json", "docs/guide/training.md"),
     ),
     "mask benchmarks": Group(
         tests_in("benchmarks", "bit_masks", "block_mask", "expressions"),
@@ -108,7 +113,7 @@ GROUPS: dict[str, Group] = {
     "BSR benchmarks": Group(tests_in("benchmarks", "bsr", "few_columns"), scripts("bsr", "few_columns")),
     "FP8 benchmarks": Group(
         tests_in("benchmarks", "fp8", "fp8_accuracy"),
-        (*scripts("fp8", "fp8_accuracy"), "benchmarks/results/fp8*", "docs/fp8*"),
+        (*scripts("fp8", "fp8_accuracy"), "benchmarks/results/fp8*", "docs/guide/fp8*"),
     ),
     "choice benchmarks": Group(
         tests_in("benchmarks", "selection", "tuning"),
@@ -118,30 +123,41 @@ GROUPS: dict[str, Group] = {
     "distributed benchmark": Group(
         tests_in("benchmarks", "distributed"), scripts("distributed", "scale_out_model", "distributed_page")
     ),
+    "adding a pattern": Group(
+        ("tests/project/test_adding_a_pattern.py",),
+        ("tests/project/anticausal", "codegen/patterns", "codegen/plans", "runtime/patterns.py", "templates/attention"),
+    ),
     "ladder": Group(
         tests_in("benchmarks", "ladder", "ladder_page"),
-        (*scripts("ladder", "ladder_page"), "benchmarks/results/ladder.json", "docs/ladder*", "generated/ladder"),
+        (
+            *scripts("ladder", "ladder_page"),
+            *("benchmarks/results/ladder.json", "docs/notebook/ladder*", "generated/ladder"),
+        ),
     ),
     "tables of results": Group(
-        (*tests_in("benchmarks", "results_table"), *tests_in("runtime", "json_files")),
+        (*tests_in("benchmarks", "results_table", "speed_picture"), *tests_in("runtime", "json_files")),
         (
-            *(*scripts("results_table"), "benchmarks/results", "generated", "README.md"),
-            *(f"docs/{name}.md" for name in ("results", "measuring", "expressions", "fp8", "scale-out", "select")),
+            *(*scripts("results_table", "speed_picture"), "benchmarks/results", "generated", "README.md"),
+            *(f"docs/notebook/{name}.md" for name in ("results", "measuring")),
+            *(f"docs/reference/{name}.md" for name in ("expressions", "select")),
+            *(f"docs/guide/{name}.md" for name in ("fp8", "scale-out")),
         ),
     ),
     "table of receipts": Group(
         tests_in("benchmarks", "verified_page"),
-        (*scripts("verified_page"), "generated", "specs", "tests/records/kernels.json", "docs/tasks/verified.md"),
+        (*scripts("verified_page"), "generated", "specs", "tests/records/kernels.json", "docs/reference/verified.md"),
     ),
-    "reference": Group(tests_in("benchmarks", "api_page"), (*scripts("api_page"), "runtime", "codegen", "docs/api.md")),
+    "reference": Group(
+        tests_in("benchmarks", "api_page"), (*scripts("api_page"), "runtime", "codegen", "docs/reference/api.md")
+    ),
     "table of specs": Group(
-        tests_in("benchmarks", "spec_page"), (*scripts("spec_page"), "codegen", "specs", "docs/specs.md")
+        tests_in("benchmarks", "spec_page"), (*scripts("spec_page"), "codegen", "specs", "docs/reference/specs.md")
     ),
     "step counts": Group(
         tests_in("benchmarks", "step_counts", "counted_steps"),
-        (*scripts("step_counts"), "generated", "docs/ada.md"),
+        (*scripts("step_counts"), "generated", "docs/notebook/ada.md"),
     ),
-    "samples of tools": Group(tests_in("benchmarks", "tools_page"), (*scripts("tools_page"), "docs/tools.md")),
+    "samples of tools": Group(tests_in("benchmarks", "tools_page"), (*scripts("tools_page"), "docs/guide/tools.md")),
     # What is installed, and what is run by hand
     "packages": Group(
         tests_in("project", "wheel", "installed_wheel"),
@@ -156,7 +172,7 @@ GROUPS: dict[str, Group] = {
     ),
     "integrations": Group(
         tests_in("runtime/integrations", "integrations", "snippets"),
-        ("runtime/integrations", "runtime/video", "docs/integrations.md"),
+        ("runtime/integrations", "runtime/video", "docs/guide/integrations.md"),
     ),
     "examples": Group(tests_in("examples", "examples", "driver_api"), ("examples", "tests/examples/fake_libcuda.c")),
     "faults of ranks": Group(

@@ -104,7 +104,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *order_constants(spec),
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
-    # With blocks of 64 2% faster with a dynamic scheduler, no slower with 128 (step 39 of docs/ladder-bsr.md).
+    # With blocks of 64 2% faster with a dynamic scheduler, no slower with 128 (step 39 of docs/notebook/ladder-bsr.md).
     promotion = 128 if spec.is_dynamic else 256
     return Plan(
         spec=spec,

@@ -14,7 +14,7 @@ from codegen.plain import json_model
 from codegen.wording import one_line
 
 WAYS = ("single", "back_to_back")
-"""How calls are timed: alone after a pause, and one after the other (docs/measuring.md)."""
+"""How calls are timed: alone after a pause, and one after the other (docs/notebook/measuring.md)."""
 Milliseconds = Annotated[float, Field(gt=0)]
 Samples = Annotated[tuple[Milliseconds, ...], Field(min_length=2, strict=False)]
 

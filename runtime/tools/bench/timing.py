@@ -2,7 +2,7 @@
 
 A *single call* is timed after a pause: the chip is cool and clocks high, as for a kernel that runs now and then. Calls
 *back to back* fill at least a quarter of a second: the chip is at its power limit, as in training or in serving under
-load. docs/measuring.md says more.
+load. docs/notebook/measuring.md says more.
 """
 
 from __future__ import annotations

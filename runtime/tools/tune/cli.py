@@ -23,7 +23,7 @@ def tune_command(
     *,
     problems: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PROBLEM...", help="FIELD=VALUE,...: see docs/select.md.", show_default=False),
+        typer.Argument(metavar="PROBLEM...", help="FIELD=VALUE,...: see docs/reference/select.md.", show_default=False),
     ] = None,
     file: Annotated[
         Path | None,

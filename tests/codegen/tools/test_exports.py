@@ -289,7 +289,7 @@ def test_json_names_a_spec_on_the_command_line() -> None:
 
 
 def test_the_page_has_every_field() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "export.md").read_text(encoding="utf-8")
     models = (
         *(KernelRecord, FileRecord, KernelFacts, LaunchRecord),
         *(GridRecord, PrologueRecord, ParamRecord, TensorMapRecord, WorkspaceRecord),

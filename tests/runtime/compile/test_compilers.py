@@ -82,7 +82,8 @@ def test_what_the_record_says_is_of_the_sources_as_they_are() -> None:
     stale = [stem for stem in told if record.code[stem] != source_sha256(code[stem])]
     assert not stale, f"{stale}: {UPDATE}"
     assert compilers.troubles(OTHER).startswith("h100_select_topk spills 24 bytes")
-    (line,) = (each for each in (PROJECT / "docs" / "install.md").read_text().split("\n\n") if "compilers.json" in each)
+    page = (PROJECT / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
+    (line,) = (each for each in page.split("\n\n") if "compilers.json" in each)
     assert {stem.removesuffix("_bf16") for stem in told} == {"h100_select_topk"} and "`h100_select_topk`" in line
     assert {version.rpartition(".")[0] for version in record.spills} == {"13.4", "13.5"} and "13.4 and 13.5" in line
     assert compilers.troubles("system 13.5.37") == compilers.troubles(compilers.record().compiler) == ""

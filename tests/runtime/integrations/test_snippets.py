@@ -1,4 +1,4 @@
-"""The snippets of docs/integrations.md run as they are, on the CPU, with kernels that compute by the definition."""
+"""The snippets of docs/guide/integrations.md run on the CPU, with kernels that compute by the definition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import snippets  # noqa: E402
 
 from runtime.integrations import choosers  # noqa: E402
 
-PAGE = snippets.PROJECT / "docs" / "integrations.md"
+PAGE = snippets.PROJECT / "docs" / "guide" / "integrations.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 NEEDED = {"transformers": "transformers", "diffusers": "diffusers"}

@@ -44,8 +44,8 @@ def test_small_integers_are_exact() -> None:
 
 
 def test_the_example_of_the_page_allows_what_the_accumulation_differs_by() -> None:
-    """docs/specs.md compares sums that are promoted every 2 steps of 128 with those of every step."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "specs.md").read_text(encoding="utf-8")
+    """docs/reference/specs.md compares sums that are promoted every 2 steps of 128 with those of every step."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "specs.md").read_text(encoding="utf-8")
     (absolute,) = re.findall(r"assert_close\(scaled, c, atol=([\d.]+), rtol=2\*\*-7\)", page)
     draw = torch.Generator().manual_seed(0)
     a, b = ((torch.randn(256, 384, generator=draw) * 16).to(torch.float8_e4m3fn).float() for _ in range(2))

@@ -73,7 +73,12 @@ class Launches:
         return None
 
     def keep(self, key: Any, tensors: tuple[torch.Tensor, ...], launch: Launch | None) -> None:
-        """Keep the launch of a call; None: calls like it have none, and ``find`` returns one that does nothing."""
+        """Keep the launch of a call; None: calls like it have none, and ``find`` returns one that does nothing.
+
+        Nothing is kept of a call that is given one tensor twice, as ``alike`` would not find it again.
+        """
+        if len(set(map(id, tensors))) < len(tensors):
+            return
         if len(self._kept) >= KEYS_KEPT and key not in self._kept:
             self._kept.clear()
         first = (alike(tensors), _nothing if launch is None else launch)

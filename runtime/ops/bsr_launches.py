@@ -76,7 +76,8 @@ def _parts(a: Any) -> BsrMatrix:
     """
     if type(a) is PreparedBsr:
         kept, values = _prepared.get(a), a.matrix.values()
-        if kept is None or kept.values.data_ptr() != values.data_ptr() or kept.shape != a.matrix.shape:
+        same = kept is not None and kept.values.shape == values.shape and kept.shape == a.matrix.shape
+        if kept is None or not same or kept.values.data_ptr() != values.data_ptr():
             found = parts_of_prepared(a)
             _prepared[a] = BsrMatrix(
                 found.values.detach(),

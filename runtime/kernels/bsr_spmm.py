@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ from runtime.kernels.bsr_arguments import (
     check_values,
 )
 from runtime.kernels.bsr_batch import BATCH_RANK, beside, column_step, copied, matrices_at_once, scales_beside
-from runtime.kernels.bsr_preparation import BsrPreparation, Operand
+from runtime.kernels.bsr_preparation import BsrPreparation, Operand, Parts
 from runtime.kernels.bsr_scales import (
     NO_SCALES,
     SCALE_DEPTH,
@@ -55,6 +55,7 @@ from runtime.kernels.bsr_scales import (
     scale_strides,
     scale_tensors,
 )
+from runtime.kernels.product_launch import New, ProductLaunch
 from runtime.prepare.prepared import Effort, PreparedBsr
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
@@ -321,6 +322,64 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             addresses["packets"] = packets.data_ptr()
         enqueue(self._loaded, found.signature, addresses, b.device, found.memory, prologue=prologue)
         return out
+
+    def bound_launch(
+        self, a: Parts, tensors: tuple[torch.Tensor, ...], b: torch.Tensor, *, bias: Any, c: Any, beta: float
+    ) -> ProductLaunch | None:
+        """The launch of a call that was made just before, for ``runtime.ops``.
+
+        Args:
+            a: the sparse operand of that call.
+            tensors: those that later calls pass: row pointers, column numbers, the bias if there is one, all others.
+            b: (K, N), as of the call, as the next three.
+            bias: see there.
+            c: see there.
+            beta: see there.
+
+        Returns:
+            The launch; None where later calls do more than launch: for a batch, for a matrix without blocks, and for
+            one whose values are packed in each call.
+        """
+        parts: dict[str, torch.Tensor | None] = {**a.read(), "b": b, "bias": bias, "c_in": c}
+        packs = self._plan.gathered is not None and "packets" not in parts
+        if packs or b.dim() == BATCH_RANK or a.matrix.values.shape[0] == 0:
+            return None
+        operand = self._preparation.take(a, b, False)
+        checked = self._bound((operand.key, beta, None, call_key(b, c, bias, None, *NO_SCALES)))
+        names = {id(part): name for name, part in parts.items() if part is not None}
+        if checked is None or not names.keys() <= set(map(id, tensors)) or not self._reads(names.values(), checked):
+            return None
+        (rows, columns), allocate = checked.shape, allocator(b.device)
+        padded = -(-columns // STORE) * STORE
+        stride, copy = checked.copy_stride, None
+        if stride is not None:
+            copy = New(allocate, ((b.shape[0], stride), (stride, 1)), b.dtype)
+        return ProductLaunch(
+            self._loaded,
+            checked.signature,
+            b.device,
+            tuple(names.get(id(tensor), "") for tensor in tensors),
+            unaligned=2 if bias is None else 3,
+            result=New(
+                allocate,
+                ((rows, padded), (padded, 1)),
+                self._output,
+                None if padded == columns else ((rows, columns), (padded, 1)),
+            ),
+            memory=checked.memory,
+            copy=copy,
+            prologue=self._plan.gathered is None,
+        )
+
+    def _reads(self, names: Iterable[str], checked: _Checked) -> bool:
+        """Whether the kernel reads no tensors but these and what a launch makes; else each call prepares some."""
+        memory = checked.memory
+        made = {"c", "b_groups", "b_columns", *memory.unused}
+        made |= {name for name, _ in (*memory.counter_places, *memory.scratch_places)}
+        read = {
+            param.name.removesuffix("_map") for param in self._plan.params if param.type in ("pointer", "tensor_map")
+        }
+        return read <= {*names, *made}
 
     def _each(
         self,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from codegen.arch import ARCHS
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import Plan, require
 from codegen.plans.bsr import gathered
 from codegen.plans.bsr import spmm_few_columns as bsr_spmm_few_columns
+from codegen.plans.bsr import spmm_gemv as bsr_spmm_gemv
 from codegen.plans.bsr import spmm_mma as bsr_spmm_mma
 from codegen.plans.bsr import spmm_sm90a as bsr_spmm_sm90a
 from codegen.plans.bsr import spmm_sm90a_fp8 as bsr_spmm_sm90a_fp8
@@ -35,6 +37,8 @@ _GATHERED = (
 
 
 def _kernel(spec: BsrSpmmSpec) -> Kernel:
+    if spec.b_layout == "strided":
+        return bsr_spmm_gemv
     if spec.is_fp8 and spec.mma == "wgmma":
         return bsr_spmm_sm90a_fp8
     if gathered.gathers_rows(spec):
@@ -43,8 +47,13 @@ def _kernel(spec: BsrSpmmSpec) -> Kernel:
     if spec.mma == "wgmma":
         return _kernel_wgmma(spec)
     _require_one_cta(spec)
-    by_copy: dict[str, Kernel] = {"cp_async": bsr_spmm_mma, "ld_global": bsr_spmm_few_columns}
-    return by_copy[spec.copy_] if spec.mma == "mma" else bsr_spmm_wmma
+    if spec.mma != "mma":
+        return bsr_spmm_wmma
+    if spec.copy_ == "cp_async":
+        return bsr_spmm_mma
+    reason = f"is {spec.b_layout}; written for {spec.arch} with mma and ld_global: strided"
+    require(ARCHS[spec.arch].has_wgmma, "b_layout", reason)
+    return bsr_spmm_few_columns
 
 
 def _kernel_wgmma(spec: BsrSpmmSpec) -> Kernel:

@@ -86,7 +86,8 @@ BSR_SPMM: Rows = (
     Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
     Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
     *(
-        Row(MMA | {"copy": "ld_global"} | rows | cols, (m, 16, k), (2,))
+        Row(MMA | {"copy": "ld_global"} | layout | rows | cols, (m, n, k), (2,))
+        for layout, n in (({"b_layout": "strided"}, 8), ({}, 16))
         for rows, m in (({"rows": 16}, 16), ({}, 32))
         for cols, k in (({"cols": 16}, 16), ({}, 32))
     ),

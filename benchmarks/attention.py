@@ -9,7 +9,7 @@
 
 Groups: "main"; "data", the rows that benchmarks/data.py runs on every data set; "ordered", lists of 64 x 64 blocks with
 query blocks as they come and in an order that is found before; "bf16", some main rows in that type; "k" and "length",
-sweeps of the lists' length and of the sequence's; "short" sequences; "overlap", lists of which neighbours have entries
+sweeps of the lists' length and of the sequence's; "short" sequences; "overlap", lists of which neighbors have entries
 in common, by a kernel that loads those once and by one that does not; "ada", the kernels for sm_89, which a newer GPU
 runs through PTX.
 
@@ -82,7 +82,7 @@ class Row:
         kv_heads: K/V heads; as many as query heads by default.
         quick: whether --quick takes it.
         data: a data set of runtime.tools.bench.data_sets; names of rows with another than PLAIN end in it.
-        overlap: the share of its entries that a list has in common with the one before, in each NEIGHBOURS lists; None
+        overlap: the share of its entries that a list has in common with the one before, in each NEIGHBORS lists; None
             if each list is drawn on its own.
     """
 
@@ -134,7 +134,7 @@ CAUSAL: Fields = {"kind": "causal"}
 WINDOW = fields(128, {"kind": "sliding_window", "left": 2047, "right": 0})
 SELF_ORDERED = {"share_kv_loads": True, "query_grouping": "search"}
 SHARED = topk(128, 32, 64, 64, share_kv_loads=True, query_grouping="none")
-NEIGHBOURS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv_loads
+NEIGHBORS = 6  # lists that have entries in common: two or three tiles of a kernel with share_kv_loads
 FLEX = ("flex", "flex_tuned")
 FLASHINFER = ("flashinfer", "flashinfer_cake")
 LIST_PEERS = (*FLEX, "fa4", "cudnn_bsa", *FLASHINFER)
@@ -301,20 +301,20 @@ def make_problem(row: Row, spec: AttentionSpec) -> Problem:
 
 
 def drawn_lists(row: Row, spec: AttentionSpec, heads: int) -> torch.Tensor:
-    """Draw lists of different blocks for each head; neighbours have some in common, if the row says so."""
+    """Draw lists of different blocks for each head; neighbors have some in common, if the row says so."""
     block, k = spec.pattern.fixed_block, spec.pattern.k
     rows, columns = row.length // block.q, row.length // block.kv
     if row.overlap is None:
         return random_lists(heads, rows, columns, k)
     step = k - round(row.overlap * k)
-    groups = -(-rows // NEIGHBOURS)
-    return neighbours(random_lists(heads, groups, columns, k + (NEIGHBOURS - 1) * step), k)[:, :, :rows]
+    groups = -(-rows // NEIGHBORS)
+    return neighbors(random_lists(heads, groups, columns, k + (NEIGHBORS - 1) * step), k)[:, :, :rows]
 
 
-def neighbours(drawn: torch.Tensor, k: int) -> torch.Tensor:
-    """Make NEIGHBOURS lists of each one, (1, heads, rows, length): k entries each, from its first ones to its last."""
-    step = (drawn.shape[-1] - k) // (NEIGHBOURS - 1)
-    return torch.stack([drawn[..., i * step : i * step + k] for i in range(NEIGHBOURS)], 3).flatten(2, 3)
+def neighbors(drawn: torch.Tensor, k: int) -> torch.Tensor:
+    """Make NEIGHBORS lists of each one, (1, heads, rows, length): k entries each, from its first ones to its last."""
+    step = (drawn.shape[-1] - k) // (NEIGHBORS - 1)
+    return torch.stack([drawn[..., i * step : i * step + k] for i in range(NEIGHBORS)], 3).flatten(2, 3)
 
 
 def flops(row: Row, spec: AttentionSpec, lists: tuple[torch.Tensor, ...], device: str = "cuda") -> float:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from expression_rows import CAP, FARTHEST, NEIGHBOURS, SIDE, WINDOW, Row
+from expression_rows import CAP, FARTHEST, NEIGHBORS, SIDE, WINDOW, Row
 
 from runtime.tools.bench.timing import Call
 
-HALF = NEIGHBOURS // 2
+HALF = NEIGHBORS // 2
 
 
 def functions() -> dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]]:

@@ -15,7 +15,7 @@ SHORTEST = 256  # keys of a document
 WINDOW = 2048
 FARTHEST = 128  # beyond it all distances have one bias
 CAP = 30.0
-SIDE, NEIGHBOURS = 64, 13  # of an image, and of the part of it that a query sees
+SIDE, NEIGHBORS = 64, 13  # of an image, and of the part of it that a query sees
 Sees = Callable[[Any, Any, Any, Any], Any]  # mask_mod: batch, head, query, key
 Scores = Callable[[Any, Any, Any, Any, Any], Any]  # score_mod: score, batch, head, query, key
 
@@ -76,7 +76,7 @@ def rows(device: str) -> tuple[Row, ...]:
         return (kv_idx < prefix[b]) | (q_idx >= kv_idx)
 
     def natten(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        half = NEIGHBOURS // 2
+        half = NEIGHBORS // 2
         rows = torch.clamp(q_idx // SIDE, half, SIDE - 1 - half) - kv_idx // SIDE
         columns = torch.clamp(q_idx % SIDE, half, SIDE - 1 - half) - kv_idx % SIDE
         return (rows.abs() <= half) & (columns.abs() <= half)

@@ -6,19 +6,19 @@
 Attention, on the data sets std1 and std4 of runtime/tools/bench/data_sets.py; all calls of a row get the same
 values:
 
-- ours: shipped kernels, on operands that were quantised before, and with the quantising in the call; as chosen: what
+- ours: shipped kernels, on operands that were quantized before, and with the quantizing in the call; as chosen: what
   block_sparse_attention takes of the former; fp16: what it takes of tensors in fp16.
 - cuDNN SDPA: nvidia-cudnn-frontend's sdpa_fp8 on codes with one scale of each tensor, result in e4m3, in memory as
   (batch, heads, length, head_dim) and, heads inside, (batch, length, heads, head_dim); and with a result in bf16.
-- cuDNN BSA: its block-sparse attention, which quantises q, k and v in the call.
+- cuDNN BSA: its block-sparse attention, which quantizes q, k and v in the call.
 - FlashInfer fmha_v2: codes with one scale of each tensor. It is compiled in its first call, which takes minutes.
 
 Products: ours with scales of tensors or of blocks, with 1 x 128 scales of B made in the call, in fp16, and
 torch._scaled_mm, with fast accumulation and without, of as many FLOPs and of 8192 cubed (whose FLOPs are its own).
 
 A call has the root mean square of what its result is off, relative to the result's, against float64 on sampled rows,
-of the values before quantising; above LARGEST_RMSE it gets no time. Products have codes as inputs, so their errors are
-those of sums, but where B is quantised in the call.
+of the values before quantizing; above LARGEST_RMSE it gets no time. Products have codes as inputs, so their errors are
+those of sums, but where B is quantized in the call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fp8_rows import (
     FP16,
     HEADS,
     PRODUCTS,
-    QUANTISING,
+    QUANTIZING,
     RMSE,
     ROWS,
     SDPA,
@@ -61,7 +61,7 @@ from harness import Fields, check_calls, reason
 from records import BACK_TO_BACK, OURS, SINGLE
 
 from codegen.library import find_spec
-from runtime import QuantisedAttention, block_sparse_attention, load_kernel, quantise_attention
+from runtime import QuantizedAttention, block_sparse_attention, load_kernel, quantize_attention
 from runtime.patterns import Causal, Dense, Pattern, TopK
 from runtime.tools.bench.data_sets import make_data
 from runtime.tools.bench.timing import Call
@@ -104,7 +104,7 @@ def kernel_of(row: AttentionRow) -> Any:
     return load_kernel(fields)
 
 
-def attend(kernel: Any, given: QuantisedAttention, lists: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+def attend(kernel: Any, given: QuantizedAttention, lists: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
     """Call a kernel of FP8."""
     scales = {name: getattr(given, name) for name in ("q_scale", "k_scale", "v_scale")}
     indices = () if lists is None else (lists,)
@@ -117,24 +117,24 @@ def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: 
     q, k, v = tensors
     pattern = pattern_of(row, lists)
     # No more keys share a scale than are in a listed block.
-    quantise = functools.partial(quantise_attention, q, k, v, q_rows=row.block, k_rows=row.block)
+    quantize = functools.partial(quantize_attention, q, k, v, q_rows=row.block, k_rows=row.block)
 
     def prepared() -> Result:
-        kernel, given, out = kernel_of(row), quantise(), torch.empty_like(q)
+        kernel, given, out = kernel_of(row), quantize(), torch.empty_like(q)
         return Result(lambda: attend(kernel, given, lists, out))
 
-    def quantising() -> Result:
+    def quantizing() -> Result:
         kernel, out = kernel_of(row), torch.empty_like(q)
-        return Result(lambda: attend(kernel, quantise(), lists, out))
+        return Result(lambda: attend(kernel, quantize(), lists, out))
 
     def chosen() -> Result:
-        return Result(functools.partial(block_sparse_attention, quantise(), pattern, out=torch.empty_like(q)))
+        return Result(functools.partial(block_sparse_attention, quantize(), pattern, out=torch.empty_like(q)))
 
     def fp16() -> Result:
         halves = [x.half() for x in tensors]
         return Result(functools.partial(block_sparse_attention, *halves, pattern, out=torch.empty_like(halves[0])))
 
-    makers: Makers = {OURS: prepared, QUANTISING: quantising, CHOSEN: chosen, FP16: fp16}
+    makers: Makers = {OURS: prepared, QUANTIZING: quantizing, CHOSEN: chosen, FP16: fp16}
     if lists is not None:
         return {**makers, BSA: lambda: fp8_peers.cudnn_bsa(q, k, v, lists, row.block)}
     sdpa = functools.partial(fp8_peers.cudnn_sdpa, q, k, v, causal=row.causal)

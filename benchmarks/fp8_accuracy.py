@@ -8,7 +8,7 @@ Errors are root mean squares of what the result is off, beside attention in floa
 standard deviation 4; FlashAttention-3's outliers, where 0.1% of the elements have a normal number of standard deviation
 10 added; and keys with a mean of their own, as those of language models have.
 
-- Operands alone: codes and scales as the quantise kernels make them, bit for bit, by torch; attention in float64.
+- Operands alone: codes and scales as the quantize kernels make them, bit for bit, by torch; attention in float64.
 - Kernels: ours in fp16, and in FP8 with each promotion interval (``accumulate_every``); 0 is off. Beside them cuDNN's,
   where nvidia-cudnn-frontend is installed, on codes in e4m3 with one scale of each tensor; its result is e4m3 too.
 - Needle: each query has one key with 30 to 60% of its row's weight, whose value is one of 1000 codes. It is found if
@@ -32,9 +32,9 @@ from codegen.dtypes import LARGEST
 from codegen.errors import CodegenError
 from codegen.json_rows import json_rows
 from codegen.library import ROOT, find_spec
-from codegen.spec import QuantiseSpec
-from runtime import load_kernel, quantise_attention
-from runtime.verify.quantise import coded, expected, scales_of
+from codegen.spec import QuantizeSpec
+from runtime import load_kernel, quantize_attention
+from runtime.verify.quantize import coded, expected, scales_of
 
 PAGE = ROOT / "docs" / "guide" / "fp8.md"
 HEADS, LENGTH, HEAD_DIM = 4, 2048, 128
@@ -82,10 +82,10 @@ def error(out: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
     return {"rmse": off, "relative": off / float(reference.square().mean().sqrt())}
 
 
-def dequantised(x: torch.Tensor, dtype: str, subtracted: torch.Tensor | None = None, **fields: Any) -> torch.Tensor:
+def dequantized(x: torch.Tensor, dtype: str, subtracted: torch.Tensor | None = None, **fields: Any) -> torch.Tensor:
     """Return rows or columns as codes and scales have them, rotated if ``hadamard`` is set."""
-    named = find_spec({"op": "quantise", "arch": "sm_90a", "head_dim": x.shape[3], "codes": dtype, **fields})
-    assert isinstance(named.spec, QuantiseSpec)
+    named = find_spec({"op": "quantize", "arch": "sm_90a", "head_dim": x.shape[3], "codes": dtype, **fields})
+    assert isinstance(named.spec, QuantizeSpec)
     found = expected(x, named.spec, subtracted, None)
     rows = named.spec.tile.m
     return found.codes.double() * found.scales.double().repeat_interleave(rows, 2)[:, :, : x.shape[2], None]
@@ -110,8 +110,8 @@ def operands(way: str, dtype: str, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     hadamard = way == "and rotated"
     smooth: Fields = {} if way == "blocks" else {"mean": "subtract"}
     mean = k.float().mean(2) if smooth else None
-    of_q = dequantised(q, dtype, scales="row_block", hadamard=hadamard)
-    return of_q, dequantised(k, dtype, mean, scales="row_block", hadamard=hadamard, **smooth), of_columns(v, dtype)
+    of_q = dequantized(q, dtype, scales="row_block", hadamard=hadamard)
+    return of_q, dequantized(k, dtype, mean, scales="row_block", hadamard=hadamard, **smooth), of_columns(v, dtype)
 
 
 def operand_rows() -> list[Fields]:
@@ -137,7 +137,7 @@ def kernel_of(dtype: str, **fields: Any) -> Any:
 
 
 def kernels(dtype: str) -> dict[str, Callable[[Operands, Any], torch.Tensor]]:
-    """Return what computes attention of q, k and v, or of what they are quantised to, by label."""
+    """Return what computes attention of q, k and v, or of what they are quantized to, by label."""
     fp16 = kernel_of("fp16")
     found: dict[str, Callable[[Operands, Any], torch.Tensor]] = {"fp16": lambda given, _: fp16(*given)[0]}
 
@@ -158,10 +158,10 @@ def kernels(dtype: str) -> dict[str, Callable[[Operands, Any], torch.Tensor]]:
 
 
 def with_cudnn(
-    found: dict[str, Callable[[Operands, Any], torch.Tensor]], given: Operands, quantised: Any
+    found: dict[str, Callable[[Operands, Any], torch.Tensor]], given: Operands, quantized: Any
 ) -> dict[str, torch.Tensor]:
     """Return the results of our kernels, and cuDNN's where it computes one: else the reason is printed."""
-    results = {label: call(given, quantised) for label, call in found.items()}
+    results = {label: call(given, quantized) for label, call in found.items()}
     try:
         made = cudnn_sdpa(*given)
         results[CUDNN] = made.numbers(made.call())
@@ -175,8 +175,8 @@ def kernel_rows(dtype: str) -> list[Fields]:
     rows, computed = [], kernels(dtype)
     for name, given in data_sets("cuda", 4 * LENGTH).items():
         reference = exact(*given)
-        quantised = quantise_attention(*given, dtype=dtype, hadamard=name == "outliers")  # type: ignore[arg-type]
-        results = with_cudnn(computed, given, quantised)
+        quantized = quantize_attention(*given, dtype=dtype, hadamard=name == "outliers")  # type: ignore[arg-type]
+        results = with_cudnn(computed, given, quantized)
         errors = {label: error(out, reference) for label, out in results.items()}
         rows.append({"data": name, "errors": errors})
         print(name, {label: f"{found['rmse']:.2e}" for label, found in errors.items()}, flush=True)
@@ -210,9 +210,9 @@ def needle(device: str) -> tuple[Operands, torch.Tensor, torch.Tensor]:
 def needle_rows(dtype: str) -> list[Fields]:
     """Return the share of needles that are found."""
     given, codes, wanted = needle("cuda")
-    quantised = quantise_attention(*given, dtype=dtype)  # type: ignore[arg-type]
+    quantized = quantize_attention(*given, dtype=dtype)  # type: ignore[arg-type]
     hits = {}
-    for label, out in with_cudnn(kernels(dtype), given, quantised).items():
+    for label, out in with_cudnn(kernels(dtype), given, quantized).items():
         products = out[0].float() @ codes.T
         hits[label] = float((products.argmax(-1) == wanted).float().mean())
     print("needle", hits, flush=True)

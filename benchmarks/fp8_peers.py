@@ -136,7 +136,7 @@ def cudnn_sdpa(
 
 
 def cudnn_bsa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: torch.Tensor, block: int) -> Result:
-    """cuDNN's block-sparse attention, which quantises q, k and v (bf16) in the call."""
+    """cuDNN's block-sparse attention, which quantizes q, k and v (bf16) in the call."""
     torch.backends.cudnn.version()
     from cudnn import BSA
 

@@ -9,10 +9,10 @@ import torch
 from bsr_peers import SLOW as SLOW_MM
 from bsr_peers import Problem, scaled_mm
 from fp8_peers import Makers, Result, relative
-from fp8_rows import CUBE, EQUAL, FP16, QUANTISING, SLOW, ProductRow
+from fp8_rows import CUBE, EQUAL, FP16, QUANTIZING, SLOW, ProductRow
 from records import OURS
 
-from runtime import load_kernel, quantise_matrix
+from runtime import load_kernel, quantize_matrix
 from runtime.kernels.bsr_scales import SCALE_DEPTH
 from runtime.tools.bench import bsr_fp8
 
@@ -37,21 +37,21 @@ def product_makers(row: ProductRow, problem: Problem) -> Makers:
         prepared = kernel.prepare(half, problem.b.shape[1], effort="best")
         return Result(lambda: kernel(prepared, by_columns, out=out))
 
-    def quantising() -> Result:
+    def quantizing() -> Result:
         kernel: Any = load_kernel(problem.spec)
         x = numbers.mT.to(torch.bfloat16).contiguous()
         a = kernel.prepare(problem.a, problem.b.shape[1], effort="best")
         out = torch.empty((problem.a.shape[0], problem.b.shape[1]), device=x.device, dtype=torch.bfloat16)
 
         def call() -> torch.Tensor:
-            codes, scales = quantise_matrix(x)
+            codes, scales = quantize_matrix(x)
             return kernel(a, codes.mT, scale_a=scale_a, scale_b=scales, out=out)  # type: ignore[no-any-return]
 
         return Result(call)
 
     makers: Makers = {OURS: lambda: Result(bsr.ours(problem)[OURS]), FP16: fp16}
     if scale_b.dim():
-        makers[QUANTISING] = quantising
+        makers[QUANTIZING] = quantizing
     for label, name in NAMES.items():
         for behind, slow in (("", ""), (SLOW, SLOW_MM)):
             makers[label + behind] = lambda name=name + slow: Result(scaled_mm(problem)[name])  # type: ignore[misc]

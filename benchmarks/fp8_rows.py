@@ -8,15 +8,15 @@ from typing import Literal
 
 from records import OURS
 
-QUANTISING = "ours, quantising"
+QUANTIZING = "ours, quantizing"
 CHOSEN = "ours, as chosen"
 FP16 = "ours, fp16"
 SDPA, SDPA_BSHD, SDPA_BF16 = "cuDNN SDPA", "cuDNN SDPA, heads inside", "cuDNN SDPA, bf16 result"
-BSA = "cuDNN BSA, quantising"
+BSA = "cuDNN BSA, quantizing"
 FLASHINFER = "FlashInfer fmha_v2"
 EQUAL, CUBE, SLOW = "_scaled_mm, as many FLOPs", "_scaled_mm, 8192 cubed", ", fp32 sums"
-ATTENTION = (OURS, QUANTISING, CHOSEN, FP16, SDPA, SDPA_BSHD, SDPA_BF16, BSA, FLASHINFER)
-PRODUCTS = (OURS, QUANTISING, FP16, EQUAL, EQUAL + SLOW, CUBE, CUBE + SLOW)
+ATTENTION = (OURS, QUANTIZING, CHOSEN, FP16, SDPA, SDPA_BSHD, SDPA_BF16, BSA, FLASHINFER)
+PRODUCTS = (OURS, QUANTIZING, FP16, EQUAL, EQUAL + SLOW, CUBE, CUBE + SLOW)
 DATA = ("std1", "std4")
 RMSE = "rmse"
 HEADS = 16
@@ -96,7 +96,7 @@ class ProductRow:
 Row = AttentionRow | ProductRow
 CUDNN = (SDPA, SDPA_BSHD, SDPA_BF16)
 DENSE_TARGETS = (Target(OURS, 1.05, CUDNN), Target(OURS, 1.45, (FP16,)), Target(OURS, 1.0, CUDNN, RMSE))
-OVER_BSA = Target(QUANTISING, 1.3, (BSA,))
+OVER_BSA = Target(QUANTIZING, 1.3, (BSA,))
 
 
 def share(least: float) -> tuple[Target, ...]:

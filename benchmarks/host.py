@@ -6,9 +6,9 @@
 
 Three times of each call, medians, in microseconds:
 
-- host: from its begin to its return. AHEAD calls follow a synchronisation, and the clock stops before the GPU has done
+- host: from its begin to its return. AHEAD calls follow a synchronization, and the clock stops before the GPU has done
   them: it is never waited for.
-- in a loop: LOOP calls back to back and a synchronisation, by the clock of the host; the longer of the host's time and
+- in a loop: LOOP calls back to back and a synchronization, by the clock of the host; the longer of the host's time and
   the GPU's.
 - in a graph: AHEAD calls captured in a CUDA graph, by CUDA events; the GPU's time and what lies between two kernels.
 

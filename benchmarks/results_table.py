@@ -23,6 +23,7 @@ import few_columns_page
 import fp8_page
 import host_page
 import selection_page
+import speed_picture
 import tuning_page
 from records import (
     BACK_TO_BACK,
@@ -39,6 +40,7 @@ from records import (
 )
 
 from codegen.errors import CodegenError
+from codegen.files import holds
 from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
@@ -62,7 +64,8 @@ DISTRIBUTED_BEFORE = [MEASURED / f"distributed_2xh100{name}.json" for name in ("
 SELECTION = MEASURED / "selection_h100.json"
 TUNING = MEASURED / "tuning_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
-COMPACT = tuple(OTHER_DEVICES.values())  # what the README shows is of the device of CELLS
+COMPACT = tuple(OTHER_DEVICES.values())  # the README's picture and the overview are of the device of CELLS
+PICTURES = {theme: Path("docs", "notebook", f"speed-{theme}.svg") for theme in speed_picture.COLORS}
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
 COMPACT_HEADINGS = (
@@ -72,8 +75,7 @@ COMPACT_HEADINGS = (
 COMPACT_ALIGNMENT = ["---", "---", "---:", "---:", "---", "---:", "---:", "---:"]
 FULL_HEADINGS = ("row", "kernel", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
 FULL_ALIGNMENT = ["---", "---", "---", "---:", "---:", "---:", "---", "---:"]
-# One row of each kind for the README's one screen, the slower ones too; results.md has every row. Of several names the
-# first one that was measured.
+# One row of each kind for the overview, the slower ones too. Of several names the first one that was measured.
 HEADLINE_ROWS = (
     *(("dense_8k", "dense"), ("causal_8k", "causal"), ("dense_8k_d64", "dense_d64"), ("causal_8k_d64", "causal_d64")),
     *(("topk32",), ("topk32_d64",), ("topk32_b64",), ("topk32_d64_b64",), ("topk64_b128x64",), ("gqa_topk32_b64",)),
@@ -188,7 +190,7 @@ def compact_table(
     measured: Mapping[data_cells.Key, data_cells.Cell],
     names: Sequence[Sequence[str]] = HEADLINE_ROWS,
 ) -> str:
-    """Return what the README shows.
+    """Return the table of one row of each kind.
 
     Args:
         reports: of the benchmarks.
@@ -201,12 +203,8 @@ def compact_table(
     """
     devices = {f"{source['device']}, driver {source['driver']}" for source in (*reports, *measured.values())}
     if len({source["device"] for source in (*reports, *measured.values())}) > 1:
-        raise SystemExit(f"error: the README's rows are of {' and of '.join(sorted(devices))}; one device is allowed")
-    found = {record["name"]: record for report in reports for record in report["rows"]}
-    plain = {name: cell for (name, data, dtype), cell in measured.items() if (data, dtype) == (PLAIN, "fp16")}
-    for name, cell in plain.items():  # a row has more peers, but if it is older it lacks half of the figures
-        if name not in found or BACK_TO_BACK not in found[name]["results"].get(OURS, {}):
-            found[name] = cell
+        raise SystemExit(f"error: these rows are of {' and of '.join(sorted(devices))}; one device is allowed")
+    found = plain_rows(reports, measured)
     rows = []
     for alternatives in names:
         record = next((found[name] for name in alternatives if name in found), None)
@@ -228,14 +226,46 @@ def compact_table(
         rows.append(line(texts))
     text = (
         f"{' and '.join(sorted(devices))}; effective TFLOPS, medians; pairs of figures are of single calls / back to "
-        "back ([how they are taken, what the names and the data are](docs/notebook/measuring.md)). "
-        "The best peer is that of calls back to back; bold: behind a peer. Every kernel, every peer and the errors: "
-        "[docs/notebook/results.md](docs/notebook/results.md)."
+        "back ([how they are taken, what the names and the data are](measuring.md)). "
+        "The best peer is that of calls back to back; bold: behind a peer."
     )
     return "\n".join([with_note(text, rows), "", line([*COMPACT_HEADINGS]), line(COMPACT_ALIGNMENT), *rows])
 
 
-def emphasised(text: str, ratios: Iterable[float | None]) -> str:
+def plain_rows(
+    reports: Sequence[Mapping[str, Any]], measured: Mapping[data_cells.Key, data_cells.Cell]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of reports by name, and fp16 cells on plain data where a row has no figures back to back."""
+    found = {record["name"]: record for report in reports for record in report["rows"]}
+    plain = {name: cell for (name, data, dtype), cell in measured.items() if (data, dtype) == (PLAIN, "fp16")}
+    for name, cell in plain.items():  # a row has more peers, but if it is older it lacks half of the figures
+        if name not in found or BACK_TO_BACK not in found[name]["results"].get(OURS, {}):
+            found[name] = cell
+    return found
+
+
+def readme_picture(rows: Mapping[str, Mapping[str, Any]], device: str) -> str:
+    """Return the README's picture, one file for each color scheme, and its caption."""
+    shown = {name: rows[name] for name in speed_picture.ROWS if name in rows}
+    caption = speed_picture.caption(
+        shown, device=device, dtype="fp16", changed=not all(map(is_current, shown.values()))
+    )
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{PICTURES["dark"].as_posix()}">'
+    light = f'<img src="{PICTURES["light"].as_posix()}" alt="{speed_picture.TITLE}">'
+    return f"<picture>{dark}{light}</picture>\n\n{wrapped(caption)}"
+
+
+def update_picture(path: Path, text: str, *, check: bool) -> int:
+    """Write a picture; with ``check`` only say whether that would change it. Return 0 if all is well."""
+    if holds(path, text):
+        return 0
+    print(f"{path.name}: {STALE if check else 'rewritten'}")
+    if not check:
+        path.write_text(text, encoding="utf-8")
+    return int(check)
+
+
+def emphasized(text: str, ratios: Iterable[float | None]) -> str:
     """Return a text, bold if one of the ratios says that we are behind."""
     return f"**{text}**" if any(ratio is not None and ratio < 1 for ratio in ratios) else text
 
@@ -243,7 +273,7 @@ def emphasised(text: str, ratios: Iterable[float | None]) -> str:
 def ratios(record: Mapping[str, Any]) -> str:
     """Return by how much we are faster than the best peer, in both ways; bold if we are behind."""
     found = [ratio_to_best(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
-    return emphasised(both(*found, ".2f"), found)
+    return emphasized(both(*found, ".2f"), found)
 
 
 def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -> str:
@@ -266,7 +296,7 @@ def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -
         return DASH
     ratio, where = min(of_data, key=lambda found: found[0])
     mark = "" if all(map(is_current, found.values())) else OLDER
-    return f"{emphasised(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
+    return f"{emphasized(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
 
 
 def data_words(key: data_cells.Key) -> str:
@@ -525,10 +555,12 @@ def main() -> int:
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
     compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
     measured = data_cells.read(CELLS)
+    rows = plain_rows(compact, measured)
     guide, reference, notebook = (ROOT / "docs" / part for part in ("guide", "reference", "notebook"))
     pages = {
-        ROOT / "README.md": {"results": compact_table(compact, measured)},
+        ROOT / "README.md": {"picture": readme_picture(rows, compact[0]["device"])},
         notebook / "results.md": {
+            "overview": compact_table(compact, measured),
             "attention": full_table(attention),
             "bsr": full_table(bsr) if bsr else UNMEASURED,
             **{name: full_table(json.loads(path.read_text(encoding="utf-8"))) for name, path in OTHER_DEVICES.items()},
@@ -551,7 +583,11 @@ def main() -> int:
             "tuning": tuning_page.table(read(TUNING)),
         },
     }
-    return max([update(page, tables, check=check) for page, tables in pages.items()])
+    pictures = {ROOT / path: speed_picture.picture(rows, theme) for theme, path in PICTURES.items()}
+    return max(
+        *(update(page, tables, check=check) for page, tables in pages.items()),
+        *(update_picture(path, text, check=check) for path, text in pictures.items()),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tunes rows of the README's table over spaces given by hand: is their kernel the best of its space?
+"""Tunes rows of the overview in results.md over spaces given by hand: is their kernel the best of its space?
 
     python benchmarks/tuning.py --compile-only --db tuning.sqlite          # needs no GPU; the candidates into the cache
     python benchmarks/tuning.py --db tuning.sqlite --json benchmarks/results/tuning_h100.json
@@ -31,7 +31,7 @@ from runtime.tools.tune.database import Database
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the README's table: its kernel, the sizes of its workload, and the space."""
+    """A row of the overview in results.md: its kernel, the sizes of its workload, and the space."""
 
     kernel: str
     sizes: str

@@ -138,7 +138,7 @@ MMA_SYNC = (
     Combination("tile_copy", "none", "ld_global", "multistage"),
 )
 """Kernels of sm_89, which compile unchanged for every architecture from sm_80 on. There they have never run."""
-MMA_SYNC_FP8 = (*MMA_SYNC, Combination("quantise", "none", "ld_global", "multistage"))
+MMA_SYNC_FP8 = (*MMA_SYNC, Combination("quantize", "none", "ld_global", "multistage"))
 """And those that want FP8, which sm_89 has first."""
 
 
@@ -213,7 +213,7 @@ ARCHS = {
                 Combination("bsr_sddmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spgemm", "mma", "cp_async", "multistage"),
-                Combination("quantise", "none", "ld_global", "multistage"),
+                Combination("quantize", "none", "ld_global", "multistage"),
                 Combination("select_topk", "none", "ld_global", "multistage"),
                 Combination("tile_copy", "none", "tma", "multistage"),
             ),

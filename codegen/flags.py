@@ -193,7 +193,7 @@ class Fp8Flags:
         other_keys: keys of the second one; 0 without.
         fence_scores: whether a register fence keeps scores live across the step's P V, which shares their registers.
         narrow_v: whether rows of V^T in shared memory are narrower than the widest swizzle.
-        dequantises: whether scores are multiplied by their scales before anything else.
+        dequantizes: whether scores are multiplied by their scales before anything else.
     """
 
     piece_columns: int
@@ -202,7 +202,7 @@ class Fp8Flags:
     other_keys: int
     fence_scores: bool
     narrow_v: bool
-    dequantises: bool
+    dequantizes: bool
 
 
 @dataclass(frozen=True)
@@ -741,8 +741,8 @@ class BlockMaskFlags(Flags):
 
 
 @dataclass(frozen=True)
-class QuantiseFlags(Flags):
-    """What the templates of quantise kernels ask.
+class QuantizeFlags(Flags):
+    """What the templates of quantize kernels ask.
 
     Attributes:
         codes_name: type of the codes.

@@ -1,4 +1,4 @@
-"""Conventions of FP8 for kernels, quantise kernels, the runtime and oracles: order of keys, rotation, scales.
+"""Conventions of FP8 for kernels, quantize kernels, the runtime and oracles: order of keys, rotation, scales.
 
 A value is code * scale. Of a group with one scale the largest finite magnitude m gives scale = m / largest, and a code
 is x * (1 / scale), rounded to nearest even: all in fp32, the inverse rounded too, so that codes are the same bits

@@ -122,6 +122,7 @@ TABLE: tuple[Renamed, ...] = (
     Renamed("bsr_sddmm", "blocks_per_sm", "ctas_per_sm"),
     Renamed("bsr_spmm", "balanced", "scheduler", {True: "dynamic", False: LEFT_OUT}),
     Renamed("bsr_spgemm", "balanced", "scheduler", {True: "dynamic", False: LEFT_OUT}),
+    Renamed("quantise", "op", "op", {"quantise": "quantize"}),
 )
 
 

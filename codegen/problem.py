@@ -175,8 +175,8 @@ class BlockMaskShape:
 
 
 @dataclass(frozen=True)
-class QuantiseShape:
-    """The shape of what is quantised.
+class QuantizeShape:
+    """The shape of what is quantized.
 
     Attributes:
         batch: batches.
@@ -193,7 +193,7 @@ class QuantiseShape:
     is_given: int = 0
 
 
-Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape | BlockMaskShape | QuantiseShape
+Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape | BlockMaskShape | QuantizeShape
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class AttentionSpec(SpecBase):
     )
     query_grouping: Literal["none", "given", "search"] = Field(
         default="none",
-        description="query blocks that form a tile: neighbours, those that the caller's query_order puts together, or "
+        description="query blocks that form a tile: neighbors, those that the caller's query_order puts together, or "
         "those with overlapping lists, searched in each call",
     )
     l2_lockstep: bool = Field(
@@ -458,23 +458,23 @@ class BlockMaskSpec(SpecBase):
         return () if self.pattern.expression is None else (self.pattern.expression,)
 
 
-class QuantiseTile(SpecModel):
-    """What a thread block of a quantise kernel works on at a time."""
+class QuantizeTile(SpecModel):
+    """What a thread block of a quantize kernel works on at a time."""
 
     m: int = Field(description="rows: those that share a scale with scales: row_block, else as many as fit")
 
 
-class QuantiseSpec(SpecBase):
+class QuantizeSpec(SpecBase):
     """FP8 codes and fp32 scales of what attention or a product in FP8 takes: x = code * scale."""
 
-    op: Literal["quantise"] = Field(description="operator")
+    op: Literal["quantize"] = Field(description="operator")
     codes: Literal["e4m3", "e5m2"] = Field(default="e4m3", description="type of the codes")
     head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(
         description="elements of a head, or the columns of a matrix that share a scale"
     )
     scales: Literal["row", "row_block", "channel", "given"] = Field(
         description="what shares a scale: a row, tile.m rows (Q and K), or a column of a head, whose codes are then "
-        "transposed (V); given: the rows of a head, whose scale the caller has (static quantisation)"
+        "transposed (V); given: the rows of a head, whose scale the caller has (static quantization)"
     )
     mean: Literal["none", "subtract", "product"] = Field(
         default="none",
@@ -488,7 +488,7 @@ class QuantiseSpec(SpecBase):
         description="rotary embedding of Q and K, before all else: of elements i and i + head_dim / 2 (Llama), or "
         "2 i and 2 i + 1 (GPT-J)",
     )
-    tile: QuantiseTile = Field(description="rows that a thread block works on at a time")
+    tile: QuantizeTile = Field(description="rows that a thread block works on at a time")
     options: ClassVar[tuple[str, ...]] = ("mean", "hadamard", "rotary")
 
 
@@ -499,13 +499,13 @@ Spec = (
     | BsrSpmmSpec
     | BsrSddmmSpec
     | BsrSpgemmSpec
-    | QuantiseSpec
+    | QuantizeSpec
     | SelectTopkSpec
     | TileCopySpec
 )
 MODELS: tuple[type[SpecBase], ...] = get_args(Spec)
 OPS: tuple[str, ...] = tuple(get_args(model.model_fields["op"].annotation)[0] for model in MODELS)
-UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantiseSpec | SelectTopkSpec | TileCopySpec
+UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantizeSpec | SelectTopkSpec | TileCopySpec
 """Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
@@ -525,7 +525,7 @@ def json_schema() -> dict[str, Any]:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
         _allow_twins(definition["properties"]["dtype"])
-    for tile in (AttentionTile, AttentionBackwardTile, BlockMaskTile, GemmTile, CopyTile, QuantiseTile, SelectTile):
+    for tile in (AttentionTile, AttentionBackwardTile, BlockMaskTile, GemmTile, CopyTile, QuantizeTile, SelectTile):
         schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
@@ -546,8 +546,8 @@ __all__ = [
     "CopyTile",
     "Epilogue",
     "GemmTile",
-    "QuantiseSpec",
-    "QuantiseTile",
+    "QuantizeSpec",
+    "QuantizeTile",
     "ScaleRows",
     "SelectTile",
     "SelectTopkSpec",

@@ -1,7 +1,7 @@
 """Prefill over a K/V cache in FP8: error and time beside the same in fp16.
 
-A prompt is quantised once, into a cache with room for more. Chunks of further tokens then attend to all keys before
-them: their keys are appended to the cache, their queries are quantised, and causal attention runs on the FP8 operands.
+A prompt is quantized once, into a cache with room for more. Chunks of further tokens then attend to all keys before
+them: their keys are appended to the cache, their queries are quantized, and causal attention runs on the FP8 operands.
 Beside it the same chunks attend in fp16 to a cache of fp16.
 
     python examples/fp8_kv_cache.py [--prompt 65536] [--chunk 2048] [--chunks 4] [--heads 32] [--kv-heads 8]
@@ -13,7 +13,7 @@ import argparse
 
 import torch
 
-from runtime import QuantisedAttention, block_sparse_attention, quantise_attention
+from runtime import QuantizedAttention, block_sparse_attention, quantize_attention
 from runtime.patterns import Causal
 from runtime.tools.bench.timing import single_calls
 
@@ -22,8 +22,8 @@ APPENDED = 128  # keys that the cache grows by
 
 
 def attended(
-    cache: QuantisedAttention, chunk: list[torch.Tensor], seen: list[torch.Tensor]
-) -> tuple[QuantisedAttention, str]:
+    cache: QuantizedAttention, chunk: list[torch.Tensor], seen: list[torch.Tensor]
+) -> tuple[QuantizedAttention, str]:
     """Append a chunk's keys to a cache and attend to it; return the cache, and time and error beside fp16 in words.
 
     Args:
@@ -33,13 +33,13 @@ def attended(
     """
     queries, keys, values = chunk
 
-    def with_quantising() -> torch.Tensor:
+    def with_quantizing() -> torch.Tensor:
         return block_sparse_attention(cache.append(keys, values).with_queries(queries), Causal())
 
     grown = cache.append(keys, values).with_queries(queries)
     calls = {
         "FP8": lambda: block_sparse_attention(grown, Causal()),
-        "FP8 with quantising": with_quantising,
+        "FP8 with quantizing": with_quantizing,
         "fp16": lambda: block_sparse_attention(queries, *seen, Causal()),
     }
     out, exact = calls["FP8"]().float(), calls["fp16"]().float()
@@ -73,7 +73,7 @@ def main() -> None:
         return x[:, :, begin : begin + count]
 
     prompt = [part(x, 0, options.prompt) for x in (q, k, v)]
-    cache = quantise_attention(*prompt, hadamard=options.hadamard, kv_capacity=length)
+    cache = quantize_attention(*prompt, hadamard=options.hadamard, kv_capacity=length)
     whole = cache.cache
     assert whole is not None
     half = k.nbytes + v.nbytes

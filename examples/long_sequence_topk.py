@@ -61,7 +61,7 @@ def main() -> None:
     block, count = spec.pattern.block.q, spec.pattern.k or 32
     shape = (1, options.heads, options.length, spec.head_dim)
     torch.manual_seed(0)
-    # Neighbouring positions resemble each other, as they do in real sequences: pooled scores then mean something.
+    # Neighboring positions resemble each other, as they do in real sequences: pooled scores then mean something.
     drift = torch.randn((1, options.heads, options.length // 512, spec.head_dim), device="cuda").repeat_interleave(
         512, 2
     )

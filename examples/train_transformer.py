@@ -139,18 +139,18 @@ def train(config: Config, text: torch.Tensor, attention: Any, seed: int) -> dict
     """Train a model; return its losses, the one on text that it has not seen, and the seconds that it took."""
     torch.manual_seed(seed)
     model = Transformer(config).to(config.device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
     warm = max(1, config.steps // 10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / warm))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm))
     source, cut = torch.Generator().manual_seed(seed), int(len(text) * (1 - VALIDATION))
     losses, start = [], time.perf_counter()
     for _ in range(config.steps):
         with torch.autocast(config.device, torch.bfloat16):
             loss = model.loss(batch_of(text[:cut], config, source), attention)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         losses.append(loss.detach())
     seconds = time.perf_counter() - start

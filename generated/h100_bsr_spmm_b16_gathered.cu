@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
-// seal: sha256 77a8986c8ef69cf7e1a42b29a939b5ab64980e4576def73b6c8c654c896de02f
+// seal: sha256 53d92010c2ecc0b41685e6be7a022b8e84c5cc63ad69e1ac2ca8788415ab6a88
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -59,7 +59,7 @@ constexpr int kBlockRows = 16;  // rows of a block of A
 constexpr int kBlockCols = 16;  // columns of a block of A
 constexpr int kTileSlots = 24;  // slots of a C tile, each for a block row
 constexpr int kTileN = 128;  // columns of a C tile
-constexpr int kCluster = 2;  // thread blocks that load A together: neighbouring column tiles of a group
+constexpr int kCluster = 2;  // thread blocks that load A together: neighboring column tiles of a group
 constexpr int kStages = 4;  // rounds whose packets have a place
 constexpr int kRingColumns = 37;  // block columns whose rows of B have a place
 constexpr int kRoundColumns = 15;  // block columns of a round, at most

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
-// seal: sha256 5e5ab48b8a7088860ca5bec7bd94d53820615615a81ae1160fb8b58635ea4aa6
+// seal: sha256 1c50ecf5e39a74ea4bf05bbfc0e7282ed71849f81fe259c817b4c08737f2dc5b
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -65,7 +65,7 @@ constexpr int kBlockRows = 32;  // rows of a block of A
 constexpr int kBlockCols = 32;  // columns of a block of A
 constexpr int kTileSlots = 12;  // slots of a C tile, each for a block row
 constexpr int kTileN = 128;  // columns of a C tile
-constexpr int kCluster = 2;  // thread blocks that load A together: neighbouring column tiles of a group
+constexpr int kCluster = 2;  // thread blocks that load A together: neighboring column tiles of a group
 constexpr int kStages = 3;  // rounds whose packets have a place
 constexpr int kRingColumns = 15;  // block columns whose rows of B have a place
 constexpr int kRoundColumns = 15;  // block columns of a round, at most

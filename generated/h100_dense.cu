@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 176ac892f26b4df965498cf142c9defa1fc59ca0beb786f7a4dfa308e3ebf809
-// seal: sha256 e386fb098dc6c7eb2a0a1d2f03e071c159749d8a1e2be767b7f35ecb53f71f89
+// seal: sha256 6f8d06ff73d4bb089bb708a5243d1859d6ccef8582c9535b1e3c0c8493d46719
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -113,7 +113,7 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

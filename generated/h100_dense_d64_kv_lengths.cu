@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: d1e0b026d8f82097d2366a3d721c24f2a052793d374ea5dd0bc5b791075e187d
-// seal: sha256 9ab9e79aad2dd2a2bce61740e4b9621d07dc76e4d9a60cd2df95ed8910c58d40
+// seal: sha256 82e1e1140be28543e9215051d24503915723b9f847d399d0b6ea5e80b6f233dc
 
 // Attention forward for sm_90a over the keys that the pattern shows, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -115,7 +115,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const int* kv_lengths;  // keys of each batch; those behind them are hidden
   int64 kv_lengths_batch_stride;  // elements from one batch to the next (0: shared)
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

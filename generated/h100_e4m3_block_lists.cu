@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_block_lists.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: 131eb11f255b2199adea279a9d75fe60ee0737a0669a91a37e67d1dc9ed9eadd
-// seal: sha256 48974e8a708bcaba733568966786b5e64c530ac31ad4cabcc3d83bba9d001e83
+// seal: sha256 62316150e0d0afc862e9627850ca40afaaff8a18ad5cda74c20d0e2d950217f8
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -1165,7 +1165,7 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return {read_work_tile(words), read_by_leader(words + 1)};
 }
 
-// O times the scales of V's channels: what it is of the numbers that were quantised.
+// O times the scales of V's channels: what it is of the numbers that were quantized.
 __device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const float (&o)[kOutputs], const Params& p,
     const Tile& tile) {
   const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_dense.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: 095f2621a82ddf1dcd47f5614ce995e7fbf803d8348bec4f369a98447865a7b3
-// seal: sha256 434b40669b8c57609606677968a7e43711b7a7ca47d43f83db5b9f604f741ad7
+// seal: sha256 774d03e0dd7f387a36592bf8426c9dab42359b6e54d98a73fd464aabd3e94120
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -146,7 +146,7 @@ struct Params {
   int v_scale_column_stride;  // elements from one column to the next (0: shared)
   int last_column;  // last column of a head
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
@@ -1158,7 +1158,7 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return {read_work_tile(words), read_by_leader(words + 3)};
 }
 
-// O times the scales of V's channels: what it is of the numbers that were quantised.
+// O times the scales of V's channels: what it is of the numbers that were quantized.
 __device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const float (&o)[kOutputs], const Params& p,
     const Tile& tile) {
   const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_topk32.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: d9fd0bea39e3ec2fd701124e5714ea8482c4e00f791ca4c064d8411f3f3d4766
-// seal: sha256 41b68069c8085dbbef52bbe64ba659a5cd6c31706ab3fdd90adec3868daee6ca
+// seal: sha256 c9a0c60567e69ba03e83b039427b163d0c912c73b0af974b959e2f82cb232659
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -155,7 +155,7 @@ struct Params {
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
@@ -1215,7 +1215,7 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return {read_work_tile(words), read_by_leader(words + 3)};
 }
 
-// O times the scales of V's channels: what it is of the numbers that were quantised.
+// O times the scales of V's channels: what it is of the numbers that were quantized.
 __device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const float (&o)[kOutputs], const Params& p,
     const Tile& tile) {
   const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;

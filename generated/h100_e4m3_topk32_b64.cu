@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_topk32_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"scale_rows":{"k":64,"q":64},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 603d6b766db69b7bc2375d745143629dee9fd3237baaaa39106fa9fed1bad72a
-// seal: sha256 39f10bfb659a5570c64ccb1e77b69ddc007c9368f230a95d2ed7680e34e2532d
+// seal: sha256 08b75c9b19830c5887bf1383160655c843004f7d17d9be5dcc19a91b9f365173
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -158,7 +158,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between
@@ -1156,7 +1156,7 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return info;
 }
 
-// O times the scales of V's channels: what it is of the numbers that were quantised.
+// O times the scales of V's channels: what it is of the numbers that were quantized.
 __device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const float (&o)[kOutputs], const Params& p,
     const Tile& tile) {
   const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;

@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_128x128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_128x128.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: d5e42b862f272daa8c1a8caf7edf7cdf1838307c2ffcbef2ff1a23d968524c38
-// seal: sha256 14a20b9a4c932964203500621ccd146a54061f292cc31eb9f8fbe059b3a74a8b
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: c3d45b12667345b06f85e1dc47b6b571c230dc6bd18b53887ecf76516a581940
+// seal: sha256 852f4471a91a6087a94b5f72fadf80f0683fd72aed2f802cd5d70a7ebaebd548
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
 //
 // Symbols

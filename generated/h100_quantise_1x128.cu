@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_1x128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_1x128.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
-// spec hash: d7781f6c9869d29c065281760359048cbbe905e1b45492ccbadc5854e6034408
-// seal: sha256 c433483c5fb456d59c401dbcfd7113cc1e5ca38d5e72bd01f112b1ce7dca2f22
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantize","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
+// spec hash: 7d8532423863c4aad99c0eb6dbce6f3697160d08a1b22c9d7f927df419700d60
+// seal: sha256 b186da1e82b440cf7207fede58f8e55f6f029e4839031247e7adfd1d2d94a16a
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
 //
 // Symbols

@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_k.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_k.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: 534a1826efd1b18f9c5c4a2f60612a74e01240248d4fb57a60a94a12668e6ee0
-// seal: sha256 e6bd114fb482c0fe7649fd6c528cabce19b1b7d0ffdfcbf50c14a67986dff944
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: 4d205acac696774ece294584f5f1d5f0f5d3acf3b99d2204bbb6120033682b50
+// seal: sha256 c99662e19558bea0b7eb563ea288c89d05aff79fef7e42fba3acaf4b683443e3
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
 // The mean of each column of a head is subtracted first. Thread blocks that draw a ticket for columns add up
 // kStatisticRows rows of them each; those for rows wait until the head's mean is there, and then read rows again, from
@@ -122,7 +122,7 @@ __device__ __forceinline__ float joined(float sum, float x) { return sum + x; }
 // The mean of a column, whose infinities and NaN count as 0.
 __device__ __forceinline__ float statistic_of(float sum, int length) { return sum / static_cast<float>(length); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
+// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
 struct Work {
   int batch_head;  // all_heads or more: nothing
   int chunk;

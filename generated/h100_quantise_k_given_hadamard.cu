@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_k_given_hadamard.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_k_given_hadamard.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: 099a800007ebf2d6030711fb7f59c4157ec893cfef1f0d8bf2c3bbf511d858e0
-// seal: sha256 5686a43b4dd67f655794c2815b76f4462c5d45461c65bea1b8be619ab097c27b
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantize","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: 0bf679934f80b9caa648a2003dce3d780e53e82b9e22f6de18be64b519662a91
+// seal: sha256 44c487c8ceed5eb207b4b7b69ab157ebc947e2c0a80136b47c29f7d69208137e
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known: the given one of their head.
 // The mean of each column of a head is subtracted first. Thread blocks that draw a ticket for columns add up
 // kStatisticRows rows of them each; those for rows wait until the head's mean is there, and then read rows again, from
@@ -116,7 +116,7 @@ __device__ __forceinline__ float joined(float sum, float x) { return sum + x; }
 // The mean of a column, whose infinities and NaN count as 0.
 __device__ __forceinline__ float statistic_of(float sum, int length) { return sum / static_cast<float>(length); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
+// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
 struct Work {
   int batch_head;  // all_heads or more: nothing
   int chunk;

@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_k_hadamard.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_k_hadamard.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":64}}
-// spec hash: e00621832f15d08d4dfba345a010024ae65679cb42ee087872c8311a1eae610e
-// seal: sha256 171007c18fe32a60591e18927202d3ff49fd23bbc684a8d8935c244b434eb328
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":64}}
+// spec hash: 07eb68e9de5cc9338880fa8baf1e2d93b75e80947c9c5af05e83de1058eae142
+// seal: sha256 71409221f917148d552d4db8676b685bba43749bff7696a06939ebe8de65a6a8
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
 // The mean of each column of a head is subtracted first. Thread blocks that draw a ticket for columns add up
 // kStatisticRows rows of them each; those for rows wait until the head's mean is there, and then read rows again, from
@@ -123,7 +123,7 @@ __device__ __forceinline__ float joined(float sum, float x) { return sum + x; }
 // The mean of a column, whose infinities and NaN count as 0.
 __device__ __forceinline__ float statistic_of(float sum, int length) { return sum / static_cast<float>(length); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
+// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
 struct Work {
   int batch_head;  // all_heads or more: nothing
   int chunk;

@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_q.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_q.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: dcb1c62d00056e971411b5034257d8db39468d043a950c7ec4448e247228c284
-// seal: sha256 75123fa912efc16a795bcee907c30c3ca8322b101ac380ee2d15fa1081c9c8a2
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: 8def5d7ea6a766fb8e94c469efead5883de8d9b7e54a994cb32474393c6bedae
+// seal: sha256 2aff95713b9a5be668360fe817cdd82e59800ef7f9e904327979bf8e5c9c8b65
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
 //
 // Symbols

@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_q_given.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_q_given.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: 44f9dd92e08d0f8efbfb073bca35f288137416aee637a386730ecc1ad8ec327c
-// seal: sha256 2a2467bc90b005e8b7d71df0afbe79eeac81db1d6ba3fce85bb25dc67c13576a
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantize","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: 00bd9312a65e91e557f6d2ed7008ec8a2853fe9059c1338b743ca3dfbcb87d68
+// seal: sha256 0b9de4336e528c8844bc46ae3ecccf6f052065ff506007cae84c16173bbad4d8
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known: the given one of their head.
 //
 // Symbols

@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_q_rotary.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_q_rotary.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantise","rotary":"half","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: 373ea8414f3f31cd279e26a3c7681f4deb507ded07ea6b3e562ce28c5dbd4e51
-// seal: sha256 9ba82857c001dcb1e80b7b7fc4ffb5d204fc68b58ed1f0cd2ac5ab1c1ce1a283
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantize","rotary":"half","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: 8663b29a3919592b5a8843b764f7656eb8459eee77a7804ad32a251a18b4ae88
+// seal: sha256 fb65e8e66660ff7031e6ac3da4306964467c7727b783f31343b7804b72cb7f7d
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
 // They are rotated first, by the rotary embedding.
 //

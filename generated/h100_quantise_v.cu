@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_v.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_v.yaml
-// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: 4cf26e53b954c5497caeb8000c62b5bc68df79e36ef9600b7fbc8b8c13ab31fc
-// seal: sha256 fe23a3a3b9d420f26591e62f03ea1b0561192fb4581dd6afb1197e7e92a17da0
+// spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantize","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: c5060d553d5a0819d8e31e8c56d2a1bd8e9ebf7550f465a053d9d9cf25f462c5
+// seal: sha256 13a9032e9989f28e6c197844bd03ecd4d5b03229fae5527ccdbd8feb6569d425
 
-// Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
+// Quantization of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
 // keys each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
 //
@@ -124,7 +124,7 @@ __device__ __forceinline__ float joined(float amax, float x) { return fmaxf(amax
 // The scale of a column.
 __device__ __forceinline__ float statistic_of(float amax, int) { return scale_of(amax); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
+// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
 struct Work {
   int batch_head;  // all_heads or more: nothing
   int chunk;

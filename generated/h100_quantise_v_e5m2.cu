@@ -1,11 +1,11 @@
 // Generated from specs/h100_quantise_v_e5m2.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_quantise_v_e5m2.yaml
-// spec: {"arch":"sm_90a","codes":"e5m2","copy":"ld_global","dtype":"fp16","head_dim":64,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: e35c8976f59280f7a49924df55c310ed1d6cc7e024c59e4bec71f747c698f0c0
-// seal: sha256 9048404195c74b5f5bad058522f4f4708e41f47b6e392b94ab36b57020fc4722
+// spec: {"arch":"sm_90a","codes":"e5m2","copy":"ld_global","dtype":"fp16","head_dim":64,"mma":"none","op":"quantize","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: f049478e59fa9c8e6b09ab4894a6e373b18f8c17c4d8d9dc59e8d841a0ace714
+// seal: sha256 f3013266c30dfcfea95bc2d60ec31c3da4e67cec1888907a02dcb4b4708cf8e7
 
-// Quantisation of V: e5m2 codes with a scale for each column of a head, transposed, keys in the order of
+// Quantization of V: e5m2 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
 // keys each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
 //
@@ -124,7 +124,7 @@ __device__ __forceinline__ float joined(float amax, float x) { return fmaxf(amax
 // The scale of a column.
 __device__ __forceinline__ float statistic_of(float amax, int) { return scale_of(amax); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
+// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
 struct Work {
   int batch_head;  // all_heads or more: nothing
   int chunk;

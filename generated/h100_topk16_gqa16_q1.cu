@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk16_gqa16_q1.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 8d55b8901da37cc187724ebcb999cdc182e040e8bd3fa8ef072a88b4021acfd2
-// seal: sha256 f0f9627f76a884ecca506d90e829c38888e5855a6ed0598fed564543565bdb75
+// seal: sha256 428cbbbf7be67b3fe9c4aafcbb8fad50b9014c71c01656f0802d65bca9eaf67c
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -129,7 +129,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

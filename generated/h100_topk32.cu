@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 1145431db541e3c20b5b0e7d3b77a782c6c7789a3c954be193df8ce40c296090
-// seal: sha256 a9ee0d960c2117e90327563e326ad84e876cf14160d986c2a0e6edd387d9706e
+// seal: sha256 a8883f2198e31b0eb22a1919fea2977e295474003efd25746f1da101ac6c6692
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -118,7 +118,7 @@ struct Params {
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

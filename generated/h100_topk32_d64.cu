@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: 896e940559432b5a2616092cf08f20ba3342ccbcaa93b4e909eca411ecf312db
-// seal: sha256 1c8e3d42e4e004b138cc65bb1b1889b842c5f2913f3d1e084d8b708893fd030d
+// seal: sha256 cbe574ca028c29d37a9301fc241f84814330748229edbebce3580263ecac1019
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -124,7 +124,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

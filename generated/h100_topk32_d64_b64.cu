@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_d64_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: e4295638ac03e69e9c649dea464dc46e553c1179e9286aa4a43cdc8bbfb2dc74
-// seal: sha256 949264478a4bea6496a694a3010283b1914e746db88413ef9590840119043099
+// seal: sha256 c412f520afe1c10dd7f2b1cb3edc4df73926e8b5e3c1af55fec66c6f08aea03a
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -123,7 +123,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

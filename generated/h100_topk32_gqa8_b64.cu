@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 58e114fdac372ed81a6c9e931cf6c004bb6564c2be88dc347b53ae986283ec73
-// seal: sha256 349f40226041670a1ef78106712edf732d9bff9bf77711734e8b6134df24378a
+// seal: sha256 3ab66936c2332c5782b7fe863a294898306cd083e4961b3d67b17dc338ad3e3b
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -128,7 +128,7 @@ struct Params {
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

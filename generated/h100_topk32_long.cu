@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_long.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: b4d23059d26898b6d545a04ba0d896ffe2216e23908f366f77d22eaa6a78fe88
-// seal: sha256 4a3800e4f05584ebd8584be99b5d9a015c12c5db909b2d1fb0bd27da2cb4759a
+// seal: sha256 7d007bc57a8c8153ae03449c80c25941be0fe94e921719ffbadfd0e60b1effee
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -123,7 +123,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int* progress;  // tiles that thread blocks began, then thread blocks that have ended: 0 between launches
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

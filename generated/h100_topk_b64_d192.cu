@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 4bde561f4ba1a09b5cade715533f92a0e28b8b5cbf2d79d307de0b4c61234273
-// seal: sha256 4a814e91714fa52b5565c37ff1928ba68b2d7463c113731ceb4c55041a9f5b62
+// seal: sha256 9d4aa1afa2311cb0bf25b1810ac8f92b8a4c34983e6b36329b3e9f6f51f34477
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -121,7 +121,7 @@ struct Params {
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

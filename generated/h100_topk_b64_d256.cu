@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: 9021a2e52584b497000c9d603f22a6a491471f93eddf6382acc2cecdcef3cf3b
-// seal: sha256 872dba56c8949ce9026a0e6c34c191f07181dc3dd7170754bb3bd3efaaca7a8c
+// seal: sha256 6c7d20b8d10fc133cd577df193056635f87e134e861071abbf51440bec417da3
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -122,7 +122,7 @@ struct Params {
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

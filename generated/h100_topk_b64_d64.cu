@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":3,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 78b6e5da44e712c478e680932f384fbcd41a2fe3d29e17777de89d8da8aaf3eb
-// seal: sha256 da594ec8f2de690390ea5b9b2b0b3380358b862ee19b632bfa9c633e0273969c
+// seal: sha256 bbb91010e3dc2737aae935363b9ecdd826e060dc9dc3911b2d5a8019bfa9f049
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -123,7 +123,7 @@ struct Params {
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":8,"stream_k_tail":true,"tile":{"m":64,"n":64}}
 // spec hash: ad499b30a2ade6b3ff804e453a43de45f50164c53b75a1f22e540dc3e1d7db75
-// seal: sha256 78fc04774baf80fd66d6d8d23a344f09fba22d3ec29241d7ff9e21592b09ea8c
+// seal: sha256 da5dc51535f2945d679285a28d13c82a40bd3fa4cf1a1e34ee4717b4fe767ffd
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -111,7 +111,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_m128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: dfb78c6dae0410700a4630d65a6a4181f9a0194ee5f60282d83d8dae00439364
-// seal: sha256 53124c70135a114f6a8431bc232658a87da0fa99808cdfc07cd6b36c148c2da9
+// seal: sha256 8bd683fe7595a2c0a000707793427176189dbd14c22db4fd1569623b502ece78
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -123,7 +123,7 @@ struct Params {
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: d34bae90c1bf7cb19441839e979be7e59ace9eec7c45e8e2e289d459f67d6048
-// seal: sha256 1155ff116c57afab5ecf42af7fa9e9831182741f24388c005c2fb3279a1ea9b3
+// seal: sha256 55a09b709e9ef27f677144a306a5e8580930d17d2a49065a7145f9253fc5ff5e
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -115,7 +115,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

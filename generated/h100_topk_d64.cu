@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: 78c7aa295e0d469462b56f107df870a3009bef98a1ba36e6c477a397b347d440
-// seal: sha256 89018e0531288f3572daf0d63d1fbf1e3c00f0c0597330d4154738cf1b606b26
+// seal: sha256 c33553dcc6979ff5ce0e4dbe1295fe531c572f5efd34212abedc24f1d51e67c8
 
 // Attention forward for sm_90a over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -124,7 +124,7 @@ struct Params {
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

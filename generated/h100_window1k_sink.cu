@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window1k_sink.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":1023,"right":0},"schedule":"ping_pong","sink":true,"stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: efef71e3bcea86169cb8a3ea4a67ae79ad531c68b6d1a231360c0bd95d4702ad
-// seal: sha256 d2b0e41c23adde0d31e6909a2e9c3dbe9d3777ce0e5e5f22eca06dd930cc81a0
+// seal: sha256 6dde918ff5708706f76996733d03324d8f310ea677f3fa86b2880aeb890849d6
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V, where exp(sink of its head) joins each row's sum
@@ -118,7 +118,7 @@ struct Params {
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   const float* sink;  // logit that joins each row's sum, (heads)
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

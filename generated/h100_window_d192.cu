@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: d8c3fc1bac13841c2d801f49ab3c122da25d1591adc527d684eaf920efaae1b3
-// seal: sha256 a4de0c3171b5e74f9d286b4e4ccadd5c1bd782b51cc93b0ed34e54b4410257f2
+// seal: sha256 841af2f39645c0ba2f0b4b84535c31184906253380328b8c5d26a769b2e9d637
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -111,7 +111,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
 // spec hash: f10ca95800adbb82903d67d658f2d4b194054edc2c9e7f5f11bdc5581001da53
-// seal: sha256 47c3380888f856d9bd8cb0fd71ac7d5bf90d5195f5eb6136f73afbc310ed4a42
+// seal: sha256 ce74ea1a4b4089bad08ae632b6ce0dec9a09053b647c773b104291508a273d7d
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -115,7 +115,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

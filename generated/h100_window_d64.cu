@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":8,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: 137d278bc03e7bc4cb3294f1c8cb357aca3f51011c95b4f815a8a15b12d2a75f
-// seal: sha256 d47b235e15359b36d0234bb890b3fce26f0b82c7ca07477548a8580b214e82a2
+// seal: sha256 0fd9a2dd11386a5ee6609c0ec881d056c6d272c2badcb044930afe4e54183bc1
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -110,7 +110,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

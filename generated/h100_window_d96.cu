@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":5,"stream_k_tail":true,"tile":{"m":192,"n":64}}
 // spec hash: e5f7aebd9d624d527721816238302da951680a85a82572753373e7ca676c8dd7
-// seal: sha256 d8000f5d2676a9ce38773021d8f30931492ed7566c00efca6e038589ec553215
+// seal: sha256 62668fc282983d697d8ae43c9ed098b063c3e88920f698f35a96eded72d1cc8e
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -109,7 +109,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d96_m128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":3,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: a38c30edc7c29dbee9e6774b0d678ff785c5c1193a8ca56ed5e299592ea049d1
-// seal: sha256 c7b690347ae19cfd2d6e0aac79ba4e3599256a403625fada9ff41f11e1a0ed72
+// seal: sha256 ff14acc67074735642067a298cd0c72a4257902940ebfff505f8d0132a719fd4
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -115,7 +115,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

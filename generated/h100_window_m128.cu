@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_m128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":128,"n":96}}
 // spec hash: 464c0f1bf55ce9e782c3ad1de69a21849f89df34f93c177d7d20f0658c7ae0b9
-// seal: sha256 651a9149440edb722a8505d73f4d880fc64215c9b2a5422d87e26458f339344e
+// seal: sha256 d4632166c831112e91914da8d80c1d5a628e41dc2b2f27fbd684878d099b66a7
 
 // Attention forward for sm_90a over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -115,7 +115,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
-  float* partials;  // partials: unnormalised O and softmax state of divided tiles
+  float* partials;  // partials: unnormalized O and softmax state of divided tiles
   int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
   int stream_k_tiles;  // first tiles, which are divided between thread blocks
   int stream_k_ctas;  // thread blocks that they are divided between

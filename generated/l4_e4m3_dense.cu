@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: d3a6e94516d9b242405fa39a2eb7082e7051a726a9ee7368c060e5f07e6ee77c
-// seal: sha256 441b2ee98925b696b9fc5b9e354e4f320da8062eadca7f9cead170c318d1fad6
+// seal: sha256 51518402bf3c8ca2a10408d6c98ec59c90728ff906a1bc23479c0392bb1595f4
 
 // Attention forward for sm_89 over the keys that the pattern shows:
 //   O = softmax(scale * Q K^T) V
@@ -432,8 +432,8 @@ __device__ __forceinline__ void load_k_scales(float (&scales)[kScaleParts], cons
   }
 }
 
-// s becomes what it is of the numbers that were quantised.
-__device__ __forceinline__ void dequantise(float (&s)[kRowTiles][kTileN / 8][4],
+// s becomes what it is of the numbers that were quantized.
+__device__ __forceinline__ void dequantize(float (&s)[kRowTiles][kTileN / 8][4],
     const float (&q_scales)[kRowTiles][2], const float (&k_scales)[kScaleParts]) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -628,7 +628,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_dense(const __
     float k_scales[kScaleParts];  // asked for before the products, and there after them
     load_k_scales(k_scales, k_scales_of_head, p, seqlen, step.block);
     compute_qk_gemm(s, q, k_slot);
-    dequantise(s, q_scales, k_scales);
+    dequantize(s, q_scales, k_scales);
     if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     compute_pv_gemm(o, row_sum, row_max, s, p.scale_log2, v_slot);

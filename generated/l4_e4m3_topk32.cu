@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_topk32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 24f177eb00fe537c304f8932e59994c937e21af16781b7fa05bd13f0fcfbf34e
-// seal: sha256 abbd150658788d213f10e71815eb5fd7c12b8a9a6087585092b4cbe2abff9e9b
+// seal: sha256 f9403bc5c0ad4f024ec57127cc79a672d53170d8077cea3ae7775b59a8f45e9a
 
 // Attention forward for sm_89 over the key blocks that the pattern lists:
 //   O = softmax(scale * Q K^T) V
@@ -458,8 +458,8 @@ __device__ __forceinline__ void load_k_scales(float (&scales)[kScaleParts], cons
   }
 }
 
-// s becomes what it is of the numbers that were quantised.
-__device__ __forceinline__ void dequantise(float (&s)[kRowTiles][kTileN / 8][4],
+// s becomes what it is of the numbers that were quantized.
+__device__ __forceinline__ void dequantize(float (&s)[kRowTiles][kTileN / 8][4],
     const float (&q_scales)[kRowTiles][2], const float (&k_scales)[kScaleParts]) {
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -658,7 +658,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
     float k_scales[kScaleParts];  // asked for before the products, and there after them
     load_k_scales(k_scales, k_scales_of_head, p, seqlen, step.block);
     compute_qk_gemm(s, q, k_slot);
-    dequantise(s, q_scales, k_scales);
+    dequantize(s, q_scales, k_scales);
     if (step.needs_mask(kv_end)) apply_mask(s, kv_end, step);
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
     compute_pv_gemm(o, row_sum, row_max, s, p.scale_log2, v_slot);

@@ -1,11 +1,11 @@
 // Generated from specs/l4_quantise_k.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_quantise_k.yaml
-// spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantise","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: 02e8d2a5aaf943999bc90d22326a750ff0a16413c1032d43637c958f7b4bfa4e
-// seal: sha256 d479455d2c0016701484fd68840b3bf3a60aa0d2d6344d9921bc4e052297247f
+// spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: eb8d57f9427a31b5c91a1466349ecb9b87c595f330f48de296a4338723940352
+// seal: sha256 ac6da81711ac233bdf17146fdd4fac5e30f2d29e1ecb05e645155c22f504083a
 
-// Quantisation of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
 // head, whose elements it reads once and keeps in registers until their scale is known.
 // The mean of each column of a head is subtracted first. Thread blocks that draw a ticket for columns add up
 // kStatisticRows rows of them each; those for rows wait until the head's mean is there, and then read rows again, from
@@ -122,7 +122,7 @@ __device__ __forceinline__ float joined(float sum, float x) { return sum + x; }
 // The mean of a column, whose infinities and NaN count as 0.
 __device__ __forceinline__ float statistic_of(float sum, int length) { return sum / static_cast<float>(length); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
+// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
 struct Work {
   int batch_head;  // all_heads or more: nothing
   int chunk;

@@ -1,11 +1,11 @@
 // Generated from specs/l4_quantise_v.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_quantise_v.yaml
-// spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantise","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
-// spec hash: 701db9da134b605caed66664d50c1d8110dd38eb1f694c5d29d640fb3706e665
-// seal: sha256 2637a1ed59dad4e3bb46af6c9509eede19d8533d5604e50b84bf4eaf5ee0f1a7
+// spec: {"arch":"sm_89","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantize","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
+// spec hash: 1078616cf8303868a42eac08d6c5b58adedcdf6fa200242bd836a7cf819f6feb
+// seal: sha256 9b8296051581a1fb65069c27bf1fb25d0b79b4af4cfb4bb4601ec654cbb163cf
 
-// Quantisation of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
+// Quantization of V: e4m3 codes with a scale for each column of a head, transposed, keys in the order of
 // FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
 // keys each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
 //
@@ -124,7 +124,7 @@ __device__ __forceinline__ float joined(float amax, float x) { return fmaxf(amax
 // The scale of a column.
 __device__ __forceinline__ float statistic_of(float amax, int) { return scale_of(amax); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantises a chunk of rows.
+// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
 struct Work {
   int batch_head;  // all_heads or more: nothing
   int chunk;

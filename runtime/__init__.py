@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import CodegenError, ExportError, SpecError
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from runtime.ops.bsr_explain import explain_matmul
     from runtime.ops.explain import explain_attention
     from runtime.ops.merge import merge_attention
-    from runtime.ops.quantise import QuantisedMatrix, quantise_matrix
-    from runtime.ops.quantise_attention import QuantisedAttention, quantise_attention
-    from runtime.ops.quantised_operands import quantised_operands
+    from runtime.ops.quantize import QuantizedMatrix, quantize_matrix
+    from runtime.ops.quantize_attention import QuantizedAttention, quantize_attention
+    from runtime.ops.quantized_operands import quantized_operands
     from runtime.ops.select_topk import select_topk_blocks
     from runtime.ops.static_scales import scales_of
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
@@ -44,8 +45,8 @@ _NEED_TORCH = {
     "Kernel": "runtime.kernel",
     "PreparedBsr": "runtime.prepare.prepared",
     "PreparedLists": "runtime.prepare.prepared",
-    "QuantisedAttention": "runtime.ops.quantise_attention",
-    "QuantisedMatrix": "runtime.ops.quantise",
+    "QuantizedAttention": "runtime.ops.quantize_attention",
+    "QuantizedMatrix": "runtime.ops.quantize",
     "block_sparse_attention": "runtime.ops.attention",
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
@@ -58,11 +59,20 @@ _NEED_TORCH = {
     "nn": "runtime.nn",
     "patterns": "runtime.patterns",
     "prepare_bsr": "runtime.prepare.bsr_matrix",
-    "quantise_attention": "runtime.ops.quantise_attention",
-    "quantise_matrix": "runtime.ops.quantise",
-    "quantised_operands": "runtime.ops.quantised_operands",
+    "quantize_attention": "runtime.ops.quantize_attention",
+    "quantize_matrix": "runtime.ops.quantize",
+    "quantized_operands": "runtime.ops.quantized_operands",
     "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
+}
+
+# Former names and their successors, until the first release.
+_RENAMED = {
+    "QuantisedAttention": "QuantizedAttention",
+    "QuantisedMatrix": "QuantizedMatrix",
+    "quantise_attention": "quantize_attention",
+    "quantise_matrix": "quantize_matrix",
+    "quantised_operands": "quantized_operands",
 }
 
 __all__ = [
@@ -79,8 +89,8 @@ __all__ = [
     "NoJitError",
     "PreparedBsr",
     "PreparedLists",
-    "QuantisedAttention",
-    "QuantisedMatrix",
+    "QuantizedAttention",
+    "QuantizedMatrix",
     "SpecError",
     "ToolchainError",
     "UnverifiedError",
@@ -96,9 +106,9 @@ __all__ = [
     "nn",
     "patterns",
     "prepare_bsr",
-    "quantise_attention",
-    "quantise_matrix",
-    "quantised_operands",
+    "quantize_attention",
+    "quantize_matrix",
+    "quantized_operands",
     "scales_of",
     "select_topk_blocks",
     "verified_only",
@@ -106,7 +116,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch."""
+    """Import what needs torch. A former name gives its successor and a DeprecationWarning."""
+    if name in _RENAMED:
+        warnings.warn(f"runtime.{name} is deprecated: use runtime.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _NEED_TORCH:
         try:
             module = importlib.import_module(_NEED_TORCH[name])

@@ -33,7 +33,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
-from runtime.kernels.quantise import QuantiseKernel
+from runtime.kernels.quantize import QuantizeKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.log import logger
@@ -48,7 +48,7 @@ Kernel = (
     | BsrSpmmKernel
     | BsrSddmmKernel
     | BsrSpgemmKernel
-    | QuantiseKernel
+    | QuantizeKernel
     | SelectTopkKernel
     | TileCopyKernel
 )
@@ -85,7 +85,7 @@ def load_kernel(
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
-        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.quantise.QuantiseKernel`,
+        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.quantize.QuantizeKernel`,
         :class:`~runtime.kernels.select_topk.SelectTopkKernel`
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 

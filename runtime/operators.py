@@ -81,10 +81,10 @@ OPERATORS: dict[str, Operator] = {
         inputs="runtime.tools.tune.data:SpgemmInputs",
         example="runtime.tools.report.patterns:product_example",
     ),
-    "quantise": Operator(
-        kernel="runtime.kernels.quantise:QuantiseKernel",
-        verification="runtime.verify.quantise:VERIFICATION",
-        workload="runtime.tools.bench.measurement:quantise_workload",
+    "quantize": Operator(
+        kernel="runtime.kernels.quantize:QuantizeKernel",
+        verification="runtime.verify.quantize:VERIFICATION",
+        workload="runtime.tools.bench.measurement:quantize_workload",
     ),
     "select_topk": Operator(
         kernel="runtime.kernels.select_topk:SelectTopkKernel",

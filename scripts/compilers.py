@@ -150,10 +150,7 @@ def recorded(
     code = {each.named.stem: code_of(each) for each in kernels}
 
     def of(field: str) -> dict[str, dict[str, Any]]:
-        found = {
-            version: {stem: rows[version, sha].get(field) for stem, sha in code.items()}
-            for version in versions
-        }
+        found = {version: {stem: rows[version, sha].get(field) for stem, sha in code.items()} for version in versions}
         told = {version: {stem: value for stem, value in each.items() if value} for version, each in found.items()}
         return {version: each for version, each in told.items() if each}
 

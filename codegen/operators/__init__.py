@@ -10,7 +10,7 @@ from codegen.operators.block_mask import BLOCK_MASK_OPERATOR
 from codegen.operators.bsr_sddmm import BSR_SDDMM_OPERATOR
 from codegen.operators.bsr_spgemm import BSR_SPGEMM_OPERATOR
 from codegen.operators.bsr_spmm import BSR_SPMM_OPERATOR
-from codegen.operators.quantise import QUANTISE_OPERATOR
+from codegen.operators.quantize import QUANTIZE_OPERATOR
 from codegen.operators.record import Operator
 from codegen.operators.select_topk import SELECT_TOPK_OPERATOR
 from codegen.operators.tile_copy import TILE_COPY_OPERATOR
@@ -25,7 +25,7 @@ OPERATORS: dict[str, Operator[Any]] = {
         BSR_SPMM_OPERATOR,
         BSR_SDDMM_OPERATOR,
         BSR_SPGEMM_OPERATOR,
-        QUANTISE_OPERATOR,
+        QUANTIZE_OPERATOR,
         SELECT_TOPK_OPERATOR,
         TILE_COPY_OPERATOR,
     )

@@ -154,7 +154,7 @@ BSR_SPGEMM: Rows = (  # as many stages as let several thread blocks share an SM
     Row({}, ("rows", "rows", 32), (2,)),
 )
 BLOCK_MASK: Rows = (Row({}, (256,), (1,)),)
-QUANTISE: Rows = (
+QUANTIZE: Rows = (
     Row({"scales": "row"}, (64,), (1,)),
     Row({"scales": "given", "rotary": ("half", "interleaved")}, (64,), (1,)),
     Row({}, (128,), (1,)),

@@ -15,7 +15,7 @@ from codegen.plan import Plan, Registers
 from codegen.provenance import Provenance, differences
 from codegen.select.choice import Choice
 from codegen.select.problem import tuning_of
-from codegen.spec import AttentionSpec, QuantiseSpec
+from codegen.spec import AttentionSpec, QuantizeSpec
 
 SYSTEM_SHARED_BYTES = KIB  # that every thread block costs beyond its own (CUDA C++ Programming Guide, 8.0 and later)
 
@@ -128,7 +128,7 @@ def _short_of(registers: Registers) -> str:
 def _facts(plan: Plan) -> list[tuple[str, str]]:
     """Facts of a plan: a name and a line each."""
     spec, arch, registers = plan.spec, plan.arch, plan.registers
-    written = spec.codes if isinstance(spec, QuantiseSpec) else plan.output
+    written = spec.codes if isinstance(spec, QuantizeSpec) else plan.output
     out = "and out" if written == spec.dtype else f"and {written} out"
     return [
         ("operator", f"{spec.op}, {spec.dtype} in {out}" + (", fp32 accumulation" if plan.flops else "")),

@@ -52,7 +52,7 @@ class Run:
         self.mine: Steps = every[self.rank]
         self.gives_back = gives_back
         self.runs = plan.runs(tuple(q.shape), k.shape[1], gives_back=gives_back)
-        self.scored, self.tensors, sent = self._localised(validate)
+        self.scored, self.tensors, sent = self._localized(validate)
         given: dict[str, Any] = {
             "group": self.group,
             "rank": self.rank,
@@ -69,7 +69,7 @@ class Run:
         else:
             self.exchange = OutboxExchange(outbox_of(self.group, every, k), plan.layout, **given)
 
-    def _localised(self, validate: bool) -> tuple[ScoredPattern, Tensors, Sent | None]:
+    def _localized(self, validate: bool) -> tuple[ScoredPattern, Tensors, Sent | None]:
         """Pattern of lists over the keys of a step, its tensors, and the blocks that are sent."""
         plan, inputs, scored = self.plan, self.inputs, self.plan.scored
         tensors, sent = inputs.tensors, None

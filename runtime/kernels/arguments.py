@@ -141,8 +141,8 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     if device is not None and tensor.device != device:
         raise ArgumentError(name, f"is on {tensor.device}, the first argument is on {device}")
     if tensor.dtype != dtype:
-        call = "quantise_attention" if rank == ATTENTION_RANK else "quantise_matrix"
-        how = to_quantise(tensor.dtype, dtype, call)
+        call = "quantize_attention" if rank == ATTENTION_RANK else "quantize_matrix"
+        how = to_quantize(tensor.dtype, dtype, call)
         raise ArgumentError(name, f"is {tensor.dtype}, this kernel takes {dtype}{how}")
     if tensor.dim() != rank:
         raise ArgumentError(name, f"has {tensor.dim()} dimensions {tuple(tensor.shape)}, expected {rank}")
@@ -186,10 +186,10 @@ def refuse_gradient(
         raise ArgumentError(name, NO_TANGENT)
 
 
-def to_quantise(given: torch.dtype, expected: torch.dtype, call: str) -> str:
+def to_quantize(given: torch.dtype, expected: torch.dtype, call: str) -> str:
     """Name of the call of ``runtime`` that quantizes an argument for a kernel in FP8; empty if none does."""
     floats = (torch.float16, torch.bfloat16, torch.float32)
-    return f": quantise it first (runtime.{call})" if expected in FP8_DTYPES and given in floats else ""
+    return f": quantize it first (runtime.{call})" if expected in FP8_DTYPES and given in floats else ""
 
 
 def check_size(name: str, shape: Sequence[int]) -> None:

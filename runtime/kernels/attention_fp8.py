@@ -17,9 +17,9 @@ from runtime.prepare.prepared import PreparedLists
 
 
 class Fp8AttentionKernel(AttentionKernel):
-    """softmax(scale * Q K^T) V of FP8 inputs with their scales: what a number is times, to be what was quantised.
+    """softmax(scale * Q K^T) V of FP8 inputs with their scales: what a number is times, to be what was quantized.
 
-    Call it with what ``quantise_attention`` returns, or with tensors and scales of your own.
+    Call it with what ``quantize_attention`` returns, or with tensors and scales of your own.
     """
 
     def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
@@ -55,10 +55,10 @@ class Fp8AttentionKernel(AttentionKernel):
                 in the order of ``codegen.fp8.KEY_ORDER``, zeros behind the last key.
             indices: as of other kernels.
             q_scale: float32 (batch, heads, ceil(q_len / scale_rows.q)), any strides: one for all is an expanded view.
-                What a number of q is times is the number that was quantised.
+                What a number of q is times is the number that was quantized.
             k_scale: float32 (batch, kv_heads, ceil(kv_len / scale_rows.k)), any strides.
             v_scale: float32 (batch, kv_heads, d), any strides.
-            scale: softmax scale, of the numbers that were quantised; by default 1 / sqrt(d).
+            scale: softmax scale, of the numbers that were quantized; by default 1 / sqrt(d).
             out: (batch, heads, q_len, d) of the spec's ``output`` to write into; allocated like q by default.
             sink, return_lse, window, sink_keys: as of other kernels.
             validate: also check the values of the index tensors, of the sink and of the scales: each is positive and
@@ -67,7 +67,7 @@ class Fp8AttentionKernel(AttentionKernel):
             named_indices: the index tensors by name.
 
         Returns:
-            (out, lse), as of other kernels, of the numbers that were quantised.
+            (out, lse), as of other kernels, of the numbers that were quantized.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.

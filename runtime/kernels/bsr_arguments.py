@@ -15,7 +15,7 @@ from runtime.kernels.arguments import (
     check_sizes,
     check_strides,
     check_tensor,
-    to_quantise,
+    to_quantize,
 )
 from runtime.prepare.matrix import check_row_pointers
 
@@ -71,7 +71,7 @@ def check_values(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> None:
     """
     values = matrix.values()
     if values.dtype != dtype:
-        how = to_quantise(values.dtype, dtype, "quantise_matrix")
+        how = to_quantize(values.dtype, dtype, "quantize_matrix")
         raise ArgumentError(name, f"is {values.dtype}, this kernel takes {dtype}{how}")
     if matrix.requires_grad and torch.is_grad_enabled():
         reason = "requires a gradient, but this kernel has no backward; call it under torch.no_grad()"

@@ -13,12 +13,12 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
-from runtime.ops.attention_fp8 import attend_quantised
+from runtime.ops.attention_fp8 import attend_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
-from runtime.ops.quantise_attention import OPERAND_TENSORS, QuantisedAttention
+from runtime.ops.quantize_attention import OPERAND_TENSORS, QuantizedAttention
 from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of, with_score
 
 _grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
@@ -64,7 +64,7 @@ def block_sparse_attention(
 
 @overload
 def block_sparse_attention(
-    q: QuantisedAttention,
+    q: QuantizedAttention,
     k: Any,
     /,
     *,
@@ -81,7 +81,7 @@ def block_sparse_attention(
 
 @overload
 def block_sparse_attention(
-    q: QuantisedAttention,
+    q: QuantizedAttention,
     k: Any,
     /,
     *,
@@ -97,7 +97,7 @@ def block_sparse_attention(
 
 
 def block_sparse_attention(
-    q: torch.Tensor | QuantisedAttention,
+    q: torch.Tensor | QuantizedAttention,
     k: Any,
     v: Any = None,
     pattern: Any = None,
@@ -126,12 +126,12 @@ def block_sparse_attention(
     the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused, and so is forward-mode differentiation
     (``torch.func.jvp``, dual tensors), whatever ``torch.no_grad`` says.
 
-    Operands in FP8 stand in the place of q, k and v: ``block_sparse_attention(quantise_attention(q, k, v), pattern)``
+    Operands in FP8 stand in the place of q, k and v: ``block_sparse_attention(quantize_attention(q, k, v), pattern)``
     (docs/guide/fp8.md). They have no gradients, and no operator for ``torch.compile``.
 
     Args:
         q: (batch, heads, q_len, head_dim), float16 or bfloat16, on a GPU; head_dim a multiple of 8 up to 256. The last
-            dimension is contiguous, other strides are multiples of 8 elements. Or a ``QuantisedAttention``, and behind
+            dimension is contiguous, other strides are multiples of 8 elements. Or a ``QuantizedAttention``, and behind
             it the pattern.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
@@ -169,9 +169,9 @@ def block_sparse_attention(
     if not (type(return_lse) is type(validate) is type(deterministic) is bool):
         for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
             check_flag(name, flag)
-    if isinstance(q, QuantisedAttention):
+    if isinstance(q, QuantizedAttention):
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        return _quantised(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
+        return _quantized(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
     if not isinstance(pattern, Pattern):
         pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
@@ -209,8 +209,8 @@ def block_sparse_attention(
     return result if return_lse else result[0]
 
 
-def _quantised(
-    given: QuantisedAttention, others: tuple[Any, Any, Any], score: Any, *, validate: bool, lse: bool, **options: Any
+def _quantized(
+    given: QuantizedAttention, others: tuple[Any, Any, Any], score: Any, *, validate: bool, lse: bool, **options: Any
 ) -> torch.Tensor | AttentionResult:
     """Compute attention of operands in FP8; of the others, k or the pattern is the pattern."""
     k, v, pattern = others
@@ -230,7 +230,7 @@ def _quantised(
     others = (kv_lengths, out, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits, *tensors)
     direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, options["sink"], others)
     if direct:
-        found = attend_quantised(given, tensors, scored_of(pattern, score), **more, **options)
+        found = attend_quantized(given, tensors, scored_of(pattern, score), **more, **options)
     else:
         _check_operator(options["scale"], options["softcap"])
         found = operator_fp8(given, tensors, operator_text(pattern, score), **more, **options)

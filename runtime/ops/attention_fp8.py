@@ -24,20 +24,20 @@ from runtime.ops.attention_checks import (
 )
 from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
 from runtime.ops.block_sizes import Tensors
-from runtime.ops.quantise import BLOCK_ROWS
-from runtime.ops.quantise_attention import QuantisedAttention
+from runtime.ops.quantize import BLOCK_ROWS
+from runtime.ops.quantize_attention import QuantizedAttention
 from runtime.patterns import split_tensors
 from runtime.receipts.mode import mode
 
 _SMOOTHED = (
     "is given, but k is without its mean, and a query's logits are off by a number of their own: call "
-    "quantise_attention with smooth_k=False"
+    "quantize_attention with smooth_k=False"
 )
 _routes = Signatures()
 
 
-def attend_quantised(
-    given: QuantisedAttention,
+def attend_quantized(
+    given: QuantizedAttention,
     tensors: Tensors,
     scored: ScoredPattern,
     *,
@@ -102,7 +102,7 @@ def attend_quantised(
     return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
 
 
-def _check(given: QuantisedAttention, tensors: Tensors, scored: ScoredPattern, **options: Any) -> None:
+def _check(given: QuantizedAttention, tensors: Tensors, scored: ScoredPattern, **options: Any) -> None:
     """Check all arguments of a call."""
     check_codes(given)
     check_options(given.q, **options)
@@ -110,7 +110,7 @@ def _check(given: QuantisedAttention, tensors: Tensors, scored: ScoredPattern, *
 
 
 def _call(
-    given: QuantisedAttention,
+    given: QuantizedAttention,
     tensors: Tensors,
     aux: dict[str, torch.Tensor],
     scored: ScoredPattern,
@@ -171,7 +171,7 @@ def check_scales(scales: dict[str, torch.Tensor]) -> None:
             raise ArgumentError(name, f"has {wrong[0]}, expected positive, finite numbers")
 
 
-def check_codes(given: QuantisedAttention) -> None:
+def check_codes(given: QuantizedAttention) -> None:
     """Check operands in FP8 against each other.
 
     Raises:
@@ -181,7 +181,7 @@ def check_codes(given: QuantisedAttention) -> None:
     if not isinstance(q, torch.Tensor) or q.dtype not in FP8_DTYPES:
         what = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
         expected = " or ".join(map(str, FP8_DTYPES))
-        raise ArgumentError("q", f"is {what}, expected {expected}: runtime.quantise_attention makes it")
+        raise ArgumentError("q", f"is {what}, expected {expected}: runtime.quantize_attention makes it")
     for name, tensor in (("q", q), ("k", k), ("v_t", v_t)):
         check_tensor(name, tensor, q.dtype, RANK, q.device)
     if not isinstance(given.output, torch.dtype) or given.output not in DTYPES:

@@ -12,13 +12,13 @@ import torch
 from codegen.scored_pattern import scored_pattern
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import never_with_gradients
-from runtime.ops.attention_fp8 import attend_quantised
+from runtime.ops.attention_fp8 import attend_quantized
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
-from runtime.ops.quantise_attention import QuantisedAttention
+from runtime.ops.quantize_attention import QuantizedAttention
 
 _CODES = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "mean_logits")
-"""Fields of ``QuantisedAttention`` that are tensors, in the order of the operators' arguments."""
+"""Fields of ``QuantizedAttention`` that are tensors, in the order of the operators' arguments."""
 _TENSORS = (
     "Tensor q, Tensor k, Tensor v_t, Tensor q_scale, Tensor k_scale, Tensor v_scale, Tensor? k_mean, "
     "Tensor? mean_logits, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
@@ -41,10 +41,10 @@ def _run(
     """Compute the operator."""
     codes = dict(zip(_CODES, arguments, strict=False))
     tensors, sink, kv_lengths, overflow, text = arguments[len(_CODES) :]
-    given = QuantisedAttention(**codes, q_rows=q_rows, k_rows=k_rows, output=output)
+    given = QuantizedAttention(**codes, q_rows=q_rows, k_rows=k_rows, output=output)
     defaults: dict[str, Any] = {"scale": None, "softcap": None, "lse": False, "validate": False}
     options = {**defaults, **options, "sink": sink, "kv_lengths": kv_lengths, "overflow": overflow, "out": out}
-    written, found = attend_quantised(given, tuple(tensors), scored_pattern(text), **options)
+    written, found = attend_quantized(given, tuple(tensors), scored_pattern(text), **options)
     return written, nothing(given.q) if found is None or not options["lse"] else found
 
 
@@ -76,7 +76,7 @@ for _name, _implementation, _without_values in (
 
 
 def operator(
-    given: QuantisedAttention,
+    given: QuantizedAttention,
     tensors: Tensors,
     text: str,
     *,

@@ -12,7 +12,7 @@ from codegen.wording import shown
 from runtime.checks import check_dense, check_word
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import refuse_gradient
-from runtime.ops.quantise import Dtype, check_dtype
+from runtime.ops.quantize import Dtype, check_dtype
 
 _RANGE = "a positive number from 2^-120 to 2^120"
 _PER = ("tensor", "head")
@@ -21,12 +21,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def scales_of(x: torch.Tensor, per: Literal["tensor", "head"] = "tensor", dtype: Dtype = "e4m3") -> torch.Tensor:
-    """Return the scale of a tensor, or of each of its heads, as ``quantise_attention`` takes it.
+    """Return the scale of a tensor, or of each of its heads, as ``quantize_attention`` takes it.
 
     It is the largest finite magnitude over the largest code, in float32; 1 for zeros (below 2^-100). torch finds it, in
     a pass over x of its own: a second one, beside the kernel's. Nothing waits for the GPU. Scales of what
     ``smooth_k`` or ``hadamard`` leave of k and q are those of another tensor: take the largest ones of a call without
-    given scales, ``quantise_attention(...).k_scale.amax()``, or ``.amax((0, 2))`` of heads.
+    given scales, ``quantize_attention(...).k_scale.amax()``, or ``.amax((0, 2))`` of heads.
 
     Args:
         x: fp16, bf16 or float32, on any device; for scales of heads (batch, heads, length, head_dim).

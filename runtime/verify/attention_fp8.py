@@ -1,4 +1,4 @@
-"""Cases of attention with FP8 inputs: those of other inputs, quantised, beside an emulation of the kernel's rounding.
+"""Cases of attention with FP8 inputs: those of other inputs, quantized, beside an emulation of the kernel's rounding.
 
 The oracle computes in float64 with the numbers that the codes and scales stand for, so errors are the kernel's alone.
 Most of them are those of P, which is rounded to 3 bits; where logits are large, those of Q K^T, of which the tensor
@@ -16,7 +16,7 @@ import torch
 
 from codegen.spec import AttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.prepare.quantised import QuantisedInputs, quantise
+from runtime.prepare.quantized import QuantizedInputs, quantize
 from runtime.verify import attention, tensor_core_fp8
 from runtime.verify.common import ROUNDOFF, Outcome, max_error, poisoned_memory
 
@@ -34,14 +34,14 @@ keys are put together by it exactly; and the tensor core adds up products of Q a
 SCALES = ("blocks", "heads", "tensor")
 
 
-def quantised(spec: AttentionSpec, case: attention.Case, inputs: attention.Inputs) -> QuantisedInputs:
+def quantized(spec: AttentionSpec, case: attention.Case, inputs: attention.Inputs) -> QuantizedInputs:
     """Return the inputs of a case in FP8; which scales are shared depends on its name."""
     scales = SCALES[sum(case.name.encode()) % len(SCALES)]
     rows = spec.scale_rows
-    return quantise(inputs.q, inputs.k, inputs.v, spec.dtype, q_rows=rows.q, k_rows=rows.k, scales=scales)
+    return quantize(inputs.q, inputs.k, inputs.v, spec.dtype, q_rows=rows.q, k_rows=rows.k, scales=scales)
 
 
-def emulated_products(given: QuantisedInputs) -> torch.Tensor:
+def emulated_products(given: QuantizedInputs) -> torch.Tensor:
     """Return Q K^T of all heads, float64, added up as the tensor core adds it up."""
     group = given.q.shape[1] // given.k.shape[1]
     k, k_scale = (x.repeat_interleave(group, 1) for x in (given.k.float(), given.k_scale))
@@ -51,7 +51,7 @@ def emulated_products(given: QuantisedInputs) -> torch.Tensor:
 
 
 def emulated(
-    each: torch.Tensor, weight: torch.Tensor, given: QuantisedInputs, rest: torch.Tensor, kernel: Any
+    each: torch.Tensor, weight: torch.Tensor, given: QuantizedInputs, rest: torch.Tensor, kernel: Any
 ) -> torch.Tensor:
     """Return O with P rounded as the kernel rounds it, and with P V added up as the tensor core adds it up.
 
@@ -79,7 +79,7 @@ def emulated(
 
 
 def emulated_roundings(
-    each: torch.Tensor, weight: torch.Tensor, given: QuantisedInputs, rest: torch.Tensor
+    each: torch.Tensor, weight: torch.Tensor, given: QuantizedInputs, rest: torch.Tensor
 ) -> Iterator[torch.Tensor]:
     """Yield O with P rounded relative to other maxima than the row's; sums are exact. Arguments as of emulated."""
     v, v_scale = _of_all_heads(each, given)
@@ -89,7 +89,7 @@ def emulated_roundings(
         yield torch.where(total > 0, codes / total, 0.0) @ v.double() * v_scale[:, :, None]
 
 
-def _of_all_heads(each: torch.Tensor, given: QuantisedInputs) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_all_heads(each: torch.Tensor, given: QuantizedInputs) -> tuple[torch.Tensor, torch.Tensor]:
     group = each.shape[1] // given.v.shape[1]
     return given.v.float().repeat_interleave(group, 1), given.v_scale.double().repeat_interleave(group, 1)
 
@@ -103,8 +103,8 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
     """Run one case twice on poisoned outputs and compare it with the oracle and with the emulation."""
     spec: AttentionSpec = kernel.spec
     drawn = attention.make_inputs(spec, case, device)
-    given = quantised(spec, case, drawn)
-    q, k, v = given.dequantised()
+    given = quantized(spec, case, drawn)
+    q, k, v = given.dequantized()
     inputs = replace(drawn, q=q, k=k, v=v)
     reference, reference_lse, weight, *_ = attention.oracle_with_weights(spec, case, inputs)
     problems, results = [], []

@@ -125,18 +125,18 @@ def model_product(
         return None
     every = spec.accumulate_every * spec.tile.k or None
     if isinstance(spec, BsrSddmmSpec) or every is None:
-        product = _modelled(codes, b, every)
+        product = _modeled(codes, b, every)
     else:
         parts = []
         for rows in codes.split(spec.block.rows):
             stored = rows.reshape(rows.shape[0], -1, spec.block.cols).ne(0).any(0).any(-1)
             elements = stored.repeat_interleave(spec.block.cols)
-            parts.append(_modelled(rows[:, elements], b[..., elements, :], every))
+            parts.append(_modeled(rows[:, elements], b[..., elements, :], every))
         product = torch.cat(parts, -2)
     return product.double() * float(scales["scale_a"]) * float(scales["scale_b"])
 
 
-def _modelled(codes: torch.Tensor, b: torch.Tensor, every: int | None) -> torch.Tensor:
+def _modeled(codes: torch.Tensor, b: torch.Tensor, every: int | None) -> torch.Tensor:
     """Return A B by the model, float32 (..., M, N), promoted after ``every`` elements of K."""
     left = codes.float() if b.dim() == 2 else codes.float().expand(b.shape[0], *codes.shape)
     return tensor_core_fp8.products(left, b.mT.float(), flush_every=every)

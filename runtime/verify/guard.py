@@ -20,7 +20,7 @@ from runtime.driver import workspace
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
 from runtime.kernels.block_mask import BlockMaskLists
-from runtime.kernels.quantise import Quantised
+from runtime.kernels.quantize import Quantized
 from runtime.prepare.prepared import PreparedBsr
 
 BAND = 1 << 16  # bytes: a tile of 128 rows of 256 elements
@@ -136,8 +136,8 @@ class _Call:
             _span(tensor).copy_(inside)
         if isinstance(result, AttentionResult):
             return AttentionResult(self._callers(result.out), result.lse)
-        if isinstance(result, Quantised):
-            return Quantised(self._callers(result.codes), self._callers(result.scales), result.mean, result.product)
+        if isinstance(result, Quantized):
+            return Quantized(self._callers(result.codes), self._callers(result.scales), result.mean, result.product)
         if isinstance(result, AttentionGradients | BlockMaskLists):
             return result
         if result.layout == torch.sparse_bsr:

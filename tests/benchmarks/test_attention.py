@@ -74,9 +74,9 @@ def test_groups_have_the_shapes_they_are_for(script: ModuleType) -> None:
     assert all(row.fields["share_kv_loads"] for row in group("overlap"))
 
 
-def test_neighbouring_lists_have_entries_in_common(script: ModuleType) -> None:
+def test_neighboring_lists_have_entries_in_common(script: ModuleType) -> None:
     drawn = torch.stack([torch.randperm(500)[: 32 + 5 * 8] for _ in range(4)]).view(1, 2, 2, -1)
-    lists = script.neighbours(drawn, 32)
+    lists = script.neighbors(drawn, 32)
     assert lists.shape == (1, 2, 12, 32)
     for head in range(2):
         for row in range(11):

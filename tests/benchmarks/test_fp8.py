@@ -100,7 +100,7 @@ def test_data_sets_have_the_logits_that_they_say(script: ModuleType) -> None:
 
 
 @dataclasses.dataclass
-class Quantised:
+class Quantized:
     q: Any
     k: Any
     v_t: Any
@@ -116,7 +116,7 @@ def stand_ins(script: ModuleType, monkeypatch: pytest.MonkeyPatch, row: Any, off
     mask = seen(row, lists)
 
     def call(*given: Any, out: Any) -> Any:
-        if isinstance(given[0], Quantised):
+        if isinstance(given[0], Quantized):
             q, k, v, kind = given[0].q, given[0].k, given[0].v_t, "chosen"
         else:
             (q, k, v), kind = given[:3], "fp16"
@@ -143,7 +143,7 @@ def stand_ins(script: ModuleType, monkeypatch: pytest.MonkeyPatch, row: Any, off
 
     monkeypatch.setattr(script, "inputs", lambda row, data: make(row, data, "cpu"))
     monkeypatch.setattr(script, "lists_of", lambda row: lists)
-    monkeypatch.setattr(script, "quantise_attention", lambda q, k, v, **rows: Quantised(q, k, v))
+    monkeypatch.setattr(script, "quantize_attention", lambda q, k, v, **rows: Quantized(q, k, v))
     monkeypatch.setattr(script, "load_kernel", load)
     monkeypatch.setattr(script, "block_sparse_attention", call)
     monkeypatch.setattr(script.fp8_peers, "cudnn_sdpa", sdpa)
@@ -156,7 +156,7 @@ def stand_ins(script: ModuleType, monkeypatch: pytest.MonkeyPatch, row: Any, off
 def test_what_fails_costs_its_own_time_and_is_told(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     row = row_of(script, "dense")
     stand_ins(script, monkeypatch, row, {"fp8": 0.03, "chosen": 0.02, "cudnn": 0.06, "fp16": 0.5})
-    record = script.record_of(row, ["std1", "std4"], [script.QUANTISING])
+    record = script.record_of(row, ["std1", "std4"], [script.QUANTIZING])
     assert set(record["results"]) == {script.OURS, script.CHOSEN, script.SDPA, script.SDPA_BSHD}
     assert set(record["data"]) == {"std1", "std4"} and record["results"] is record["data"]["std1"]
     errors = {label: result["rmse"] for label, result in record["data"]["std4"].items()}
@@ -167,7 +167,7 @@ def test_what_fails_costs_its_own_time_and_is_told(script: ModuleType, monkeypat
     assert "off by 5.0e-01 of the result's root mean square" in failed[f"{script.FP16} on std1"]
     assert failed[f"{script.SDPA_BF16} on std4"] == "RuntimeError: no engine for bf16"
     assert "flashinfer" in failed[f"{script.FLASHINFER} on std1"]
-    assert not any(label.startswith(script.QUANTISING) for label in failed)
+    assert not any(label.startswith(script.QUANTIZING) for label in failed)
     json.dumps(record)
 
 
@@ -183,7 +183,7 @@ def test_lists_go_to_block_sparse_peers(script: ModuleType, monkeypatch: pytest.
     cudnn = SimpleNamespace(BSA=SimpleNamespace(block_sparse_attention_fp8_forward=forward))
     monkeypatch.setitem(sys.modules, "cudnn", cudnn)
     record = script.record_of(row, ["std1"], [])
-    assert set(record["results"]) == {script.OURS, script.QUANTISING, script.CHOSEN, script.FP16, script.BSA}
+    assert set(record["results"]) == {script.OURS, script.QUANTIZING, script.CHOSEN, script.FP16, script.BSA}
     assert given and set(given) == {(torch.bfloat16, torch.int32, 128)}
     assert record["results"][script.BSA]["rmse"] < 1e-6 and not record["failed"]
 
@@ -304,7 +304,7 @@ def test_products(script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
         given = dataclasses.replace(problem, a=a, b=b, scales=scales)
         return torch.cat([script.bsr.exact(given, script.OURS, i) for i in range(4)])
 
-    def quantised(x: Any) -> Any:
+    def quantized(x: Any) -> Any:
         parts = x.float().view(x.shape[0], -1, 128)
         scales = parts.abs().amax(2) / 448
         return (parts / scales[:, :, None]).to(torch.float8_e4m3fn).view(x.shape), scales
@@ -314,16 +314,16 @@ def test_products(script: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 
     monkeypatch.setattr(products, "load_kernel", lambda *given: Kernel())
     monkeypatch.setattr(script.bsr, "load_kernel", lambda *given, **options: Kernel())
-    monkeypatch.setattr(products, "quantise_matrix", quantised)
+    monkeypatch.setattr(products, "quantize_matrix", quantized)
     monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     same = {"tflops": 100.0, "back_to_back_tflops": 50.0}
     monkeypatch.setattr(script.harness, "time_calls", lambda calls, *often: {label: dict(same) for label in calls})
     record = script.record_of(row, ["std1"], [])
     assert not record["failed"]
     blocks = "blocks" in name
-    assert set(record["results"]) == set(script.PRODUCTS) - (set() if blocks else {script.QUANTISING})
+    assert set(record["results"]) == set(script.PRODUCTS) - (set() if blocks else {script.QUANTIZING})
     errors = {label: result["rmse"] for label, result in record["results"].items()}
-    assert (0.01 < errors.pop(script.QUANTISING) < 0.05) if blocks else True
+    assert (0.01 < errors.pop(script.QUANTIZING) < 0.05) if blocks else True
     assert max(errors.values()) < 3e-3
     assert record["results"][rows_of(script).EQUAL]["tflops"] == 100
     assert record["results"][script.CUBE + rows_of(script).SLOW]["tflops"] == 200  # of twice the FLOPs
@@ -363,7 +363,7 @@ def test_targets_are_told_as_ratios(script: ModuleType) -> None:
     assert found["dense", "std1", "1.45 times ours, fp16"] == "1.03 / 1.03"
     assert found["dense", "std1", "error of cuDNN SDPA, at most 1 times"] == "2.00"
     assert found["topk32", "std1", "950 TFLOPS"] == "0.80 / 0.40"
-    assert found["topk32", "std1", "1.3 times cuDNN BSA, quantising"] == "-"
+    assert found["topk32", "std1", "1.3 times cuDNN BSA, quantizing"] == "-"
     assert found["topk32", "std4", "950 TFLOPS"] == "-"
     assert found["BSR 128 x 128", "std1", "0.85 times _scaled_mm, as many FLOPs"] == "1.00 / 1.00"
     assert found["BSR 128 x 128", "std1", "0.85 times _scaled_mm, 8192 cubed"] == "-"
@@ -391,7 +391,7 @@ def test_an_earlier_run_is_shown(script: ModuleType, tmp_path: Path, capsys: pyt
     path.write_text(json.dumps(report(script)), encoding="utf-8")
     script.main(["--from", str(path)])
     told = capsys.readouterr().out
-    assert "0.80 / 0.40" in told and "topk32: cuDNN BSA, quantising on std1 has no time" in told
+    assert "0.80 / 0.40" in told and "topk32: cuDNN BSA, quantizing on std1 has no time" in told
     with pytest.raises(SystemExit):
         script.main(["--row", "no such row"])
     assert "invalid choice" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_cudnn_has_a_column_where_it_computes(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = script.data_sets("cpu", 256)["normal"]
-    ours = {"fp16": lambda operands, quantised: script.exact(*operands)}
+    ours = {"fp16": lambda operands, quantized: script.exact(*operands)}
 
     def failing(*operands: Any) -> Any:
         raise RuntimeError("no engine\nsecond line")

@@ -31,7 +31,7 @@ def test_a_call_without_a_graph_keeps_its_other_times(script: ModuleType, monkey
     def captured(held: list[Any]) -> Any:
         call = held[0]
         if call is calls["host only"]:
-            raise RuntimeError("it synchronises")
+            raise RuntimeError("it synchronizes")
         return call
 
     calls = {"ours": lambda: made.append("ours"), "host only": lambda: made.append("host only"), "broken": broken}
@@ -41,7 +41,7 @@ def test_a_call_without_a_graph_keeps_its_other_times(script: ModuleType, monkey
     results, failed = script.times_of(calls)
     assert set(results["ours"]) == {script.HOST, script.LOOP, script.GRAPH} and results["ours"][script.GRAPH] == 3.0
     assert set(results["host only"]) == {script.HOST, script.LOOP} and "broken" not in results
-    assert failed == {"host only": "RuntimeError: it synchronises", "broken": "ValueError: no such call"}
+    assert failed == {"host only": "RuntimeError: it synchronizes", "broken": "ValueError: no such call"}
     assert made.count("ours") == made.count("host only") + 1  # the first replay
 
 

@@ -67,7 +67,7 @@ def test_every_field_is_documented() -> None:
         ({"kept": False}, "in today's kernels, but not kept"),
         ({"measured": [{"row": "dense"}]}, "measured is neither a text nor a list of figures"),
         ({"measured": [{"figures": "1", "median": 1}]}, "measured is neither a text nor a list of figures"),
-        ({"colour": "red"}, "unknown field colour"),
+        ({"color": "red"}, "unknown field color"),
     ],
 )
 def test_faults_of_a_record(changes: dict[str, Any], fault: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The README's table: receipts in, rows out, and nothing where a receipt does not vouch for the source."""
+"""The tables of results: receipts in, rows out, and nothing where a receipt does not vouch for the source."""
 
 from __future__ import annotations
 
@@ -358,7 +358,18 @@ def test_a_copy_has_a_ratio_and_no_speed(named: NamedSpec, write: Callable[..., 
     assert rows(script.table([named], tmp_path))[named.stem] == ["shape", "-", "copy_", "-", "1.50", "5.0e-04"]
 
 
-PAGE = (*("attention", "attention-h100", "bsr", "bsr-h100", "data-ratio-h100", "data-tflops-h100", "data-error-h100"),)
+PAGE = (
+    *(
+        "overview",
+        "attention",
+        "attention-h100",
+        "bsr",
+        "bsr-h100",
+        "data-ratio-h100",
+        "data-tflops-h100",
+        "data-error-h100",
+    ),
+)
 
 
 @pytest.mark.parametrize("changed", ["README.md", "results.md"])
@@ -371,12 +382,13 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(script, "update", update)
     monkeypatch.setattr(script, "compact_table", lambda *given: "")
+    monkeypatch.setattr(script, "readme_picture", lambda *given: "")
     monkeypatch.setattr(script, "table", lambda *given: "")
     monkeypatch.setattr(script, "full_table", lambda report: "")
     monkeypatch.setattr("sys.argv", ["results_table.py", "--check"])
     assert script.main() == 1
     assert checked == [
-        ("README.md", ["results"], True),
+        ("README.md", ["picture"], True),
         ("docs/notebook/results.md", sorted([*PAGE, "results"]), True),
         ("docs/notebook/measuring.md", ["few-columns", "host"], True),
         ("docs/reference/expressions.md", ["speed"], True),
@@ -441,13 +453,13 @@ def test_markers_must_be_there_once(tmp_path: Path, text: str, capsys: pytest.Ca
     assert "must be there once each" in capsys.readouterr().out
 
 
-def test_the_readme_has_every_row_that_has_data() -> None:
+def test_the_overview_has_every_row_that_has_data() -> None:
     shown = {name for names in script.HEADLINE_ROWS for name in names}
     assert set(script.data_cells.ROWS) <= shown
 
 
 def test_the_pages_have_the_markers_that_are_written() -> None:
-    for page, names in {"README.md": ["results"], "docs/notebook/results.md": [*PAGE, "results"]}.items():
+    for page, names in {"README.md": ["picture"], "docs/notebook/results.md": [*PAGE, "results"]}.items():
         text = (PROJECT / page).read_text(encoding="utf-8")
         for name in names:
             assert "\nnew\n" in script.rewritten(text, name, "new")

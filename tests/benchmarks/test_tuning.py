@@ -1,4 +1,4 @@
-"""The tuning of the README's rows, as far as it goes without a GPU: its spaces and its table."""
+"""The tuning of the overview's rows, as far as it goes without a GPU: its spaces and its table."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_the_shipped_specs_that_compute_the_same_are_named(name: str, arch: str,
     assert suggest(find_spec(name).spec, arch) == f"choose {others} the same on {arch}"
 
 
-QUANTISE = {"op": "quantise", "arch": "sm_89", "head_dim": 128, "scales": "row_block", "tile": {"m": 128}}
+QUANTIZE = {"op": "quantize", "arch": "sm_89", "head_dim": 128, "scales": "row_block", "tile": {"m": 128}}
 LISTS = {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "q_idx >= kv_idx"}
 BLOCK_MASK = {"op": "block_mask", "arch": "sm_89", "pattern": LISTS}
 FP8 = {"op": "attention", "arch": "sm_89", "dtype": "e4m3", "head_dim": 128, "pattern": {"kind": "dense"}}
@@ -46,13 +46,13 @@ FP8 = {"op": "attention", "arch": "sm_89", "dtype": "e4m3", "head_dim": 128, "pa
 @pytest.mark.parametrize(
     ("fields", "other", "same"),
     [
-        (QUANTISE, {"codes": "e5m2"}, False),
-        (QUANTISE, {"dtype": "bf16"}, False),
-        (QUANTISE, {"scales": "row"}, False),
-        (QUANTISE, {"hadamard": True}, False),
-        (QUANTISE, {"tile": {"m": 64}}, False),  # rows that share a scale
-        ({**QUANTISE, "scales": "row"}, {"tile": {"m": 64}}, True),
-        (QUANTISE, {"arch": "sm_90a"}, True),
+        (QUANTIZE, {"codes": "e5m2"}, False),
+        (QUANTIZE, {"dtype": "bf16"}, False),
+        (QUANTIZE, {"scales": "row"}, False),
+        (QUANTIZE, {"hadamard": True}, False),
+        (QUANTIZE, {"tile": {"m": 64}}, False),  # rows that share a scale
+        ({**QUANTIZE, "scales": "row"}, {"tile": {"m": 64}}, True),
+        (QUANTIZE, {"arch": "sm_90a"}, True),
         (BLOCK_MASK, {"dtype": "bf16"}, True),
         (BLOCK_MASK, {"pattern": {**LISTS, "mask": "q_idx > kv_idx"}}, False),
         (BLOCK_MASK, {"pattern": {**LISTS, "block": {"q": 64, "kv": 64}}}, False),

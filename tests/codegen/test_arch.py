@@ -52,5 +52,5 @@ def test_kernels_need_what_their_architecture_has() -> None:
         for each in arch.combinations:
             assert each.mma != "wgmma" or arch.has_wgmma, f"{arch.name}: {each}"
             assert each.copy != "tma" or arch.has_tma, f"{arch.name}: {each}"
-            assert each.op != "quantise" or arch.has_fp8, f"{arch.name}: {each}"
+            assert each.op != "quantize" or arch.has_fp8, f"{arch.name}: {each}"
         assert not arch.has_fp8_wgmma or arch.has_wgmma, arch.name

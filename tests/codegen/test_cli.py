@@ -224,7 +224,7 @@ def test_explain_refuses_what_is_no_problem(run: Run, arguments: tuple[str, ...]
         ("h100_topk32", "attention, fp16 in and out,"),
         ("h100_e4m3_topk32", "attention, e4m3 in and bf16 out,"),
         ("h100_e4m3_bsr_spmm_b64", "bsr_spmm, e4m3 in and bf16 out,"),
-        ("h100_quantise_v_e5m2_bf16", "quantise, bf16 in and e5m2 out"),
+        ("h100_quantise_v_e5m2_bf16", "quantize, bf16 in and e5m2 out"),
     ],
 )
 def test_explain_tells_types(run: Run, name: str, says: str) -> None:

@@ -129,6 +129,17 @@ def test_an_old_name_is_told_the_new_one(table: None, write_yaml: Callable[..., 
     assert str(caught.value).startswith(f"kernel.yaml:{says}")
 
 
+def test_the_former_name_of_an_operator(write_yaml: Callable[..., Path]) -> None:
+    text = "# FP8\nop: quantise  # codes\narch: sm_90a\ndtype: bf16\nscales: row_block\nhead_dim: 128\n"
+    path = write_yaml(text)
+    with pytest.raises(
+        SpecError, match=r"^kernel\.yaml:2: op: is quantise, which is called quantize now; run: codegen mi"
+    ):
+        read_spec(path)
+    new, _ = rewritten(text, "kernel.yaml")
+    assert new == text.replace("quantise", "quantize") and read_spec(path, new).spec.op == "quantize"
+
+
 def test_without_a_file_there_is_no_command(table: None) -> None:
     with pytest.raises(SpecError, match=r"^pattern\.blk: is called block now$"):
         parse_spec({"op": "attention", "arch": "sm_90a", "pattern": {"kind": "topk", "k": 8, "blk": {"q": 64}}})

@@ -169,7 +169,7 @@ FIELDS = re.compile(r"^  (?:[\w:]+[ *&]+)+[^(\n;]*(?:=[^\n;]*)?;$", re.MULTILINE
 
 
 def unread_fields(source: str) -> list[tuple[str, str]]:
-    """Find fields of structs that nothing reads: they are only initialised, or assigned to."""
+    """Find fields of structs that nothing reads: they are only initialized, or assigned to."""
     code = re.sub(r"[ \t]+$", "", CODE.sub("", source), flags=re.MULTILINE)
     found = []
     for struct, body in STRUCT.findall(code):

@@ -37,7 +37,7 @@ def _reason() -> str:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the modules: to collect 4,000 tests takes 20 seconds, only to skip each of them."""
     if config.getoption("--guard-bands"):
-        _guard_bands()  # before anything initialises CUDA
+        _guard_bands()  # before anything initializes CUDA
     if not _reason() or collection_path.suffix != ".py":
         return None
     config.not_collected["tests/gpu"] = _reason()  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ _Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, 
 
 
 class GuardBands:
-    """The allocator. One for a process, installed before torch initialises CUDA. For the first GPU alone."""
+    """The allocator. One for a process, installed before torch initializes CUDA. For the first GPU alone."""
 
     def __init__(self) -> None:
         import torch

@@ -41,14 +41,14 @@ from codegen.spec import (
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
-    QuantiseSpec,
+    QuantizeSpec,
     SelectTopkSpec,
     Spec,
 )
 from runtime import load_kernel
 from runtime.expressions.draw import draw_aux
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.prepare.quantised import quantise
+from runtime.prepare.quantized import quantize
 
 LENGTH = 640  # queries and keys of a head
 HEADS, MANY_HEADS = 2, 70  # query heads, or packs of them; so many that each thread block has several tiles
@@ -69,7 +69,7 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
 
     if isinstance(spec, AttentionSpec) and spec.dtype in FP8:
         (q, k, v, *rest), named = _attention(spec, lambda *shape, **_: torch.randn(shape), "cpu")
-        given = quantise(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
+        given = quantize(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
         inputs = [tensor.to(device) for tensor in (given.q, given.k, given.v_t, *rest)]
         return inputs, {name: to_device(value, device) for name, value in {**named, **given.scales()}.items()}
     if isinstance(spec, AttentionSpec):
@@ -104,7 +104,7 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, BlockMaskSpec):
         sizes = {"batch": 2, "heads": HEADS, "q_len": LENGTH - 7, "kv_len": LENGTH - 3}
         return [*sizes.values()], {"aux": _aux(spec, sizes, device)}
-    if isinstance(spec, QuantiseSpec):
+    if isinstance(spec, QuantizeSpec):
         mean = draw(2, HEADS, spec.head_dim, dtype=torch.float32)
         x = draw(2, 3 * HEADS, LENGTH - 7, spec.head_dim)
         scales = draw(1, 3 * HEADS, 1, dtype=torch.float32).abs() + 0.1

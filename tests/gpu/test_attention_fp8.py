@@ -7,7 +7,7 @@ from fp8_specs import KERNELS, MMA_SYNC_KERNELS
 
 torch = pytest.importorskip("torch")
 
-from runtime import block_sparse_attention, load_kernel, quantise_attention, quantised_operands  # noqa: E402
+from runtime import block_sparse_attention, load_kernel, quantize_attention, quantized_operands  # noqa: E402
 from runtime.patterns import Causal  # noqa: E402
 from runtime.verify.run import outcomes  # noqa: E402
 from runtime.verify.tensor_core_fp8 import products  # noqa: E402
@@ -59,9 +59,9 @@ def test_compiled_code_calls_operators() -> None:
     q, k, v = (torch.randn((1, 4, 1000, 128), generator=draw, device="cuda").bfloat16() for _ in range(3))
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return block_sparse_attention(quantise_attention(q, k, v), Causal()) * 2.0
+        return block_sparse_attention(quantize_attention(q, k, v), Causal()) * 2.0
 
-    given = quantise_attention(q, k, v)
+    given = quantize_attention(q, k, v)
     compiled = torch.compile(lambda x: block_sparse_attention(x, Causal()) * 2.0, fullgraph=True)
     assert torch.equal(compiled(given), call(q, k, v))
     assert torch.equal(torch.compile(call)(q, k, v), call(q, k, v))
@@ -79,15 +79,15 @@ def test_operands_from_elsewhere_are_put_together_without_the_host() -> None:
     draw = torch.Generator("cuda").manual_seed(0)
     codes = [torch.randn((1, 2, 200, 64), generator=draw, device="cuda").to(torch.float8_e4m3fn) for _ in range(3)]
     scales = {"q_scale": 1.0, "k_scale": torch.full((2,), 0.5, device="cuda"), "v_scale": 2.0}
-    right = quantised_operands(*codes, **scales)
+    right = quantized_operands(*codes, **scales)
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
     waiting = torch.cuda.Event()
     waiting.record()
-    quantised_operands(*codes, **scales)
+    quantized_operands(*codes, **scales)
     assert not waiting.query()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = quantised_operands(*codes, **scales)
+        found = quantized_operands(*codes, **scales)
     graph.replay()
     assert torch.equal(found.v_t.view(torch.uint8), right.v_t.view(torch.uint8))

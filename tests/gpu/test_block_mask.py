@@ -99,7 +99,7 @@ def test_integers_that_wrap() -> None:
 
 
 def test_windows_of_an_image() -> None:
-    """natten: 64 x 64 positions, 13 x 13 neighbours."""
+    """natten: 64 x 64 positions, 13 x 13 neighbors."""
     near = "abs(min(max({q}, 6), 57) - {k}) <= 6"
     axes = (("q_idx // 64", "kv_idx // 64"), ("q_idx % 64", "kv_idx % 64"))
     text = " and ".join(near.format(q=q, k=k) for q, k in axes)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime import load_kernel, quantise_matrix  # noqa: E402
+from runtime import load_kernel, quantize_matrix  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -35,7 +35,7 @@ def test_scales_may_change_between_calls() -> None:
     with pytest.raises(ArgumentError, match=r"scale_b: has 0\.0, expected positive finite numbers"):
         kernel(a, b.mT, scale_a=one, scale_b=scale * 0, validate=True)
     with pytest.raises(
-        ArgumentError, match=r"b: is torch\.bfloat16, .*: quantise it first \(runtime\.quantise_matrix\)"
+        ArgumentError, match=r"b: is torch\.bfloat16, .*: quantize it first \(runtime\.quantize_matrix\)"
     ):
         kernel(a, b.mT.to(torch.bfloat16), scale_a=one, scale_b=one)
 
@@ -50,11 +50,11 @@ def test_scales_of_blocks_multiply_their_blocks() -> None:
     assert float((c.double() - exact).abs().max()) <= 2**-7 * float(exact.abs().max())
 
 
-def test_scales_of_rows_are_those_of_quantised_matrices() -> None:
+def test_scales_of_rows_are_those_of_quantized_matrices() -> None:
     kernel: Any = load_kernel("h100_e4m3_bsr_sddmm_b128_row_scales")
     x, y = torch.randn(512, 1152, device="cuda"), torch.randn(3072, 1152, device="cuda")
     y[:, 300] *= 100  # what scales of 128 columns are for
-    of_x, of_y = (quantise_matrix(each.to(torch.bfloat16)) for each in (x, y))
+    of_x, of_y = (quantize_matrix(each.to(torch.bfloat16)) for each in (x, y))
     pattern = matrix(torch.zeros(96, 128, 128, device="cuda"))
     c = kernel(of_x.codes, of_y.codes, pattern, scale_a=of_x.scales, scale_b=of_y.scales, validate=True)
     numbers = [each.codes.double() * each.scales.double().repeat_interleave(128, 1) for each in (of_x, of_y)]

@@ -385,8 +385,8 @@ def test_layers_train_as_dense_ones_with_a_mask(block: tuple[int, int], dtype: A
     layer = BlockSparseLinear.from_linear(linear, block, mask=mask)
     weight = (linear.weight.detach().double() * by_elements(mask, block)).requires_grad_()
     bias = linear.bias.detach().double().requires_grad_()
-    right_optimiser = torch.optim.SGD([weight, bias], lr=3e-4)
-    optimiser = torch.optim.SGD(layer.parameters(), lr=3e-4)
+    right_optimizer = torch.optim.SGD([weight, bias], lr=3e-4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=3e-4)
     before = weight.detach().clone(), bias.detach().clone()
     for tokens in (37, 64, 1):
         x = torch.randn(2, tokens, inputs, device="cuda").to(dtype).requires_grad_()
@@ -395,7 +395,7 @@ def test_layers_train_as_dense_ones_with_a_mask(block: tuple[int, int], dtype: A
         y = layer(x)
         right = torch.nn.functional.linear(exact_x, weight * by_elements(mask, block), bias)
         assert_close(y, right)
-        for one, found in ((optimiser, y), (right_optimiser, right)):
+        for one, found in ((optimizer, y), (right_optimizer, right)):
             one.zero_grad()
             (found.to(wanted.dtype if found is y else torch.float64) - wanted).square().sum().backward()
             one.step()

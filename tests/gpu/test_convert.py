@@ -1,4 +1,4 @@
-"""Converters on a GPU: without a synchronisation, in a CUDA graph, compiled, and what attention makes of the result."""
+"""Converters on a GPU: without a synchronization, in a CUDA graph, compiled, and what attention makes of the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLERANCE = 2e-3  # of fp16, as `codegen verify` has it
 
 
 @contextmanager
-def no_synchronisation() -> Iterator[None]:
+def no_synchronization() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -47,13 +47,13 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 
 @every_case
-def test_as_on_the_cpu_without_a_synchronisation(case: Case) -> None:
+def test_as_on_the_cpu_without_a_synchronization(case: Case) -> None:
     tensors = on_gpu(case.tensors())
-    with no_synchronisation():
+    with no_synchronization():
         pattern = case.pattern(*tensors)
     assert_same(parts(pattern), parts(case.pattern(*case.tensors())))
     q_len, kv_len = case.lengths
-    with no_synchronisation():
+    with no_synchronization():
         pairs = convert.to_token_mask(pattern, q_len=q_len, kv_len=kv_len, batch=BATCH, heads=case.heads)
     assert torch.equal(pairs.cpu(), case.expected())
 

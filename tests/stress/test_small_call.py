@@ -70,7 +70,7 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     if spec.op == "block_mask":
         assert set(more["aux"]) == {tensor.name for tensor in spec.aux_tensors} and min(positional) > 1
         return
-    if spec.op in ("quantise", "tile_copy", "select_topk"):
+    if spec.op in ("quantize", "tile_copy", "select_topk"):
         assert positional[0].shape[-1] % 8 == 0
         return
     assert all(

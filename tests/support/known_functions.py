@@ -82,7 +82,7 @@ def dilated() -> Any:
 def natten() -> Any:
     width, kernel = 10, 3
 
-    def neighbours(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    def neighbors(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         def clamped(x: Any, most: int) -> Any:
             return x.clamp(kernel // 2, most - 1 - kernel // 2)
 
@@ -90,7 +90,7 @@ def natten() -> Any:
         down = (clamped(q_idx // width, LENGTH // width) - kv_idx // width).abs() <= kernel // 2
         return across & down
 
-    return neighbours
+    return neighbors
 
 
 @known(MASKS)

@@ -24,7 +24,7 @@ OPS = (
     *["bsr_spmm"] * 6,
     *["bsr_sddmm"] * 3,
     *["bsr_spgemm"] * 2,
-    "quantise",
+    "quantize",
     "select_topk",
     "tile_copy",
 )
@@ -270,7 +270,7 @@ def _bsr_spgemm(choose: Choose) -> dict[str, Any]:
     return {**fields, "block": {"rows": rows, "cols": rows}, **option}
 
 
-def _quantise(choose: Choose) -> dict[str, Any]:
+def _quantize(choose: Choose) -> dict[str, Any]:
     scales = choose(("row", "row_block", "row_block", "channel", "given"))
     fields = {"head_dim": choose((64, 96, 128, 192, 256)), "scales": scales, "codes": choose(("e4m3", "e5m2"))}
     if scales != "channel":
@@ -296,7 +296,7 @@ _ATTENTION_OR_PRODUCT: dict[str, Callable[[Choose], dict[str, Any]]] = {
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,
-    "quantise": _quantise,
+    "quantize": _quantize,
     "select_topk": _select_topk,
     "tile_copy": _tile_copy,
 }

@@ -17,14 +17,14 @@ from codegen.library import NamedSpec, find_spec, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.patterns.block_lists import expression_of
 from codegen.select import Choice
-from codegen.spec import QuantiseSpec
+from codegen.spec import QuantizeSpec
 from runtime.errors import ArgumentError
-from runtime.kernels.quantise import Quantised
-from runtime.ops import attention_calls, attention_choice, attention_fp8, block_mask, bsr_choice, quantise
+from runtime.kernels.quantize import Quantized
+from runtime.ops import attention_calls, attention_choice, attention_fp8, block_mask, bsr_choice, quantize
 from runtime.ops.attention_calls import Route
-from runtime.ops.quantise_attention import QuantisedAttention
+from runtime.ops.quantize_attention import QuantizedAttention
 from runtime.verify import block_mask as lists_by_definition
-from runtime.verify.quantise import expected
+from runtime.verify.quantize import expected
 
 CPU = torch.device("cpu")
 
@@ -38,24 +38,24 @@ class Fp8Oracle:
 
     def __call__(self, q: Any, k: Any, v_t: Any, *lists: Any, **options: Any) -> Any:
         scales = {name: options.pop(name) for name in ("q_scale", "k_scale", "v_scale")}
-        given = values_of(QuantisedAttention(q, k, v_t, **scales))
+        given = values_of(QuantizedAttention(q, k, v_t, **scales))
         out = options.pop("out")
         found = self._kernel(*given, *lists, out=None, **options)
         made = torch.empty(q.shape, dtype=torch.bfloat16) if out is None else out
         return type(found)(made.copy_(found.out), found.lse)
 
 
-class QuantiseOracle:
-    """Stands for a QuantiseKernel."""
+class QuantizeOracle:
+    """Stands for a QuantizeKernel."""
 
     def __init__(self, fields: str) -> None:
-        spec = find_spec({"op": "quantise", "arch": "sm_90a", **json.loads(fields)}).spec
-        assert isinstance(spec, QuantiseSpec)
+        spec = find_spec({"op": "quantize", "arch": "sm_90a", **json.loads(fields)}).spec
+        assert isinstance(spec, QuantizeSpec)
         self.spec = spec
 
     def __call__(
         self, x: Any, *, mean: Any, scales: Any, rotary: Any, out: Any = None, out_scales: Any = None
-    ) -> Quantised:
+    ) -> Quantized:
         product = None
         if self.spec.mean == "subtract" and mean is None:
             mean = x.float().mean(2)
@@ -64,7 +64,7 @@ class QuantiseOracle:
         found = expected(x, self.spec, mean if self.spec.mean == "subtract" else None, scales, rotary)
         codes = found.codes if out is None else out.copy_(found.codes[..., : out.shape[-1]])
         kept = found.scales if out_scales is None else out_scales.copy_(found.scales)
-        return Quantised(codes, kept, mean if self.spec.mean == "subtract" else None, product)
+        return Quantized(codes, kept, mean if self.spec.mean == "subtract" else None, product)
 
 
 class BlockMaskOracle:
@@ -112,8 +112,8 @@ def installed() -> Iterator[None]:
         patch.setattr(attention_fp8, "check_tensor", oracle_kernel._check_tensor)
         patch.setattr(attention_fp8, "_routes", attention_fp8.Signatures())
         patch.setattr(attention_fp8, "remember", _remember)
-        patch.setattr(quantise, "DEVICES", ("cpu", "cuda", "meta"))
-        patch.setattr(quantise, "_kernel", lambda index, spec: QuantiseOracle(spec))
+        patch.setattr(quantize, "DEVICES", ("cpu", "cuda", "meta"))
+        patch.setattr(quantize, "_kernel", lambda index, spec: QuantizeOracle(spec))
         patch.setattr(block_mask, "_kernel", lambda index, pattern: BlockMaskOracle(pattern))
         patch.setattr(block_mask, "device_of", _device_of)
         library = torch.library.Library("sparse_kernel_codegen", "IMPL")

@@ -206,7 +206,7 @@ def values_of(given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def operands(q: Any, k: Any, v: Any) -> Any:
-    return runtime.quantised_operands(q, k, v, q_scale=0.5, k_scale=0.25, v_scale=2.0)
+    return runtime.quantized_operands(q, k, v, q_scale=0.5, k_scale=0.25, v_scale=2.0)
 
 
 def fp8_inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -215,7 +215,7 @@ def fp8_inputs(device: torch.device) -> tuple[torch.Tensor, ...]:
 
 def appended(q: Any, k: Any, v: Any) -> Any:
     """Return all keys and values, of which the second half was appended."""
-    first = runtime.quantise_attention(q, k[:, :, :128], v[:, :, :128], smooth_k=False, kv_capacity=256)
+    first = runtime.quantize_attention(q, k[:, :, :128], v[:, :, :128], smooth_k=False, kv_capacity=256)
     return values_of(first.append(k[:, :, 128:], v[:, :, 128:] / 2))[1:]
 
 
@@ -224,7 +224,7 @@ def by_appending(q: Any, k: Any, v: Any) -> Any:
 
 
 def matrix_values(x: Any) -> Any:
-    found = runtime.quantise_matrix(x)
+    found = runtime.quantize_matrix(x)
     return found.codes.float() * found.scales.repeat_interleave(128, 1)
 
 
@@ -515,7 +515,7 @@ def attention_rows() -> Iterable[Row]:
         fp8_inputs(device), lambda *qkv: runtime.block_sparse_attention(operands(*qkv), patterns.Causal())
     )
     by_codes = lambda q, k, v: causal(q * 0.5, k * 0.25, v * 2.0)[0]  # noqa: E731
-    yield Row("... in FP8", (attention, "runtime.quantised_operands"), fp8, by_codes, close=0.06)
+    yield Row("... in FP8", (attention, "runtime.quantized_operands"), fp8, by_codes, close=0.06)
     yield Row(
         "merge_attention",
         ("runtime.merge_attention",),
@@ -535,17 +535,17 @@ def attention_rows() -> Iterable[Row]:
 
 
 def fp8_rows() -> Iterable[Row]:
-    call = lambda *qkv: values_of(runtime.quantise_attention(*qkv))  # noqa: E731
-    quantise = lambda device: Made(attention_inputs(device), call)  # noqa: E731
+    call = lambda *qkv: values_of(runtime.quantize_attention(*qkv))  # noqa: E731
+    quantize = lambda device: Made(attention_inputs(device), call)  # noqa: E731
     same = lambda *qkv: qkv  # noqa: E731
-    yield Row("quantise_attention", ("runtime.quantise_attention",), quantise, same, floats=(0, 1, 2), close=0.06)
+    yield Row("quantize_attention", ("runtime.quantize_attention",), quantize, same, floats=(0, 1, 2), close=0.06)
     append = lambda device: Made(attention_inputs(device, 256), appended)  # noqa: E731
-    name, whole = ("runtime.QuantisedAttention",), ("compile",)
+    name, whole = ("runtime.QuantizedAttention",), ("compile",)
     yield Row("... append", name, append, by_appending, floats=(0, 1, 2), close=0.06, torch_refuses=whole)
-    queries = lambda q, k, v: values_of(runtime.quantise_attention(q, k, v).with_queries(q[:, :, :64]))  # noqa: E731
+    queries = lambda q, k, v: values_of(runtime.quantize_attention(q, k, v).with_queries(q[:, :, :64]))  # noqa: E731
     yield Row(
         "... with_queries",
-        ("runtime.QuantisedAttention",),
+        ("runtime.QuantizedAttention",),
         lambda device: Made(attention_inputs(device), queries),
         lambda q, k, v: (q[:, :, :64], k, v),
         floats=(0, 1, 2),
@@ -553,8 +553,8 @@ def fp8_rows() -> Iterable[Row]:
     )
     matrix = of(matrix_values, normal(12, 128, 256))
     yield Row(
-        "quantise_matrix",
-        ("runtime.quantise_matrix",),
+        "quantize_matrix",
+        ("runtime.quantize_matrix",),
         matrix,
         lambda x: x,
         floats=(0,),
@@ -563,7 +563,7 @@ def fp8_rows() -> Iterable[Row]:
     )
     put = lambda device: Made(fp8_inputs(device), lambda *qkv: values_of(operands(*qkv)))  # noqa: E731
     scaled = lambda q, k, v: (q * 0.5, k * 0.25, v * 2.0)  # noqa: E731
-    yield Row("quantised_operands", ("runtime.quantised_operands",), put, scaled, close=1e-6)
+    yield Row("quantized_operands", ("runtime.quantized_operands",), put, scaled, close=1e-6)
     scale = lambda x: x.abs().amax() / 448  # noqa: E731
     yield Row(
         "scales_of",
@@ -580,7 +580,7 @@ def matrix_rows() -> Iterable[Row]:
     factors, pair = (WIDE, normal(12, 128)), (normal(13, 128, 64), normal(14, 192, 64))
     yield Row("bsr_matmul", matmul, with_matrix(multiplied, *factors), by_multiplying, (0, 1, 2))
     sparse = with_sparse(multiplied, *factors)
-    # The gradient of torch.sparse_bsr_tensor is neither deterministic nor captured: torch synchronises in it.
+    # The gradient of torch.sparse_bsr_tensor is neither deterministic nor captured: torch synchronizes in it.
     refuses = (*SPARSE, "deterministic", "capture")
     yield Row("... of torch.sparse_bsr", matmul, sparse, by_multiplying, (0, 1, 2), torch_refuses=refuses)
     yield Row("bsr_sddmm", sddmm, with_matrix(sampled, *pair), by_sampling, (1, 2))
@@ -738,9 +738,9 @@ def kernel_rows() -> Iterable[Row]:
     pattern["aux"] = {"doc": "int32[batch, q_len]"}
     mask = loaded({"op": "block_mask", "pattern": pattern}, _of_documents, DOCUMENTS)
     yield Row("... block_mask", kernel, mask, documents_right, gpu=True, constant=True, torch_refuses=OUTSIDE)
-    rows = {"op": "quantise", "head_dim": 64, "codes": "e4m3", "scales": "row", "tile": {"m": 64}}
-    quantise = loaded(rows, _decoded, QKV[0])
-    yield Row("... quantise", kernel, quantise, lambda x: x, floats=(0,), gpu=True, close=0.06, torch_refuses=OUTSIDE)
+    rows = {"op": "quantize", "head_dim": 64, "codes": "e4m3", "scales": "row", "tile": {"m": 64}}
+    quantize = loaded(rows, _decoded, QKV[0])
+    yield Row("... quantize", kernel, quantize, lambda x: x, floats=(0,), gpu=True, close=0.06, torch_refuses=OUTSIDE)
 
 
 def _of_documents(kernel: Any, doc: Any) -> Any:
@@ -772,7 +772,7 @@ NOT_CALLED = {
         NoJitError SpecError ToolchainError UnverifiedError""",
     "is a mode: tests/runtime/receipts": "verified_only",
     "is a module": "nn patterns",
-    "is a result of functions that have rows": """QuantisedMatrix convert.Csr convert.Q2K distributed.SendPlan
+    "is a result of functions that have rows": """QuantizedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",
     "needs a process group: tests/runtime/distributed": """distributed.context_parallel_attention distributed.plan_sends

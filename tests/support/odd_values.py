@@ -32,17 +32,17 @@ from runtime.kernels import (
     bsr_scales,
     bsr_sddmm,
     bsr_spmm,
-    quantise,
+    quantize,
     select_topk,
 )
 from runtime.ops import block_mask as ops_block_mask
 from runtime.ops import bsr_calls, bsr_choice
-from runtime.ops import quantise as ops_quantise
+from runtime.ops import quantize as ops_quantize
 from runtime.ops import select_topk as ops_select_topk
 
 Functions = dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]]
 """By name a function and what makes arguments that it takes."""
-CHECKED = (bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm, quantise, select_topk)
+CHECKED = (bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm, quantize, select_topk)
 LENGTH = 64
 CPU = torch.device("cpu")
 SELECTION = {"op": "select_topk", "arch": "sm_90a"}
@@ -164,9 +164,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bsr_choice, "choose", default)
     monkeypatch.setattr(bsr_calls, "_loaded", lambda named, device: quiet(**json.loads(named.spec.canonical_json())))
     monkeypatch.setattr(
-        ops_quantise, "_kernel", lambda index, spec: quiet(op="quantise", arch="sm_90a", **json.loads(spec))
+        ops_quantize, "_kernel", lambda index, spec: quiet(op="quantize", arch="sm_90a", **json.loads(spec))
     )
-    monkeypatch.setattr(ops_quantise, "DEVICES", ("cpu", "cuda", "meta"))
+    monkeypatch.setattr(ops_quantize, "DEVICES", ("cpu", "cuda", "meta"))
     monkeypatch.setattr(
         ops_block_mask, "_kernel", lambda index, text: quiet(op="block_mask", arch="sm_90a", pattern=json.loads(text))
     )

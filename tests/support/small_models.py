@@ -83,7 +83,7 @@ BESIDE_EAGER: dict[str, Callable[[str], Any]] = {"gemma2": gemma2, "gpt-oss": gp
 def built(
     kind: Any, config: Any, implementation: str = NAME, device: str = "cpu", dtype: torch.dtype = torch.bfloat16
 ) -> Any:
-    """Return a model with the same random weights each time, some of them larger than its initialiser makes them."""
+    """Return a model with the same random weights each time, some of them larger than its initializer makes them."""
     torch.manual_seed(0)
     model = kind._from_config(config, attn_implementation=implementation, dtype=dtype).eval()
     with torch.no_grad():

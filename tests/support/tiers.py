@@ -135,9 +135,9 @@ GROUPS: dict[str, Group] = {
         ),
     ),
     "tables of results": Group(
-        (*tests_in("benchmarks", "results_table"), *tests_in("runtime", "json_files")),
+        (*tests_in("benchmarks", "results_table", "speed_picture"), *tests_in("runtime", "json_files")),
         (
-            *(*scripts("results_table"), "benchmarks/results", "generated", "README.md"),
+            *(*scripts("results_table", "speed_picture"), "benchmarks/results", "generated", "README.md"),
             *(f"docs/notebook/{name}.md" for name in ("results", "measuring")),
             *(f"docs/reference/{name}.md" for name in ("expressions", "select")),
             *(f"docs/guide/{name}.md" for name in ("fp8", "scale-out")),

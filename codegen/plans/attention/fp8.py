@@ -73,7 +73,7 @@ def fp8_flags(sizes: Sizes) -> Fp8Flags:
         other_keys=spec.tile.n - first_keys(spec),
         fence_scores=fences_scores(spec),
         narrow_v=v_group_keys(sizes) < SWIZZLE,
-        dequantises=spec.softcap is not None or spec.score is not None,
+        dequantizes=spec.softcap is not None or spec.score is not None,
     )
 
 

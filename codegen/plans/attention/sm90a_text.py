@@ -38,7 +38,7 @@ PARTIAL_FLOATS = "floats of a warpgroup's partial"
 SUB_TILE_SHARERS = "warpgroups of a sub-tile"
 STREAM_K_SUMMARY = ("stream-K tail", "tiles of the last wave are divided between the thread blocks")
 STREAM_K_PARAMS = (
-    pointer("partials", "float", "partials: unnormalised O and softmax state of divided tiles", writes=True),
+    pointer("partials", "float", "partials: unnormalized O and softmax state of divided tiles", writes=True),
     pointer("units_done", "int", "finished units of each divided tile, by warpgroup: 0 between launches", writes=True),
     i32("stream_k_tiles", "first tiles, which are divided between thread blocks"),
     i32("stream_k_ctas", "thread blocks that they are divided between"),

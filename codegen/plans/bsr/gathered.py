@@ -180,7 +180,7 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
         Constant("kBlockCols", spec.block.cols, "columns of a block of A"),
         Constant("kTileSlots", slots(spec), "slots of a C tile, each for a block row"),
         Constant("kTileN", COLUMNS, "columns of a C tile"),
-        Constant("kCluster", CLUSTER, "thread blocks that load A together: neighbouring column tiles of a group"),
+        Constant("kCluster", CLUSTER, "thread blocks that load A together: neighboring column tiles of a group"),
         Constant("kStages", spec.stages, "rounds whose packets have a place"),
         Constant("kRingColumns", ring_columns(spec), "block columns whose rows of B have a place"),
         Constant("kRoundColumns", ROUND_COLUMNS, "block columns of a round, at most"),

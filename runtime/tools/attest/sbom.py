@@ -99,8 +99,8 @@ def _dependency(name: str, known: Iterable[str]) -> dict[str, Any]:
 def _library(name: str) -> dict[str, Any]:
     told = metadata.metadata(name)
     component = _component(told["Name"], told["Version"])
-    licence = next(iter(told.get_all("License-Expression") or ()), "")
-    return {**component, "licenses": [{"expression": licence}]} if licence else component
+    license = next(iter(told.get_all("License-Expression") or ()), "")
+    return {**component, "licenses": [{"expression": license}]} if license else component
 
 
 def _component(name: str, version: str) -> dict[str, Any]:

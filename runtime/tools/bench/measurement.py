@@ -34,12 +34,12 @@ from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.pattern_numbers import numbers_for
-from runtime.kernels.quantise import QuantiseKernel
+from runtime.kernels.quantize import QuantizeKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
 from runtime.operators import operator_of, part
 from runtime.prepare.mask_bits import pack_mask_bits
-from runtime.prepare.quantised import quantise
+from runtime.prepare.quantized import quantize
 from runtime.tools.bench import bsr_fp8
 from runtime.tools.bench.timing import Call, single_calls
 
@@ -105,7 +105,7 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
     packs = heads // spec.pack_gqa  # each has K and V of its own
     in_fp8 = spec.is_fp8
-    dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # what is quantised, once, and what peers take
+    dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # what is quantized, once, and what peers take
     q, k, v = (
         torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=dtype) for count in (heads, packs, packs)
     )
@@ -151,7 +151,7 @@ def operands(
     """Return q, k and v as a kernel takes them, and their scales: of FP8 inputs."""
     if not spec.is_fp8:
         return (q, k, v), {}
-    given = quantise(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
+    given = quantize(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
     return (given.q, given.k, given.v_t), given.scales()
 
 
@@ -427,8 +427,8 @@ def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 
     )
 
 
-def quantise_workload(kernel: QuantiseKernel, length: int = 16384, heads: int = 32) -> Workload:
-    """Return the reference workload of a quantise kernel, beside a copy that reads and writes as many bytes in all."""
+def quantize_workload(kernel: QuantizeKernel, length: int = 16384, heads: int = 32) -> Workload:
+    """Return the reference workload of a quantize kernel, beside a copy that reads and writes as many bytes in all."""
     spec = kernel.spec
     x = torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
     mean = torch.randn((1, heads, spec.head_dim), device="cuda") if spec.mean == "product" else None

@@ -26,7 +26,7 @@ _CLASSES: tuple[tuple[_TokenType, str], ...] = (
 
 def yaml_html(text: str) -> Markup:
     """Return YAML, colored."""
-    return Markup("").join(_coloured(text, _lexer("yaml")))
+    return Markup("").join(_colored(text, _lexer("yaml")))
 
 
 def cuda_html(source: str) -> Markup:
@@ -54,7 +54,7 @@ def _paragraphs(text: str) -> Markup:
 
 @cache
 def _paragraph(text: str) -> Markup:
-    return Markup("").join(_coloured(text, _lexer("cuda")))
+    return Markup("").join(_colored(text, _lexer("cuda")))
 
 
 @cache
@@ -63,7 +63,7 @@ def _lexer(language: str) -> Lexer:
     return CudaLexer(**options) if language == "cuda" else YamlLexer(**options)
 
 
-def _coloured(text: str, lexer: Lexer) -> Iterator[Markup]:
+def _colored(text: str, lexer: Lexer) -> Iterator[Markup]:
     """Yield spans; neighbors of one kind are one."""
     kind, run = "", ""
     for token, value in lexer.get_tokens(text):

@@ -21,7 +21,7 @@ from runtime.tools.bench.measurement import every_key, operands, pattern_lists, 
 from runtime.tools.bench.timing import Call
 
 STORE = 8  # elements of a store
-FROM = "bf16"  # type of what is quantised, where a problem is of FP8
+FROM = "bf16"  # type of what is quantized, where a problem is of FP8
 RUN = 6  # lists one after the other that have entries in common, where a problem says so
 MOST_DENSE = 1e14  # floating-point operations of a dense product that is timed beside
 STEPS = 60  # of a bisection
@@ -161,7 +161,7 @@ class AttentionInputs:
         return call
 
     def _operands(self, spec: AttentionSpec) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return q, k and v, quantised once where inputs are FP8, and scales."""
+        """Return q, k and v, quantized once where inputs are FP8, and scales."""
         rows = (spec.scale_rows.q, spec.scale_rows.k)
         if rows not in self._given:
             self._given[rows] = operands(spec, self.q, self.k, self.v)

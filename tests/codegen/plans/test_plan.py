@@ -26,7 +26,7 @@ from codegen.problem import (
     AttentionShape,
     BlockMaskShape,
     CopyShape,
-    QuantiseShape,
+    QuantizeShape,
     SddmmShape,
     SelectShape,
     SpgemmShape,
@@ -77,7 +77,7 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
         "bsr_spmm": SpmmShape(4096, 4096, 1000, 900, 1000, chunk_blocks=plan.row_cutting and 120),
         "bsr_sddmm": SddmmShape(1024, 1024, 1000, 10),
         "bsr_spgemm": SpgemmShape(1024, 1024, 1024, 10),
-        "quantise": QuantiseShape(2, 64, 1000, 8),
+        "quantize": QuantizeShape(2, 64, 1000, 8),
         "select_topk": SelectShape(2, 64, 1, 1000, 1000, 72, 128, 64),
         "tile_copy": CopyShape(1000, 1000),
     }[named.spec.op]
@@ -164,7 +164,7 @@ def test_names_and_comments(named: NamedSpec) -> None:
     for param in plan.params:
         assert param.ctype in C_TYPES[param.type] if param.type in C_TYPES else param.ctype.endswith("*")
     assert set(plan.tensor_maps) == {p.name for p in plan.params if p.type == "tensor_map"}
-    assert (plan.flops > 0) == (named.spec.op not in ("block_mask", "quantise", "tile_copy"))
+    assert (plan.flops > 0) == (named.spec.op not in ("block_mask", "quantize", "tile_copy"))
     assert plan.bytes > 0
     assert plan.summary
 

@@ -209,7 +209,7 @@ def drawn_sizes(plan: Plan, draw: random.Random) -> dict[str, int]:
         sizes |= {name: draw.randint(0, 9000) for name in plan.spec.pattern.number_params}  # type: ignore[union-attr]
     if plan.spec.op == "attention_backward":
         sizes |= {"heads": sizes["kv_heads"] * draw.randint(1, 4), "q_len": draw.randint(1, 9000)}
-    if plan.spec.op == "quantise":
+    if plan.spec.op == "quantize":
         sizes["heads"] = sizes.get("kv_heads", 1) * draw.randint(1, 4)
     if plan.spec.op == "select_topk":
         sizes["heads"] = sizes["kv_heads"] * draw.randint(1, 4)

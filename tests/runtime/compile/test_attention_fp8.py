@@ -29,7 +29,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_products_are_not_serialised(name: str) -> None:
+def test_products_are_not_serialized(name: str) -> None:
     """ptxas waits for each wgmma by itself where it runs out of registers for several, and says so (C7511)."""
     compiled = compile_spec(
         find_spec({"op": "attention", "arch": "sm_90a", "dtype": "e4m3", "head_dim": 128, **KERNELS[name]})

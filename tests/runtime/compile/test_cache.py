@@ -69,7 +69,7 @@ def test_the_key_depends_on_every_part(part: str) -> None:
     assert cache_key(**PARTS) != cache_key(**{**PARTS, part: changed})  # type: ignore[arg-type]
 
 
-def test_the_key_does_not_confuse_neighbouring_parts() -> None:
+def test_the_key_does_not_confuse_neighboring_parts() -> None:
     one = cache_key(**{**PARTS, "spec": "ab", "source": "c"})  # type: ignore[arg-type]
     assert one != cache_key(**{**PARTS, "spec": "a", "source": "bc"})  # type: ignore[arg-type]
     assert cache_key(**PARTS) != cache_key(**{**PARTS, "options": ("-b", "-a")})  # type: ignore[arg-type]

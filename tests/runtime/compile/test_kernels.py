@@ -73,7 +73,7 @@ OTHERS = [
         for side in (64, 128)
     ),
     *(  # no lane of a row has anything to do that the others have not
-        {"op": "quantise", "arch": "sm_90a", "dtype": "bf16", "head_dim": 128, "scales": scales, **more}
+        {"op": "quantize", "arch": "sm_90a", "dtype": "bf16", "head_dim": 128, "scales": scales, **more}
         for scales, more in (
             ("row_block", {"mean": "subtract", "hadamard": True, "rotary": "half"}),
             ("given", {"rotary": "interleaved"}),

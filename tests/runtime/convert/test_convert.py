@@ -96,7 +96,7 @@ def test_lists_ascend_and_end_in_minus_one(case: Case) -> None:
 
 @every_case
 def test_nothing_depends_on_what_tensors_hold(case: Case) -> None:
-    """Tensors on ``meta`` have shapes and no values: what synchronised on a GPU would fail here."""
+    """Tensors on ``meta`` have shapes and no values: what synchronized on a GPU would fail here."""
     pattern = case.pattern(*(tensor.to("meta") for tensor in case.tensors()))
     real = case.pattern(*case.tensors())
     for there, expected in zip(pattern.index_tensors(), real.index_tensors(), strict=True):

@@ -130,7 +130,7 @@ def test_a_pattern_is_what_transformers_writes_out(
     mask = MaskInterface(masking_utils)(**arguments, mask_function=function, device="cpu")
     assert torch.equal(convert.to_token_mask(mask.pattern, q_len=q_len, kv_len=kv_len), right)
     if q_offset - kv_offset == kv_len - q_len:
-        assert isinstance(mask.pattern, Causal | SlidingWindow if causal else Dense | SlidingWindow), "not recognised"
+        assert isinstance(mask.pattern, Causal | SlidingWindow if causal else Dense | SlidingWindow), "not recognized"
 
 
 def test_decoding_by_another_implementation_where_one_says_so(loaded: Any) -> None:

@@ -21,7 +21,7 @@ from host_streams import pretend_stream  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments, attention, attention_fp8  # noqa: E402
-from runtime.prepare.quantised import FP8_TYPES, QuantisedInputs, quantise, transposed  # noqa: E402
+from runtime.prepare.quantized import FP8_TYPES, QuantizedInputs, quantize, transposed  # noqa: E402
 
 FP8: dict[str, Any] = {"op": "attention", "arch": "sm_90a", "dtype": "e4m3", "head_dim": 128}
 DENSE = {"kind": "dense"}
@@ -50,10 +50,10 @@ def test_v_is_transposed_in_that_order() -> None:
 
 @pytest.mark.parametrize("dtype", FP8_TYPES)
 @pytest.mark.parametrize("scales", ["blocks", "heads", "tensor"])
-def test_quantised_inputs_are_near_what_they_stand_for(dtype: str, scales: str) -> None:
+def test_quantized_inputs_are_near_what_they_stand_for(dtype: str, scales: str) -> None:
     q, k, v = torch.randn(2, 4, 100, 64), torch.randn(2, 2, 201, 64), torch.randn(2, 2, 201, 64)
-    given = quantise(q, k, v, dtype, q_rows=64, k_rows=128, scales=scales)
-    for exact, found in zip((q, k, v), given.dequantised(), strict=True):
+    given = quantize(q, k, v, dtype, q_rows=64, k_rows=128, scales=scales)
+    for exact, found in zip((q, k, v), given.dequantized(), strict=True):
         assert (found - exact).abs().max() <= exact.abs().max() * (2.0**-4 if dtype == "e4m3" else 2.0**-3)
     assert given.q_scale.shape == (2, 4, 2) and given.k_scale.shape == (2, 2, 2) and given.v_scale.shape == (2, 2, 64)
     assert (given.q_scale.stride() == (0, 0, 0)) == (scales == "tensor")
@@ -129,9 +129,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     return attention_fp8.Fp8AttentionKernel(SimpleNamespace(named=named, plan=plan), Looks(plan))  # type: ignore[arg-type]
 
 
-def drawn() -> QuantisedInputs:
+def drawn() -> QuantizedInputs:
     q, k, v = torch.randn(2, 4, 200, 128), torch.randn(2, 2, 300, 128), torch.randn(2, 2, 300, 128)
-    return quantise(q, k, v, "e4m3", q_rows=128, k_rows=128)
+    return quantize(q, k, v, "e4m3", q_rows=128, k_rows=128)
 
 
 def test_results_have_the_type_of_output(kernel: Any) -> None:
@@ -164,13 +164,13 @@ def test_refusals_name_the_argument(kernel: Any) -> None:
         kernel(given.q, given.k, given.v_t, **scales, out=torch.empty(given.q.shape, dtype=torch.bfloat16))
 
 
-def test_the_quantise_call_is_named() -> None:
+def test_the_quantize_call_is_named() -> None:
     given: Any = SimpleNamespace(
         layout=torch.strided, is_nested=False, device=torch.device("cuda", 0), dtype=torch.float16
     )
     real = torch.Tensor
     with pytest.MonkeyPatch.context() as context:
         context.setattr(arguments.torch, "Tensor", SimpleNamespace)
-        with pytest.raises(ArgumentError, match="quantise it first"):
+        with pytest.raises(ArgumentError, match="quantize it first"):
             arguments.check_tensor("q", given, torch.float8_e4m3fn, 4)
     assert torch.Tensor is real

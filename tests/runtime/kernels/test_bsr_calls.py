@@ -1356,7 +1356,7 @@ def test_what_was_prepared_is_trusted_unless_it_is_to_be_validated(make: Make) -
         (rows, PreparedBsr(A, torch.tensor([0, 1, 1]).int()), dense(192, 128)),
         (chunks, PreparedBsr(a, order._replace(total=order.total - 1)), dense(96, 128)),
     ):
-        kernel(wrong, b)  # no synchronisation: it may be captured in a graph
+        kernel(wrong, b)  # no synchronization: it may be captured in a graph
         assert len(kernel._loaded.launches) == 1
         with pytest.raises(ArgumentError, match=r"^a\.row_order: "):
             kernel(wrong, b, validate=True)
@@ -1406,7 +1406,7 @@ def test_two_shapes_in_turn_are_both_remembered(make: Make) -> None:
 
 def test_patterns_are_trusted_unless_they_are_to_be_validated(make: Make) -> None:
     kernel, wrong = make(op="bsr_sddmm"), matrix([0, 1, 1, 3], [2, 0, 9])
-    kernel(dense(192, 72), dense(192, 72), wrong)  # no synchronisation: it may be captured in a graph
+    kernel(dense(192, 72), dense(192, 72), wrong)  # no synchronization: it may be captured in a graph
     assert len(kernel._loaded.launches) == 1
     with pytest.raises(ArgumentError, match=r"pattern\.col_indices\(\): ranges from 0 to 9"):
         kernel(dense(192, 72), dense(192, 72), wrong, validate=True)
@@ -1759,7 +1759,7 @@ def test_products_in_fp8_take_a_scale_of_each_operand(make: Make) -> None:
         ("out: dtype or rank", {"out": codes(384, 304)}),
         ("b: dtype or rank", {"b": dense(304, 384).mT}),
         (
-            r"a: is torch.float16, .*_e4m3fn: quantise it first \(runtime\.quantise_matrix\)",
+            r"a: is torch.float16, .*_e4m3fn: quantize it first \(runtime\.quantize_matrix\)",
             {"a": matrix([0, 1], [0], size=128)},
         ),
         ("a: is torch.float8_e5m2, this kernel takes torch.float8_e4m3fn", {"a": fp8_matrix(dtype=torch.float8_e5m2)}),

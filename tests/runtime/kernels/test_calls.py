@@ -40,7 +40,7 @@ from runtime.kernels.pattern_numbers import numbers_for  # noqa: E402
 from runtime.ops import attention_calls, attention_choice  # noqa: E402
 from runtime.patterns import Causal, Dense, Score  # noqa: E402
 from runtime.prepare.prepared import PreparedLists  # noqa: E402
-from runtime.prepare.quantised import quantise  # noqa: E402
+from runtime.prepare.quantized import quantize  # noqa: E402
 
 PROJECT = Path(__file__).resolve().parents[3]
 GRADIENTS: Any = attention_backward.AttentionBackwardKernel
@@ -881,7 +881,7 @@ def as_given(spec: Any, q: Any, k: Any, v: Any) -> tuple[list[Any], dict[str, An
     """Return q, k and v as a kernel takes them, and the scales of FP8 inputs."""
     if spec.dtype not in FP8:
         return [q, k, v], {}
-    given = quantise(q.float(), k.float(), v.float(), spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
+    given = quantize(q.float(), k.float(), v.float(), spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
     return [given.q, given.k, given.v_t], given.scales()
 
 

@@ -22,7 +22,7 @@ from runtime.kernels import (  # noqa: E402
     bsr_sddmm,
     bsr_spgemm,
     bsr_spmm,
-    quantise,
+    quantize,
     select_topk,
     tile_copy,
 )
@@ -33,7 +33,7 @@ from runtime.prepare.prepared import PreparedBsr  # noqa: E402
 
 MODULES = (
     *(attention, attention_backward, attention_fp8, block_mask, bsr_sddmm, bsr_spgemm),
-    *(bsr_spmm, quantise, select_topk, tile_copy),
+    *(bsr_spmm, quantize, select_topk, tile_copy),
 )
 
 
@@ -72,11 +72,11 @@ def test_backward_refuses_a_saved_tensor_that_a_kernel_wrote_into(monkeypatch: p
         copying = stubbed(tile_copy.TileCopyKernel, tile_copy, None, None, monkeypatch)
         yield "tile_copy out", lambda out: copying(x[0, 0], out=out), torch.ones(16, 16)
         spec = SimpleNamespace(mean="none")
-        quantising = stubbed(quantise.QuantiseKernel, quantise, spec, ({}, None), monkeypatch)
-        quantising._by_columns = False
+        quantizing = stubbed(quantize.QuantizeKernel, quantize, spec, ({}, None), monkeypatch)
+        quantizing._by_columns = False
         codes, scales = torch.ones(1, 1, 16, 16), torch.ones(1, 1, 16)
-        yield "quantise out", lambda out: quantising(x, out=out, out_scales=scales), codes
-        yield "quantise out_scales", lambda out: quantising(x, out=codes, out_scales=out), scales
+        yield "quantize out", lambda out: quantizing(x, out=out, out_scales=scales), codes
+        yield "quantize out_scales", lambda out: quantizing(x, out=codes, out_scales=out), scales
         matrix = torch.ones(16, 16).to_sparse_bsr((16, 16))
         sampling = stubbed(bsr_sddmm.BsrSddmmKernel, bsr_sddmm, None, None, monkeypatch)
         yield "sddmm out", lambda out: sampling(x[0, 0], x[0, 0], matrix, out=out), torch.ones(1, 16, 16)

@@ -97,13 +97,13 @@ def test_other_blocks_and_weights() -> None:
     assert BlockSparseLinear.from_mask(mask(), 32, bias=False).bias is None
 
 
-def train(module: Any, optimiser: Any, batches: Any) -> list[float]:
+def train(module: Any, optimizer: Any, batches: Any) -> list[float]:
     losses = []
     for x, wanted in batches:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (module(x).float() - wanted).square().sum()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(float(loss.detach()))
     return losses
 

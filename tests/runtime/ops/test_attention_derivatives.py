@@ -16,7 +16,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, merge_attention  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8, modes  # noqa: E402
-from runtime.ops.quantised_operands import quantised_operands  # noqa: E402
+from runtime.ops.quantized_operands import quantized_operands  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Dense, PrefixLM, Score  # noqa: E402
 
 
@@ -150,7 +150,7 @@ def test_fp8_refuses_every_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_fp8, "check_tensor", attention_checks.check_tensor)
     codes = [x.to(torch.float8_e4m3fn) for x in qkv()]
     scale = torch.ones(1, 2, 1)
-    given = quantised_operands(*codes, q_scale=scale, k_scale=1.0, v_scale=1.0)
+    given = quantized_operands(*codes, q_scale=scale, k_scale=1.0, v_scale=1.0)
     with forward_ad.dual_level(), pytest.raises(ArgumentError, match="has a tangent"):
         changed = vars(given) | {"q_scale": forward_ad.make_dual(scale, scale)}
         block_sparse_attention(type(given)(**changed), Dense())

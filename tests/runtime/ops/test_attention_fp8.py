@@ -15,8 +15,8 @@ from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8  # noqa: E402
 from runtime.ops.attention_calls import Route  # noqa: E402
 from runtime.ops.attention_choice import Call, Fp8Call, resolve  # noqa: E402
-from runtime.ops.quantise_attention import QuantisedAttention  # noqa: E402
-from runtime.ops.quantised_operands import quantised_operands  # noqa: E402
+from runtime.ops.quantize_attention import QuantizedAttention  # noqa: E402
+from runtime.ops.quantized_operands import quantized_operands  # noqa: E402
 from runtime.patterns import Causal, Dense, Score, TopK, scored_of  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
@@ -46,14 +46,14 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return kernel
 
 
-def operands(**changes: Any) -> QuantisedAttention:
+def operands(**changes: Any) -> QuantizedAttention:
     shape = (1, 2, 300, 64)
     q, k, v = (torch.randn(shape).to(E4M3) for _ in range(3))
-    given = quantised_operands(q, k, v, q_scale=0.5, k_scale=0.25, v_scale=2.0)
+    given = quantized_operands(q, k, v, q_scale=0.5, k_scale=0.25, v_scale=2.0)
     return replace(given, **changes)
 
 
-def smoothed(**changes: Any) -> QuantisedAttention:
+def smoothed(**changes: Any) -> QuantizedAttention:
     return operands(k_mean=torch.ones(1, 2, 64), mean_logits=torch.randn(1, 2, 300), **changes)
 
 
@@ -97,7 +97,7 @@ def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | No
         (
             operands(q=torch.zeros(1, 2, 300, 64).half()),
             {},
-            "q: is torch.float16, expected .*quantise_attention makes it",
+            "q: is torch.float16, expected .*quantize_attention makes it",
         ),
         (operands(output=torch.float32), {}, "output: is torch.float32, expected"),
         (
@@ -119,7 +119,7 @@ def test_what_is_refused(kernel: Kernel, given: Any, named: dict[str, Any], mess
     assert not hasattr(kernel, "given")
 
 
-def arguments(given: QuantisedAttention, pattern: Any) -> tuple[Any, ...]:
+def arguments(given: QuantizedAttention, pattern: Any) -> tuple[Any, ...]:
     codes = (given.q, given.k, given.v_t, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits)
     return (*codes, list(pattern.index_tensors()), None, None, None, pattern.spec_json)
 
@@ -147,7 +147,7 @@ def test_compiled_code_has_one_operator(kernel: Kernel, made: Any) -> None:
         graphs.append(graph)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    def call(given: QuantisedAttention) -> Any:
+    def call(given: QuantizedAttention) -> Any:
         out, lse = block_sparse_attention(given, Causal(), return_lse=True, scale=0.5)
         return out * 2.0, lse + 1.0
 
@@ -164,7 +164,7 @@ def test_compiled_code_has_one_operator(kernel: Kernel, made: Any) -> None:
 
 def test_fp8_without_scales_is_refused() -> None:
     given = operands()
-    with pytest.raises(ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*runtime.quantised_operands"):
+    with pytest.raises(ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*runtime.quantized_operands"):
         block_sparse_attention(given.q, given.k, given.k, Dense())
 
 

@@ -13,14 +13,14 @@ torch = pytest.importorskip("torch")
 import odd_values  # noqa: E402
 import oracle_kernel  # noqa: E402
 
-from runtime import convert, explain_attention, merge_attention, patterns, quantised_operands  # noqa: E402
+from runtime import convert, explain_attention, merge_attention, patterns, quantized_operands  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8  # noqa: E402
 from runtime.ops.attention import block_sparse_attention  # noqa: E402
 from runtime.ops.attention_calls import Route  # noqa: E402
-from runtime.ops.quantise_attention import QuantisedAttention  # noqa: E402
+from runtime.ops.quantize_attention import QuantizedAttention  # noqa: E402
 
 LENGTH = odd_values.LENGTH
 
@@ -45,7 +45,7 @@ def attend_learned(**arguments: Any) -> Any:
 
 
 def attend_fp8(*, options: dict[str, Any] | None = None, **fields: Any) -> Any:
-    return block_sparse_attention(QuantisedAttention(**fields), patterns.Dense(), return_lse=True, **(options or {}))
+    return block_sparse_attention(QuantizedAttention(**fields), patterns.Dense(), return_lse=True, **(options or {}))
 
 
 def attend_fp8_options(**options: Any) -> Any:
@@ -59,7 +59,7 @@ def by(pattern: Callable[..., Any]) -> Callable[..., Any]:
 
 def fp8_fields() -> dict[str, Any]:
     codes = {name: x.to(torch.float8_e4m3fn) for name, x in qkv().items()}
-    given = quantised_operands(**codes, q_scale=1.0, k_scale=1.0, v_scale=1.0)
+    given = quantized_operands(**codes, q_scale=1.0, k_scale=1.0, v_scale=1.0)
     fields = dict(vars(given))
     for name in ("cache", "k_mean", "hadamard", "rotary", "static_q_scale", "static_k_scale"):  # of other functions
         del fields[name]
@@ -123,8 +123,8 @@ FUNCTIONS: odd_values.Functions = {
         lambda t: attend(**qkv(), pattern=patterns.Dense(), score=patterns.Score("score + t[kv_idx]", aux={"t": t})),
         lambda: {"t": torch.ones(LENGTH)},
     ),
-    "quantised_operands": (
-        quantised_operands,
+    "quantized_operands": (
+        quantized_operands,
         lambda: (
             {name: x.to(torch.float8_e4m3fn) for name, x in qkv().items()}
             | {"q_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0, "q_rows": 64, "k_rows": 64, "output": torch.float16}

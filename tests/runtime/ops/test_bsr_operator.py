@@ -262,7 +262,7 @@ def test_values_that_are_sampled_are_not_those_that_were_packed() -> None:
     assert len(found.order) == 4 and len(packed.order) == 5
 
 
-@pytest.mark.parametrize("name", ["quantise", "block_mask", "select_topk", "bsr_calls"])
+@pytest.mark.parametrize("name", ["quantize", "block_mask", "select_topk", "bsr_calls"])
 def test_a_first_call_in_a_capture_is_refused_on_the_device_of_its_tensors(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from runtime.kernels import select_topk  # noqa: E402
 from runtime.nn import blocks  # noqa: E402
 from runtime.ops import bsr_checks, static_scales  # noqa: E402
 from runtime.ops.block_mask import create_block_mask  # noqa: E402
-from runtime.ops.quantise import check_floats, check_rotary  # noqa: E402
+from runtime.ops.quantize import check_floats, check_rotary  # noqa: E402
 from runtime.video.tiles import VideoTiles, check_sizes  # noqa: E402
 
 HUGE = 10**5000

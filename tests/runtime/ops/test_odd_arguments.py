@@ -85,7 +85,7 @@ def whole(device: str = "cpu") -> dict[str, Any]:
 
 
 def cache() -> Any:
-    return runtime.quantise_attention(*(floats(1, 2, 128, 64) for _ in range(3)), kv_capacity=256)
+    return runtime.quantize_attention(*(floats(1, 2, 128, 64) for _ in range(3)), kv_capacity=256)
 
 
 def load(**arguments: Any) -> None:
@@ -154,17 +154,17 @@ FUNCTIONS: odd_values.Functions = {
             | {"dtype": torch.float32}
         ),
     ),
-    "quantise_matrix": (
-        runtime.quantise_matrix,
+    "quantize_matrix": (
+        runtime.quantize_matrix,
         lambda: {"x": floats(64, 128), "block": (1, 128), "dtype": "e4m3"},
     ),
-    "quantise_attention": (runtime.quantise_attention, whole),
-    "quantise_attention, on meta": (runtime.quantise_attention, lambda: whole("meta")),
-    "QuantisedAttention.append": (
+    "quantize_attention": (runtime.quantize_attention, whole),
+    "quantize_attention, on meta": (runtime.quantize_attention, lambda: whole("meta")),
+    "QuantizedAttention.append": (
         lambda **given: cache().append(**given),
         lambda: {"k": floats(1, 2, 8, 64), "v": floats(1, 2, 8, 64), "rotary": None},
     ),
-    "QuantisedAttention.with_queries": (
+    "QuantizedAttention.with_queries": (
         lambda **given: cache().with_queries(**given),
         lambda: {"q": floats(1, 2, 8, 64), "rotary": None},
     ),

@@ -187,7 +187,7 @@ def test_a_prepared_matrix_knows_its_problem(monkeypatch: pytest.MonkeyPatch, na
 
 
 def test_neither_prepare_nor_a_call_reads_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They synchronise."""
+    """They synchronize."""
     from runtime.prepare import prepared as module
 
     monkeypatch.setattr(module, "bsr_problem", lambda *given, **fields: pytest.fail("it was read"))

@@ -63,8 +63,8 @@ def test_random_lists_need_fewer_loads(tile_blocks: int, most: float) -> None:
     lists = torch.rand((1, 2, 512, 512), generator=torch.Generator().manual_seed(2)).argsort(-1)[..., :32]
     order = find_query_order(lists, 512, tile_blocks)
     assert loads(lists, order, tile_blocks) < most * lists.numel()
-    neighbours = torch.arange(512).expand(order.shape)
-    assert loads(lists, neighbours, tile_blocks) > 0.93 * lists.numel()
+    neighbors = torch.arange(512).expand(order.shape)
+    assert loads(lists, neighbors, tile_blocks) > 0.93 * lists.numel()
 
 
 def test_heads_are_done_in_groups_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:

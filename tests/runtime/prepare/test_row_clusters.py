@@ -188,7 +188,7 @@ def test_rows_find_the_group_that_has_their_columns() -> None:
     assert torch.equal(quick.sort(1).values, before.sort(1).values)
 
 
-def test_neighbours_share_columns() -> None:
+def test_neighbors_share_columns() -> None:
     wants = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1], [0, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
     order = row_clusters._in_pairs(wants).tolist()
     assert sorted(order) == list(range(5)) and order[4] == 2

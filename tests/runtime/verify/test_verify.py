@@ -23,7 +23,7 @@ from runtime.kernels.bound_call import BoundCall  # noqa: E402
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel  # noqa: E402
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel  # noqa: E402
 from runtime.kernels.bsr_spmm import BsrSpmmKernel  # noqa: E402
-from runtime.kernels.quantise import QuantiseKernel  # noqa: E402
+from runtime.kernels.quantize import QuantizeKernel  # noqa: E402
 from runtime.kernels.select_topk import SelectTopkKernel  # noqa: E402
 from runtime.kernels.tile_copy import TileCopyKernel  # noqa: E402
 from runtime.operators import OPERATORS, part  # noqa: E402
@@ -33,7 +33,7 @@ from runtime.verify import (  # noqa: E402
     bsr_sddmm,
     bsr_spgemm,
     bsr_spmm,
-    quantise,
+    quantize,
     run,
     select_topk,
     tile_copy,
@@ -51,7 +51,7 @@ KINDS: list[tuple[str, Any, Any, Any]] = [
         bsr_spgemm,
         lambda spec: bsr_spgemm.CASES + bsr_spgemm.PATTERN_CASES,
     ),
-    ("h100_quantise_k", QuantiseKernel, quantise, lambda spec: quantise.CASES),
+    ("h100_quantise_k", QuantizeKernel, quantize, lambda spec: quantize.CASES),
     ("h100_select_topk", SelectTopkKernel, select_topk, lambda spec: select_topk.CASES),
     ("h100_tile_copy_tma", TileCopyKernel, tile_copy, lambda spec: tile_copy.CASES),
 ]

@@ -1,4 +1,4 @@
-// What quantise kernels ask beside threads.h: votes, fences, and conversions to FP8 (PTX ISA, "cvt").
+// What quantize kernels ask beside threads.h: votes, fences, and conversions to FP8 (PTX ISA, "cvt").
 #define __constant__ static const
 struct uint2 {
   unsigned x, y;

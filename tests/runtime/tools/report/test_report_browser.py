@@ -128,20 +128,20 @@ def test_a_kernel_is_reached_by_keyboard(index: Chromium) -> None:
     assert index.evaluate("document.querySelector('h1').textContent") == "l4_topk32"
 
 
-def test_both_schemes_of_colours_can_be_read(browser: Chromium, folder: Path) -> None:
+def test_both_schemes_of_colors_can_be_read(browser: Chromium, folder: Path) -> None:
     """Contrast of text to its ground, by WCAG 2: 4.5 at least."""
     for dark in (False, True):
         browser.size(DESKTOP, dark=dark)
         browser.open(folder / "kernel-h100_topk32.html")
-        colours = browser.evaluate(
+        colors = browser.evaluate(
             "(() => { const s = getComputedStyle(document.documentElement);"
             "return Object.fromEntries(['paper', 'ink', 'soft', 'mark', 'good', 'bad', 'tint', 'warn', 'warn-ink']"
             ".map(n => [n, s.getPropertyValue('--' + n).trim()])); })()"
         )
         for text, ground in [(each, on) for each in ("ink", "soft", "mark", "good", "bad") for on in ("paper", "tint")]:
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground, dark)
-        assert contrast(colours["warn-ink"], colours["warn"]) >= 4.5
-        assert contrast(colours["mark"], colours["warn"]) >= 4.5
+            assert contrast(colors[text], colors[ground]) >= 4.5, (text, ground, dark)
+        assert contrast(colors["warn-ink"], colors["warn"]) >= 4.5
+        assert contrast(colors["mark"], colors["warn"]) >= 4.5
 
 
 def contrast(one: str, other: str) -> float:
@@ -149,8 +149,8 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def luminance(colour: str) -> float:
-    digits = colour.removeprefix("#")
+def luminance(color: str) -> float:
+    digits = color.removeprefix("#")
     digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
     parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)

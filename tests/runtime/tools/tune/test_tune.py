@@ -585,7 +585,7 @@ def test_inputs_of_attention_are_what_the_problem_says() -> None:
         data.AttentionInputs(parse_problem({**fields, "heads": 1, "q_len": 100, "kv_len": 100}), "cpu")
 
 
-def test_inputs_of_fp8_attention_are_quantised_once() -> None:
+def test_inputs_of_fp8_attention_are_quantized_once() -> None:
     data: Any = pytest.importorskip("runtime.tools.tune.data", exc_type=ImportError)
     torch = pytest.importorskip("torch")
     kernel = FakeKernel("h100_e4m3_topk32_b64")

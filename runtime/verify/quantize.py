@@ -1,4 +1,4 @@
-"""Quantise kernels: case table, oracle, and how one case is run.
+"""Quantize kernels: case table, oracle, and how one case is run.
 
 Codes and scales are bit for bit those of torch. The mean of K is compared with that in float64; what is subtracted is
 the kernel's own.
@@ -14,9 +14,9 @@ import torch
 
 from codegen.dtypes import LARGEST
 from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, LEAST_AMAX, SIGN_BITS, V_KEYS, sign_words
-from codegen.spec import QuantiseSpec
+from codegen.spec import QuantizeSpec
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary
+from runtime.kernels.quantize import Quantized, QuantizeKernel, Rotary
 from runtime.verify.common import Outcome, Verification, generator, poisoned_memory
 
 CLOSE = 2.0**-20  # of the largest magnitude, of means and products in fp32
@@ -157,16 +157,16 @@ def _amax(x: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
 
 def expected(
     x: torch.Tensor,
-    spec: QuantiseSpec,
+    spec: QuantizeSpec,
     mean: torch.Tensor | None,
     scales: torch.Tensor | None,
     rotary: Rotary | None = None,
-) -> Quantised:
+) -> Quantized:
     """The result that a kernel must have for x: ``mean`` is subtracted, ``scales`` are those of the call."""
     values = x.float() if rotary is None else embedded(x, rotary, spec.rotary)
     if spec.scales == "channel":
         scales = scales_of(_amax(values, (2,)), spec.codes) if scales is None else scales
-        return Quantised(in_key_order(coded(values, scales[:, :, None], spec.codes)), scales)
+        return Quantized(in_key_order(coded(values, scales[:, :, None], spec.codes)), scales)
     if mean is not None:
         values = values - mean[:, :, None]
     if spec.hadamard:
@@ -174,7 +174,7 @@ def expected(
     factor = torch.tensor(1.0 / math.sqrt(spec.head_dim), dtype=torch.float32, device=x.device)
     if spec.scales == "given":
         assert scales is not None
-        return Quantised(coded(values, (scales / factor if spec.hadamard else scales)[..., None], spec.codes), scales)
+        return Quantized(coded(values, (scales / factor if spec.hadamard else scales)[..., None], spec.codes), scales)
     if spec.scales == "row":
         scales = scales_of(_amax(values, (3,)), spec.codes)
         spread = scales
@@ -182,10 +182,10 @@ def expected(
         parts = [_amax(part, (2, 3)) for part in values.split(spec.tile.m, 2)]
         scales = scales_of(torch.stack(parts, 2), spec.codes)
         spread = scales.repeat_interleave(spec.tile.m, 2)[:, :, : x.shape[2]]
-    return Quantised(coded(values, spread[..., None], spec.codes), scales * factor if spec.hadamard else scales)
+    return Quantized(coded(values, spread[..., None], spec.codes), scales * factor if spec.hadamard else scales)
 
 
-def run_case(kernel: QuantiseKernel, case: Case, device: torch.device) -> Outcome:
+def run_case(kernel: QuantizeKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice in poisoned memory: codes and scales are right or wrong, by how many."""
     spec = kernel.spec
     x = drawn(case, spec.head_dim, TORCH_DTYPES[spec.dtype], device)
@@ -203,7 +203,7 @@ def run_case(kernel: QuantiseKernel, case: Case, device: torch.device) -> Outcom
     return Outcome(case.name, case.describe(), wrong, None, 0.0, "; ".join(problems))
 
 
-def _arguments(spec: QuantiseSpec, case: Case, x: torch.Tensor) -> dict[str, Any]:
+def _arguments(spec: QuantizeSpec, case: Case, x: torch.Tensor) -> dict[str, Any]:
     """The arguments of a call beside x."""
     draw = generator(f"{case.name} given", x.device)
     found: dict[str, Any] = {}
@@ -235,7 +235,7 @@ def angles(case: Case, head_dim: int, device: torch.device) -> Rotary:
     return (found[0][0], found[1][0]) if case.given else found
 
 
-def _call(kernel: QuantiseKernel, case: Case, x: torch.Tensor, named: dict[str, Any]) -> tuple[Quantised, str | None]:
+def _call(kernel: QuantizeKernel, case: Case, x: torch.Tensor, named: dict[str, Any]) -> tuple[Quantized, str | None]:
     """Call, into a part of a larger tensor if the case says so: also return what was written beside that part."""
     if not case.into:
         return kernel(x, **named), None
@@ -258,7 +258,7 @@ def _call(kernel: QuantiseKernel, case: Case, x: torch.Tensor, named: dict[str, 
     return found, f"{beside} codes were written beside the part" if beside else ""
 
 
-def _columns(spec: QuantiseSpec, case: Case, x: torch.Tensor, found: Quantised, named: Any) -> list[str]:
+def _columns(spec: QuantizeSpec, case: Case, x: torch.Tensor, found: Quantized, named: Any) -> list[str]:
     """Check the mean and products with it; return faults in words."""
     values = embedded(x, named["rotary"], spec.rotary).double() if "rotary" in named else x.double()
     finite = torch.where(values.isfinite(), values, torch.zeros_like(values))

@@ -1,4 +1,4 @@
-"""Plan of the quantise kernels: FP8 codes and scales of rows (Q, K, matrices), or of columns and transposed (V)."""
+"""Plan of the quantize kernels: FP8 codes and scales of rows (Q, K, matrices), or of columns and transposed (V)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES, LARGEST
-from codegen.flags import QuantiseFlags
+from codegen.flags import QuantizeFlags
 from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER, LEAST_AMAX, ROTARY_HEADS, ROTATED_HEADS, V_KEYS, sign_words
 from codegen.plan import (
     Constant,
@@ -20,8 +20,8 @@ from codegen.plan import (
     pointer,
     require,
 )
-from codegen.problem import LaunchArgs, QuantiseShape
-from codegen.spec import QuantiseSpec
+from codegen.problem import LaunchArgs, QuantizeShape
+from codegen.spec import QuantizeSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
 CHUNK = 8  # elements of 16 bytes
@@ -41,7 +41,7 @@ ROTARY_REGISTERS = 16  # cosines and sines: likewise
 FLOAT = 4  # bytes
 
 
-def plan(spec: QuantiseSpec, stem: str) -> Plan:
+def plan(spec: QuantizeSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
     require(spec.stages == 1, "stages", f"is {spec.stages}; rows stay in registers: 1")
     if spec.scales == "channel":
@@ -49,7 +49,7 @@ def plan(spec: QuantiseSpec, stem: str) -> Plan:
     return _rows(spec, stem)
 
 
-def _rows(spec: QuantiseSpec, stem: str) -> Plan:
+def _rows(spec: QuantizeSpec, stem: str) -> Plan:
     """Work out a kernel whose scales are of rows."""
     rows, lanes, head_dim = spec.tile.m, ROW_LANES[spec.head_dim], spec.head_dim
     _check_rows(spec)
@@ -60,7 +60,7 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
     return _plan(
         spec,
         stem,
-        template="quantise/rows.cu.j2",
+        template="quantize/rows.cu.j2",
         threads=threads,
         lanes=lanes,
         kept=elements if in_floats else elements // 2,
@@ -76,13 +76,13 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
             Constant("kRows", rows, "rows of a thread block"),
             Constant("kThreadRows", rows * lanes // threads, "rows of a thread"),
         ),
-        flags=QuantiseFlags(
+        flags=QuantizeFlags(
             codes_name=spec.codes,
-            kept_piece=f"quantise/kept/{'rotated' if spec.hadamard else 'words'}.cuh.j2",
+            kept_piece=f"quantize/kept/{'rotated' if spec.hadamard else 'words'}.cuh.j2",
             **_rotary_flags(spec),
-            column_statistic="quantise/statistic/mean.cuh.j2" if smooth else "",
+            column_statistic="quantize/statistic/mean.cuh.j2" if smooth else "",
             product=spec.mean == "product",
-            given_scale="quantise/given_scale.cuh.j2" if is_given else "",
+            given_scale="quantize/given_scale.cuh.j2" if is_given else "",
             scale_of_rows=spec.scales == "row",
             joins_warps=smooth or spec.scales == "row_block",
             signs=tuple(f"0x{word:08X}" for word in sign_words(head_dim)) if spec.hadamard else (),
@@ -90,7 +90,7 @@ def _rows(spec: QuantiseSpec, stem: str) -> Plan:
     )
 
 
-TILE: tuple[Rule[QuantiseSpec], ...] = (
+TILE: tuple[Rule[QuantizeSpec], ...] = (
     OneOf(
         "m",
         lambda spec: (V_KEYS,) if spec.scales == "channel" else BLOCK_ROWS,
@@ -99,7 +99,7 @@ TILE: tuple[Rule[QuantiseSpec], ...] = (
 )
 
 
-def _check_rows(spec: QuantiseSpec) -> None:
+def _check_rows(spec: QuantizeSpec) -> None:
     """Refuse what kernels whose scales are of rows are not written for.
 
     Raises:
@@ -125,7 +125,7 @@ def _check_rows(spec: QuantiseSpec) -> None:
     )
 
 
-def _row_params(spec: QuantiseSpec) -> tuple[Param, ...]:
+def _row_params(spec: QuantizeSpec) -> tuple[Param, ...]:
     """Return the parameters of kernels whose scales are of rows."""
     is_given = spec.scales == "given"
     return (
@@ -155,7 +155,7 @@ def _row_params(spec: QuantiseSpec) -> tuple[Param, ...]:
     )
 
 
-def _channels(spec: QuantiseSpec, stem: str) -> Plan:
+def _channels(spec: QuantizeSpec, stem: str) -> Plan:
     """Work out a kernel whose scales are of columns, and which transposes."""
     check_tile(spec, TILE)
     require(
@@ -173,7 +173,7 @@ def _channels(spec: QuantiseSpec, stem: str) -> Plan:
     return _plan(
         spec,
         stem,
-        template="quantise/channels.cu.j2",
+        template="quantize/channels.cu.j2",
         threads=CHANNEL_THREADS,
         lanes=ROW_LANES[spec.head_dim],
         kept=-(-spec.head_dim // (CHUNK * CHANNEL_LANES)) * 16,
@@ -191,13 +191,13 @@ def _channels(spec: QuantiseSpec, stem: str) -> Plan:
             Constant("kLanes", CHANNEL_LANES, "threads that load 8 elements each of a row at a time"),
             Constant("kLaneChunks", -(-spec.head_dim // (CHUNK * CHANNEL_LANES)), "chunks of a thread, at most"),
         ),
-        flags=QuantiseFlags(
+        flags=QuantizeFlags(
             codes_name=spec.codes,
             kept_piece="",
             chunk_type="",
             rows_type="const Element*",
             rotary_pairs="",
-            column_statistic="quantise/statistic/channel_scale.cuh.j2",
+            column_statistic="quantize/statistic/channel_scale.cuh.j2",
             product=False,
             given_scale="",
             scale_of_rows=False,
@@ -208,7 +208,7 @@ def _channels(spec: QuantiseSpec, stem: str) -> Plan:
 
 
 def _plan(
-    spec: QuantiseSpec,
+    spec: QuantizeSpec,
     stem: str,
     *,
     template: str,
@@ -218,7 +218,7 @@ def _plan(
     statistic: str,
     params: tuple[Param, ...],
     constants: tuple[Constant, ...],
-    flags: QuantiseFlags,
+    flags: QuantizeFlags,
 ) -> Plan:
     """Return the plan of either kind of kernel."""
     arch, dtype, head_dim = ARCHS[spec.arch], DTYPES[spec.dtype], spec.head_dim
@@ -305,7 +305,7 @@ def _plan(
     )
 
 
-def _rotary_flags(spec: QuantiseSpec) -> dict[str, str]:
+def _rotary_flags(spec: QuantizeSpec) -> dict[str, str]:
     """Template parameters of the rotary embedding."""
     if spec.rotary == "none":
         return {
@@ -316,7 +316,7 @@ def _rotary_flags(spec: QuantiseSpec) -> dict[str, str]:
     return {
         "chunk_type": "Chunk",
         "rows_type": "const Rows&",
-        "rotary_pairs": f"quantise/rotary/{spec.rotary}.cuh.j2",
+        "rotary_pairs": f"quantize/rotary/{spec.rotary}.cuh.j2",
     }
 
 
@@ -343,14 +343,14 @@ def _statistic_params(statistic: str) -> tuple[Param, ...]:
     )
 
 
-def _arguments(plan: Plan, shape: QuantiseShape, slots: int) -> LaunchArgs:
+def _arguments(plan: Plan, shape: QuantizeShape, slots: int) -> LaunchArgs:
     """Work out a launch.
 
     Columns are added up one head and a little more before rows are read again: from the L2, if a head is not too large.
     """
     del slots
     spec = plan.spec
-    assert isinstance(spec, QuantiseSpec)
+    assert isinstance(spec, QuantizeSpec)
     all_heads, chunks = shape.batch * shape.heads, -(-shape.length // spec.tile.m)
     numbers = {"heads": shape.heads, "length": shape.length, "chunks": chunks}
     if spec.mean == "product":

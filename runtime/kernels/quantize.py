@@ -1,4 +1,4 @@
-"""Calls of quantise kernels."""
+"""Calls of quantize kernels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.fp8 import V_KEYS
-from codegen.problem import QuantiseShape
-from codegen.spec import QuantiseSpec
+from codegen.problem import QuantizeShape
+from codegen.spec import QuantizeSpec
 from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
@@ -39,8 +39,8 @@ ROTARY_NAMES = ("rotary[0]", "rotary[1]")
 _ROTARY_RANK = 3  # with batches
 
 
-class Quantised(NamedTuple):
-    """What a quantise kernel makes: x = codes * scales.
+class Quantized(NamedTuple):
+    """What a quantize kernel makes: x = codes * scales.
 
     Attributes:
         codes: FP8, as x; with a scale for each column (batch, heads, head_dim, keys), V^T, whose keys are filled up to
@@ -57,7 +57,7 @@ class Quantised(NamedTuple):
     product: torch.Tensor | None = None
 
 
-class QuantiseKernel(BoundCall[QuantiseSpec]):
+class QuantizeKernel(BoundCall[QuantizeSpec]):
     """FP8 codes and scales of rows, of blocks of rows, or of columns.
 
     Attributes:
@@ -81,8 +81,8 @@ class QuantiseKernel(BoundCall[QuantiseSpec]):
         rotary: Rotary | None = None,
         out: torch.Tensor | None = None,
         out_scales: torch.Tensor | None = None,
-    ) -> Quantised:
-        """Quantise.
+    ) -> Quantized:
+        """Quantize.
 
         A code is x * (1 / scale), rounded to nearest even, where scale is the largest finite magnitude of the group
         over 448 (e4m3) or 57344 (e5m2), all in float32; 1 for a group of zeros (below 2^-100). Infinities saturate and
@@ -121,7 +121,7 @@ class QuantiseKernel(BoundCall[QuantiseSpec]):
         make = allocator(x.device)
         out = make(*contiguous(shapes["codes"]), self._codes) if out is None else written(out)
         if self._by_columns:
-            found = Quantised(out, make(*contiguous(shapes["scales"]), torch.float32) if scales is None else scales)
+            found = Quantized(out, make(*contiguous(shapes["scales"]), torch.float32) if scales is None else scales)
         else:
             if scales is None:
                 scales = (
@@ -132,7 +132,7 @@ class QuantiseKernel(BoundCall[QuantiseSpec]):
                 mean = make(*contiguous(shapes["mean"]), torch.float32)
             if self.spec.mean == "product":
                 product = make(*contiguous(x.shape[:3]), torch.float32)
-            found = Quantised(out, scales, mean if self.spec.mean == "subtract" else None, product)
+            found = Quantized(out, scales, mean if self.spec.mean == "subtract" else None, product)
         addresses = {"x": x.data_ptr(), "codes": out.data_ptr(), "scales": found.scales.data_ptr()}
         addresses["statistic"] = addresses["scales"] if mean is None else mean.data_ptr()
         addresses["mean"] = addresses["statistic"]
@@ -171,7 +171,7 @@ class QuantiseKernel(BoundCall[QuantiseSpec]):
             check_sizes("out_scales", out_scales, ("batch", "heads", blocks), shapes["scales"])
             check_output("out_scales", out_scales)
         statistic = scales if self._by_columns else mean if spec.mean == "subtract" else None
-        args = self._plan.problem(QuantiseShape(batch, heads, length, kv_heads, int(statistic is not None)))
+        args = self._plan.problem(QuantizeShape(batch, heads, length, kv_heads, int(statistic is not None)))
         if args.tiles > MOST_THREAD_BLOCKS:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}: {args.tiles} thread blocks, at most 2^31 - 1")
         strides = self._strides(x, out, scales if self._is_given else out_scales, shapes)

@@ -1,4 +1,4 @@
-"""Quantise kernels: the plan, what a call checks, and the generated source run on the host, thread by thread."""
+"""Quantize kernels: the plan, what a call checks, and the generated source run on the host, thread by thread."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from codegen.errors import SpecError
 from codegen.fp8 import KEY_ORDER, sign_words
 from codegen.library import find_spec
 from codegen.planning import plan_for
-from codegen.plans.quantise import STATISTIC_ROWS
-from codegen.problem import QuantiseShape
+from codegen.plans.quantize import STATISTIC_ROWS
+from codegen.problem import QuantizeShape
 from codegen.render import generate, render
 from codegen.tools.sized_launch import sized_launch
 
 torch = pytest.importorskip("torch")
 
-import host_quantise  # noqa: E402
+import host_quantize  # noqa: E402
 
 from runtime.driver import workspace  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.kernels.quantise import QuantiseKernel  # noqa: E402
-from runtime.verify import quantise as verified  # noqa: E402
+from runtime.kernels.quantize import QuantizeKernel  # noqa: E402
+from runtime.verify import quantize as verified  # noqa: E402
 
 CPU = torch.device("cpu")
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 on_the_host = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
-ROWS: dict[str, Any] = {"op": "quantise", "arch": "sm_90a", "dtype": "bf16", "head_dim": 128, "scales": "row_block"}
+ROWS: dict[str, Any] = {"op": "quantize", "arch": "sm_90a", "dtype": "bf16", "head_dim": 128, "scales": "row_block"}
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"scales": "row", "codes": "e5m2", "head_dim": 96},
@@ -67,11 +67,11 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    host_quantise.on_cpu(monkeypatch)
+    host_quantize.on_cpu(monkeypatch)
 
 
-def kernel_of(folder: Path, source: str | None = None, **changes: Any) -> host_quantise.HostKernel:
-    return host_quantise.HostKernel(find_spec({**ROWS, **changes}), folder, source)
+def kernel_of(folder: Path, source: str | None = None, **changes: Any) -> host_quantize.HostKernel:
+    return host_quantize.HostKernel(find_spec({**ROWS, **changes}), folder, source)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def kernel_of(folder: Path, source: str | None = None, **changes: Any) -> host_q
         ({"scales": "channel", "tile": {"m": 64}}, "tile.m: is 64; V\\^T has keys by 128: 128"),
         ({"scales": "channel", "mean": "subtract"}, "mean: is subtract; columns with scales"),
         ({"scales": "channel", "hadamard": True}, "hadamard: is true; columns with scales"),
-        ({"arch": "sm_86"}, "arch: is sm_86; quantise is written for sm_89, sm_90a, sm_120"),
-        ({"dtype": "e4m3"}, "dtype: is e4m3; quantise has no kernel for FP8"),
+        ({"arch": "sm_86"}, "arch: is sm_86; quantize is written for sm_89, sm_90a, sm_120"),
+        ({"dtype": "e4m3"}, "dtype: is e4m3; quantize has no kernel for FP8"),
         ({"head_dim": 80}, "head_dim: "),
         ({"codes": "fp16"}, "codes: "),
     ],
@@ -151,7 +151,7 @@ def test_halves_are_rotated_to_the_bits_of_transformers() -> None:
 
 
 def work(numbers: Any, ticket: int, rows: int) -> tuple[int, int, bool]:
-    """What templates/quantise/columns.cuh.j2 says of a ticket: head, chunk, whether columns are added up."""
+    """What templates/quantize/columns.cuh.j2 says of a ticket: head, chunk, whether columns are added up."""
     share, parts, lead = STATISTIC_ROWS // rows, numbers["statistic_chunks"], numbers["lead"]
     if parts == 0:
         return ticket // numbers["chunks"], ticket % numbers["chunks"], False
@@ -168,7 +168,7 @@ def work(numbers: Any, ticket: int, rows: int) -> tuple[int, int, bool]:
 @pytest.mark.parametrize(("heads", "length"), [(1, 1), (3, 700), (40, 513), (2, 70000), (7, 4096)])
 def test_every_chunk_is_done_once_and_waits_for_earlier_tickets(heads: int, length: int, rows: int) -> None:
     plan = plan_for(find_spec({**ROWS, "mean": "subtract", "tile": {"m": rows}}))
-    args = plan.problem(QuantiseShape(1, heads, length))
+    args = plan.problem(QuantizeShape(1, heads, length))
     added: dict[int, set[int]] = {head: set() for head in range(heads)}
     done = set()
     for ticket in range(args.tiles):
@@ -186,7 +186,7 @@ def test_every_chunk_is_done_once_and_waits_for_earlier_tickets(heads: int, leng
 
 def test_a_launch_with_a_given_statistic_adds_nothing_up() -> None:
     plan = plan_for(find_spec("h100_quantise_v"))
-    args = plan.problem(QuantiseShape(2, 3, 1000, is_given=1))
+    args = plan.problem(QuantizeShape(2, 3, 1000, is_given=1))
     assert (args.tiles, args.numbers["statistic_chunks"]) == (2 * 3 * 8, 0)
 
 
@@ -269,7 +269,7 @@ def call(x: Any, fields: dict[str, Any], **named: Any) -> Any:
     """Call a kernel that is never launched, with tensors of the CPU that pass for those of a GPU."""
     named_spec = find_spec({**ROWS, **fields})
     compiled: Any = SimpleNamespace(named=named_spec, plan=plan_for(named_spec))
-    return QuantiseKernel(compiled, SimpleNamespace())(x, **named)  # type: ignore[arg-type]
+    return QuantizeKernel(compiled, SimpleNamespace())(x, **named)  # type: ignore[arg-type]
 
 
 HALF = torch.zeros(2, 4, 300, 128, dtype=torch.bfloat16)

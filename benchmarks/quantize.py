@@ -1,7 +1,7 @@
-"""Quantise kernels beside a copy of the same bytes: how much of the memory's bandwidth they reach.
+"""Quantize kernels beside a copy of the same bytes: how much of the memory's bandwidth they reach.
 
-    python benchmarks/quantise.py                    # all shipped kernels of this device
-    python benchmarks/quantise.py --json rows.json h100_quantise_k
+    python benchmarks/quantize.py                    # all shipped kernels of this device
+    python benchmarks/quantize.py --json rows.json h100_quantise_k
 
 Bytes are those of x, read once, and of the codes and scales, written once. A copy by torch of as many bytes, half of
 them read and half written, is timed in the same run, and so is what torch makes of the same tensor without a kernel.
@@ -21,22 +21,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from codegen.json_rows import json_rows
 from codegen.library import find_spec, shipped_names
-from codegen.spec import QuantiseSpec
+from codegen.spec import QuantizeSpec
 from runtime import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
-from runtime.kernels.quantise import Quantised, QuantiseKernel
+from runtime.kernels.quantize import Quantized, QuantizeKernel
 from runtime.tools.bench.timing import back_to_back, single_calls
-from runtime.verify.quantise import expected
+from runtime.verify.quantize import expected
 
 SHAPES = ((2, 16, 16384), (1, 8, 131072), (1, 16, 4096))  # batch, heads, length
 
 
-def tensors(found: Quantised) -> list[torch.Tensor]:
+def tensors(found: Quantized) -> list[torch.Tensor]:
     """Return what a call has written."""
     return [tensor for tensor in found if tensor is not None]
 
 
-def row(kernel: QuantiseKernel, batch: int, heads: int, length: int) -> dict[str, object]:
+def row(kernel: QuantizeKernel, batch: int, heads: int, length: int) -> dict[str, object]:
     """Measure one kernel on one shape."""
     spec = kernel.spec
     x = torch.randn((batch, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
@@ -79,10 +79,10 @@ def main() -> None:
     sys.stdout.write(f"{'kernel':32} {'shape':22} {'us':>8} {'GB/s':>6} of copy, back to back {'torch':>8}\n")
     for name in (found for given in options.names for found in fnmatch.filter(shipped_names(), given)):
         named = find_spec(name)
-        if not isinstance(named.spec, QuantiseSpec) or (named.spec.arch == "sm_90a") != (capability == (9, 0)):
+        if not isinstance(named.spec, QuantizeSpec) or (named.spec.arch == "sm_90a") != (capability == (9, 0)):
             continue
         kernel = load_kernel(named, forward_compatible=True)
-        assert isinstance(kernel, QuantiseKernel)
+        assert isinstance(kernel, QuantizeKernel)
         for shape in SHAPES:
             found = row(kernel, *shape)
             rows.append(found)

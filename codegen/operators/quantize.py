@@ -1,12 +1,12 @@
-"""The record of quantising to FP8."""
+"""The record of quantizing to FP8."""
 
 from __future__ import annotations
 
 from codegen.operators.record import Operator, Sizes, Unit
-from codegen.plans import quantise
-from codegen.problem import QuantiseShape
-from codegen.select.default_tables import QUANTISE
-from codegen.spec import QuantiseSpec
+from codegen.plans import quantize
+from codegen.problem import QuantizeShape
+from codegen.select.default_tables import QUANTIZE
+from codegen.spec import QuantizeSpec
 
 _CASES = (
     "plain many_heads long one_row odd_length short_of_a_block outliers offset small zeros strange given into "
@@ -14,21 +14,21 @@ _CASES = (
 )
 
 
-def _computes(spec: QuantiseSpec) -> tuple[str, ...]:
+def _computes(spec: QuantizeSpec) -> tuple[str, ...]:
     fields = ("dtype", "codes", "head_dim", "scales")
     return (*fields, "tile") if spec.scales == "row_block" else fields  # whose rows share a scale
 
 
-def _units(spec: QuantiseSpec, sizes: Sizes) -> list[Unit]:
+def _units(spec: QuantizeSpec, sizes: Sizes) -> list[Unit]:
     del spec
     return [("heads", sizes.get("kv_heads") or 1, "the heads of the mean")]  # without a mean, of none
 
 
-QUANTISE_OPERATOR = Operator(
-    model=QuantiseSpec,
-    shape=QuantiseShape,
-    kernel=lambda spec: quantise,
-    rows=QUANTISE,
+QUANTIZE_OPERATOR = Operator(
+    model=QuantizeSpec,
+    shape=QuantizeShape,
+    kernel=lambda spec: quantize,
+    rows=QUANTIZE,
     stem=lambda spec: [spec.codes, f"d{spec.head_dim}", spec.scales],
     title=lambda spec: spec.op,
     computes=_computes,

@@ -1,4 +1,4 @@
-"""Operands of FP8 attention and quantised matrices: made by kernels that run on the host, kept, appended, refused."""
+"""Operands of FP8 attention and quantized matrices: made by kernels that run on the host, kept, appended, refused."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from codegen.library import find_spec
 
 torch = pytest.importorskip("torch")
 
-import host_quantise  # noqa: E402
+import host_quantize  # noqa: E402
 from recorded import digest_of  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.ops import quantise as ops  # noqa: E402
-from runtime.ops.quantise import quantise_matrix  # noqa: E402
-from runtime.ops.quantise_attention import (  # noqa: E402
-    QuantisedAttention,
-    quantise_attention,
+from runtime.ops import quantize as ops  # noqa: E402
+from runtime.ops.quantize import quantize_matrix  # noqa: E402
+from runtime.ops.quantize_attention import (  # noqa: E402
+    QuantizedAttention,
+    quantize_attention,
 )
-from runtime.ops.quantised_operands import quantised_operands, transposed_values  # noqa: E402
+from runtime.ops.quantized_operands import quantized_operands, transposed_values  # noqa: E402
 from runtime.ops.static_scales import scales_of  # noqa: E402
-from runtime.verify.quantise import coded, embedded, in_key_order, rotated  # noqa: E402
+from runtime.verify.quantize import coded, embedded, in_key_order, rotated  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
 E4M3 = torch.float8_e4m3fn
 PROJECT = Path(__file__).resolve().parents[3]
 TEMPLATES = [
-    *sorted((PROJECT / "templates" / "quantise").rglob("*.j2")),
+    *sorted((PROJECT / "templates" / "quantize").rglob("*.j2")),
     *(PROJECT / "templates" / f"{name}.cuh.j2" for name in ("common/declarations", "ptx/semaphore", "ptx/warp")),
 ]
 SUBJECT = [
     PROJECT / f"{name}.py"
     for name in (
-        *("codegen/fp8", "codegen/plans/quantise", "runtime/kernels/quantise", "runtime/verify/quantise"),
-        *("runtime/ops/quantise", "runtime/ops/quantise_attention", "runtime/ops/static_scales"),
+        *("codegen/fp8", "codegen/plans/quantize", "runtime/kernels/quantize", "runtime/verify/quantize"),
+        *("runtime/ops/quantize", "runtime/ops/quantize_attention", "runtime/ops/static_scales"),
     )
 ]
 """Modules that are tested: they choose their kernels themselves, so that keys of runs are of templates and of these."""
@@ -55,17 +55,17 @@ SUBJECT = [
 @pytest.fixture(autouse=True)
 def _without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Lets calls on the CPU run kernels on the host."""
-    host_quantise.on_cpu(monkeypatch)
+    host_quantize.on_cpu(monkeypatch)
     monkeypatch.setattr(ops, "DEVICES", ("cpu",))
     monkeypatch.setattr(ops, "_kernel", _host_kernel)
 
 
 @lru_cache
-def _host_kernel(index: None, spec: str) -> host_quantise.HostKernel:
+def _host_kernel(index: None, spec: str) -> host_quantize.HostKernel:
     import tempfile
 
-    named = find_spec({"op": "quantise", "arch": "sm_90a", **json.loads(spec)})
-    return host_quantise.HostKernel(named, Path(tempfile.mkdtemp()))
+    named = find_spec({"op": "quantize", "arch": "sm_90a", **json.loads(spec)})
+    return host_quantize.HostKernel(named, Path(tempfile.mkdtemp()))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def drawn(heads: int = 4, kv_heads: int = 2, q_len: int = 200, kv_len: int = 300
     return tuple(x.bfloat16() for x in (q, k, v))
 
 
-def dequantised(given: QuantisedAttention) -> Any:
+def dequantized(given: QuantizedAttention) -> Any:
     """q, k and v as codes and scales have them; q and k rotated if they are, k without its mean."""
     q, k = (
         x.float() * scale.repeat_interleave(rows, 2)[:, :, : x.shape[2], None]
@@ -103,12 +103,12 @@ def dequantised(given: QuantisedAttention) -> Any:
 def test_operands_stand_for_what_was_given(smooth_k: bool, hadamard: bool, end_if_known: Callable[[], None]) -> None:
     end_if_known()
     q, k, v = drawn()
-    given = quantise_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard, q_rows=64)
+    given = quantize_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard, q_rows=64)
     assert (given.dtype, given.output, given.q_rows, given.k_rows) == ("e4m3", torch.bfloat16, 64, 128)
     assert given.q_scale.shape == (2, 4, 4) and given.k_scale.shape == (2, 2, 3) and given.v_scale.shape == (2, 2, 64)
-    of_q, of_k, of_v = dequantised(given)
-    centred = k.float() - (0 if given.k_mean is None else given.k_mean[:, :, None])
-    right = [rotated(x.float()) / 8 if hadamard else x.float() for x in (q, centred)]
+    of_q, of_k, of_v = dequantized(given)
+    centered = k.float() - (0 if given.k_mean is None else given.k_mean[:, :, None])
+    right = [rotated(x.float()) / 8 if hadamard else x.float() for x in (q, centered)]
     for found, expected in ((of_q, right[0]), (of_k, right[1]), (of_v, v.float())):
         assert (found - expected).abs().max() <= 2.0**-4 * expected.abs().max()
     logits = of_q @ of_k.repeat_interleave(2, 1).mT
@@ -128,8 +128,8 @@ def test_smoothing_and_rotation_make_errors_smaller(end_if_known: Callable[[], N
     q_spread[..., 9] *= 30  # one column with large elements
 
     def error(q: Any, k: Any, **options: bool) -> float:
-        given = quantise_attention(q, k, v, **options)
-        of_q, of_k, _ = dequantised(given)
+        given = quantize_attention(q, k, v, **options)
+        of_q, of_k, _ = dequantized(given)
         logits = of_q @ of_k.repeat_interleave(2, 1).mT
         exact = q.float() @ k.float().repeat_interleave(2, 1).mT
         both = (x - x.mean(-1, keepdim=True) for x in (logits, exact))  # of a row, the same number changes nothing
@@ -143,8 +143,8 @@ def test_smoothing_and_rotation_make_errors_smaller(end_if_known: Callable[[], N
 def test_queries_of_a_later_step(end_if_known: Callable[[], None]) -> None:
     end_if_known()
     q, k, v = drawn()
-    whole = quantise_attention(q, k, v, hadamard=True)
-    later = quantise_attention(q[:, :, :64], k, v, hadamard=True).with_queries(q)
+    whole = quantize_attention(q, k, v, hadamard=True)
+    later = quantize_attention(q[:, :, :64], k, v, hadamard=True).with_queries(q)
     for name in ("q", "q_scale", "mean_logits", "k", "v_t", "k_scale", "v_scale"):
         one, other = (getattr(x, name).contiguous().view(torch.uint8) for x in (whole, later))
         assert torch.equal(one, other), name
@@ -154,14 +154,14 @@ def test_keys_are_appended_in_place(end_if_known: Callable[[], None]) -> None:
     end_if_known()
     q, k, v = drawn(kv_len=256)
     _, more_k, more_v = drawn(kv_len=100)
-    first = quantise_attention(q, k, v, k_rows=64, kv_capacity=512)
+    first = quantize_attention(q, k, v, k_rows=64, kv_capacity=512)
     assert first.k.shape[2] == 256 and first.v_t.shape[3] == 256 and first.k_scale.shape[2] == 4
     both = first.append(more_k, more_v)
     assert both.kv_len == 356 and both.v_t.shape[3] == 384 and both.k_scale.shape[2] == 6
     assert both.k.data_ptr() == first.k.data_ptr() and both.v_t.data_ptr() == first.v_t.data_ptr()
     assert torch.equal(both.k[:, :, :256].view(torch.uint8), first.k.view(torch.uint8))
     assert not bool(both.v_t[..., 368:].view(torch.uint8).any())  # behind the last 16 keys
-    _, of_k, of_v = dequantised(both)
+    _, of_k, of_v = dequantized(both)
     assert both.k_mean is not None
     right = torch.cat((k, more_k), 2).float() - both.k_mean[:, :, None]
     assert (of_k - right).abs().max() <= 2.0**-4 * right.abs().max()
@@ -183,7 +183,7 @@ def test_keys_are_appended_in_place(end_if_known: Callable[[], None]) -> None:
 def test_tensors_from_elsewhere_with_scales_of_any_kind() -> None:
     q, k, v = (x.float().to(E4M3) for x in drawn())
     per_head = torch.rand(2) + 0.1
-    given = quantised_operands(q, k, v, q_scale=0.5, k_scale=per_head, v_scale=torch.rand(2, 2, 64), k_rows=64)
+    given = quantized_operands(q, k, v, q_scale=0.5, k_scale=per_head, v_scale=torch.rand(2, 2, 64), k_rows=64)
     assert given.q_scale.stride() == (0, 0, 0) and given.q_scale.shape == (2, 4, 2)
     assert given.k_scale.shape == (2, 2, 5) and given.k_scale.stride(2) == 0
     assert torch.equal(given.k_scale[1, :, 3], per_head)
@@ -197,9 +197,9 @@ def test_tensors_from_elsewhere_with_scales_of_any_kind() -> None:
     ):
         options: dict[str, Any] = {"q_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0, "k_rows": 64, **changes}
         with pytest.raises(ArgumentError, match=rf"^{message}"):
-            quantised_operands(q, k, v, **options)
-    with pytest.raises(ArgumentError, match=r"^k: is torch.bfloat16, expected .*runtime.quantise_attention"):
-        quantised_operands(q, k.bfloat16(), v, q_scale=1.0, k_scale=1.0, v_scale=1.0)
+            quantized_operands(q, k, v, **options)
+    with pytest.raises(ArgumentError, match=r"^k: is torch.bfloat16, expected .*runtime.quantize_attention"):
+        quantized_operands(q, k.bfloat16(), v, q_scale=1.0, k_scale=1.0, v_scale=1.0)
 
 
 def head_scale(shape: tuple[int, ...]) -> Any:
@@ -216,20 +216,20 @@ def test_scales_that_are_given_make_the_codes_of_torch(
     q, k, v = drawn()
     q[0, 1, 3, 5], q[1, 2, 4, 6], k[0, 1, 7, 9] = float("inf"), float("nan"), -float("inf")
     q_scale, k_scale = (float(head_scale(())) if not of else head_scale(of) for of in (q_shape, k_shape))
-    given = quantise_attention(
+    given = quantize_attention(
         q, k, v, q_scale=q_scale, k_scale=k_scale, smooth_k=smooth_k, hadamard=hadamard, q_rows=64, validate=True
     )
-    found = quantise_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard, q_rows=64)
+    found = quantize_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard, q_rows=64)
     assert (given.static_q_scale, given.static_k_scale) == (True, True)
     assert (found.static_q_scale, found.static_k_scale) == (False, False)
     for name in ("k_mean", "mean_logits", "v_t", "v_scale"):
         one, other = (getattr(x, name) for x in (given, found))
         assert one is other is None or torch.equal(one.view(torch.uint8), other.view(torch.uint8)), name
-    centred = k.float() - (0 if given.k_mean is None else given.k_mean[:, :, None])
+    centered = k.float() - (0 if given.k_mean is None else given.k_mean[:, :, None])
     factor = torch.tensor(64**-0.5)
     for codes, x, of, scale in (
         (given.q, q.float(), given.q_scale, q_scale),
-        (given.k, centred, given.k_scale, k_scale),
+        (given.k, centered, given.k_scale, k_scale),
     ):
         given_one = torch.as_tensor(scale)
         one = (given_one[..., None] if given_one.dim() else given_one).expand(2, x.shape[1], 1)
@@ -244,7 +244,7 @@ def test_a_scale_of_values_is_that_of_a_tensor_a_head_or_a_channel(end_if_known:
     end_if_known()
     q, k, v = drawn()
     for scale in (0.01, torch.tensor(0.02), torch.rand(2) + 0.01, torch.rand(2, 2) + 0.01, torch.rand(2, 2, 64) + 0.01):
-        given = quantise_attention(q, k, v, v_scale=scale)
+        given = quantize_attention(q, k, v, v_scale=scale)
         one = torch.as_tensor(scale)
         right = (one[..., None] if one.dim() in (1, 2) else one).expand(2, 2, 64)
         assert torch.equal(given.v_scale, right)
@@ -258,7 +258,7 @@ def test_later_queries_and_keys_have_the_scales_that_were_given(end_if_known: Ca
     q, k, v = drawn(kv_len=256)
     more_q, more_k, more_v = drawn(q_len=70, kv_len=100)
     options: dict[str, Any] = {"q_scale": head_scale((2, 4)), "k_scale": head_scale((2,)), "v_scale": 0.01}
-    first = quantise_attention(q, k, v, k_rows=64, kv_capacity=512, **options)
+    first = quantize_attention(q, k, v, k_rows=64, kv_capacity=512, **options)
     both = first.append(more_k, more_v).with_queries(more_q)
     assert both.static_q_scale and both.static_k_scale and both.kv_len == 356
     assert both.k_scale.shape == (2, 2, 6) and both.k_scale.stride() == (0, 1, 0) and both.q_scale.stride(2) == 0
@@ -276,7 +276,7 @@ def test_later_queries_and_keys_have_the_scales_that_were_given(end_if_known: Ca
     assert torch.equal(both.v_t.view(torch.uint8), in_key_order(values).view(torch.uint8))
     with pytest.raises(ArgumentError, match=r"^q: has 2 heads, the q_scale that was given is of 4"):
         first.with_queries(more_q[:, :2])
-    of_all = quantise_attention(q, k, v, q_scale=0.01).with_queries(more_q[:, :2])
+    of_all = quantize_attention(q, k, v, q_scale=0.01).with_queries(more_q[:, :2])
     assert of_all.q_scale.shape == (2, 2, 1) and bool((of_all.q_scale == 0.01).all())
 
 
@@ -296,14 +296,14 @@ def test_the_rotary_embedding_comes_before_all_else(
     q, k, v = drawn(q_len=300)
     rotary = angles(300)
     pairs = "interleaved" if interleaved else "half"
-    given = quantise_attention(
+    given = quantize_attention(
         q, k, v, smooth_k=smooth_k, hadamard=hadamard, rotary=rotary, rotary_interleaved=interleaved
     )
     assert given.rotary == pairs
     turned_q, turned_k = (embedded(x, rotary, pairs) for x in (q, k))
-    centred = turned_k - (0 if given.k_mean is None else given.k_mean[:, :, None])
+    centered = turned_k - (0 if given.k_mean is None else given.k_mean[:, :, None])
     factor = torch.tensor(64**-0.5)
-    for codes, x, of in ((given.q, turned_q, given.q_scale), (given.k, centred, given.k_scale)):
+    for codes, x, of in ((given.q, turned_q, given.q_scale), (given.k, centered, given.k_scale)):
         values = rotated(x) if hadamard else x
         before = (
             (of.repeat_interleave(128, 2)[:, :, :300] / factor)
@@ -311,7 +311,7 @@ def test_the_rotary_embedding_comes_before_all_else(
             else of.repeat_interleave(128, 2)[:, :, :300]
         )
         assert torch.equal(codes.view(torch.uint8), coded(values, before[..., None], "e4m3").view(torch.uint8))
-    of_q, of_k, _ = dequantised(given)
+    of_q, of_k, _ = dequantized(given)
     logits = of_q @ of_k.repeat_interleave(2, 1).mT
     if given.mean_logits is not None:
         assert given.k_mean is not None
@@ -328,21 +328,21 @@ def test_later_queries_and_keys_are_rotated_too(end_if_known: Callable[[], None]
     q, k, v = drawn(q_len=256, kv_len=256)
     more_q, more_k, more_v = drawn(q_len=70, kv_len=100)
     options: dict[str, Any] = {"q_scale": 0.01, "k_scale": 0.01, "rotary": angles(256)}
-    first = quantise_attention(q, k, v, kv_capacity=512, **options)
+    first = quantize_attention(q, k, v, kv_capacity=512, **options)
     both = first.append(more_k, more_v, rotary=angles(100, 256)).with_queries(more_q, rotary=angles(70, 286))
     assert both.rotary == "half" and both.kv_len == 356 and both.k_mean is not None
     keys = embedded(torch.cat((k, more_k), 2), angles(356), "half") - both.k_mean[:, :, None]
     for codes, values in ((both.q, embedded(more_q, angles(70, 286), "half")), (both.k, keys)):
         assert torch.equal(codes.view(torch.uint8), coded(values, torch.full((1,), 0.01), "e4m3").view(torch.uint8))
-    plain = quantise_attention(q, k, v, kv_capacity=512)
+    plain = quantize_attention(q, k, v, kv_capacity=512)
     for later, message in (
         (lambda: first.with_queries(more_q), r"rotary: is missing: .* rotated \(half\): \(cos, sin\) of 70 rows"),
         (lambda: first.append(more_k, more_v), r"rotary: is missing: .* \(cos, sin\) of 100 rows"),
         (
             lambda: plain.with_queries(more_q, rotary=angles(70)),
-            "rotary: is given, but the operands were quantised with",
+            "rotary: is given, but the operands were quantized with",
         ),
-        (lambda: plain.append(more_k, more_v, rotary=angles(100)), "rotary: is given, but the operands were quantised"),
+        (lambda: plain.append(more_k, more_v, rotary=angles(100)), "rotary: is given, but the operands were quantized"),
         (lambda: first.with_queries(more_q, rotary=angles(71)), r"rotary\[0\]: has shape \(2, 71, 32\), expected"),
         (lambda: first.with_queries(more_q, rotary=(1, 2)), r"rotary: is a tuple of \(int, int\), expected a pair"),
     ):
@@ -355,14 +355,14 @@ def test_the_scale_of_a_tensor_is_that_of_a_kernel(dtype: Any, end_if_known: Cal
     end_if_known()
     q, k, v = drawn(q_len=64, kv_len=64)
     q[0, 1, 3, 5], q[1, 2, 4, 6], k[:, 1] = float("inf"), float("nan"), 0.0
-    found = quantise_attention(q, k, v, dtype=dtype, smooth_k=False)
+    found = quantize_attention(q, k, v, dtype=dtype, smooth_k=False)
     for x, scale in ((q, found.q_scale), (k, found.k_scale)):
         kept = scale if x is q else scale[:, :1]
         whole, heads = scales_of(x, dtype=dtype), scales_of(x, per="head", dtype=dtype)
         assert torch.equal(whole, kept.amax()) and torch.equal(heads[: kept.shape[1]], kept.amax((0, 2)))
     assert float(scales_of(k, per="head", dtype=dtype)[1]) == 1.0
     assert scales_of(q, "head").dtype == torch.float32 and float(scales_of(torch.zeros(3))) == 1.0
-    again = quantise_attention(q, k, v, dtype=dtype, smooth_k=False, q_scale=scales_of(q, dtype=dtype), validate=True)
+    again = quantize_attention(q, k, v, dtype=dtype, smooth_k=False, q_scale=scales_of(q, dtype=dtype), validate=True)
     assert not bool((again.q.float()[q.isfinite()].abs() > 448 * (1 if dtype == "e4m3" else 128)).any())
 
 
@@ -460,7 +460,7 @@ Q, K, V = drawn()
 )
 def test_what_is_refused(tensors: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=rf"^{message}"):
-        quantise_attention(*tensors, **options)
+        quantize_attention(*tensors, **options)
 
 
 @pytest.mark.parametrize("block", [(1, 128), (64, 128), (128, 128)])
@@ -469,7 +469,7 @@ def test_matrices(block: tuple[int, int], shape: tuple[int, ...], end_if_known: 
     end_if_known()
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16()
     x[..., :2, 130:200] *= 100
-    codes, scales = quantise_matrix(x, block)
+    codes, scales = quantize_matrix(x, block)
     rows = -(-shape[-2] // block[0])
     assert codes.shape == shape and codes.is_contiguous() and scales.shape == (*shape[:-2], rows, shape[-1] // 128)
     assert scales.stride(-2) == 1
@@ -489,7 +489,7 @@ def test_matrices(block: tuple[int, int], shape: tuple[int, ...], end_if_known: 
 )
 def test_matrices_that_are_refused(x: Any, block: tuple[int, int], message: str) -> None:
     with pytest.raises(ArgumentError, match=rf"^{message}"):
-        quantise_matrix(x, block)
+        quantize_matrix(x, block)
 
 
 @pytest.mark.parametrize(
@@ -510,10 +510,10 @@ def test_a_fake_result_is_like_the_real_one(fields: dict[str, Any], end_if_known
     mean = torch.randn(2, 4, 64) if fields.get("mean") == "product" else None
     scales = torch.ones(1, 1, 1) if fields["scales"] == "given" else None
     rotary = angles(200) if "rotary" in fields else (None, None)
-    real = torch.ops.sparse_kernel_codegen.quantise(Q, mean, scales, *rotary, spec=spec)
+    real = torch.ops.sparse_kernel_codegen.quantize(Q, mean, scales, *rotary, spec=spec)
     with FakeTensorMode() as mode:
         fakes = [None if each is None else mode.from_tensor(each) for each in (Q, mean, scales, *rotary)]
-        fake = torch.ops.sparse_kernel_codegen.quantise(*fakes, spec=spec)
+        fake = torch.ops.sparse_kernel_codegen.quantize(*fakes, spec=spec)
     for one, other in zip(real, fake, strict=True):
         assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
 
@@ -533,14 +533,14 @@ class _Operators(TorchDispatchMode):
 def test_operands_from_elsewhere_copy_nothing_from_the_host() -> None:
     codes = [torch.randn(1, 2, 200, 64).to(torch.float8_e4m3fn) for _ in range(3)]
     with _Operators() as called:
-        quantised_operands(*codes, q_scale=1.0, k_scale=0.5, v_scale=torch.ones(2))
+        quantized_operands(*codes, q_scale=1.0, k_scale=0.5, v_scale=torch.ones(2))
     made_on_the_host = {"lift_fresh", "_to_copy", "copy_", "index"}  # torch.tensor(list), and indexing by one
     assert called.names and not called.names & made_on_the_host
 
 
 def test_quantizing_is_traced_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph for all lengths; the kernel is stood for by what the operator says of its results."""
-    from runtime.ops import quantise as ops
+    from runtime.ops import quantize as ops
 
     class Fake:
         def __init__(self, index: Any, spec: str) -> None:
@@ -548,7 +548,7 @@ def test_quantizing_is_traced_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def __call__(self, x: Any, *, mean: Any, scales: Any, rotary: Any) -> Any:
             codes, found, _ = ops._fake(x, mean, scales, spec=self.spec)
-            return ops.Quantised(codes, found)
+            return ops.Quantized(codes, found)
 
     monkeypatch.setattr(ops, "_kernel", Fake)
     graphs = []
@@ -558,8 +558,8 @@ def test_quantizing_is_traced_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph
 
     def call(x: Any) -> Any:
-        made = ops.quantise_columns(x, dtype="e4m3")
-        return made.codes.shape, made.scales.shape, ops.quantise_rows(x, dtype="e4m3", rows=128).scales.shape
+        made = ops.quantize_columns(x, dtype="e4m3")
+        return made.codes.shape, made.scales.shape, ops.quantize_rows(x, dtype="e4m3", rows=128).scales.shape
 
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)

@@ -1,4 +1,4 @@
-"""Quantise kernels on a GPU: CUDA graphs, streams, many launches, and what attention makes of quantised operands."""
+"""Quantize kernels on a GPU: CUDA graphs, streams, many launches, and what attention makes of quantized operands."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from codegen.combinations import FP8_OPS
-from runtime import block_sparse_attention, load_kernel, quantise_attention, quantise_matrix, scales_of
+from runtime import block_sparse_attention, load_kernel, quantize_attention, quantize_matrix, scales_of
 from runtime.driver import workspace
-from runtime.kernels.quantise import Quantised, QuantiseKernel
+from runtime.kernels.quantize import Quantized, QuantizeKernel
 from runtime.ops.attention_choice import arch_of
 from runtime.patterns import Causal, Dense
-from runtime.verify import quantise as verified
+from runtime.verify import quantize as verified
 from runtime.verify.run import run_case
 
 attends = pytest.mark.skipif(
@@ -51,14 +51,14 @@ ROTARY: list[dict[str, Any]] = [
 ]
 
 
-def kernel_of(**fields: Any) -> QuantiseKernel:
+def kernel_of(**fields: Any) -> QuantizeKernel:
     device = torch.device("cuda", torch.cuda.current_device())
-    kernel = load_kernel({"op": "quantise", "arch": arch_of(device), **fields})
-    assert isinstance(kernel, QuantiseKernel)
+    kernel = load_kernel({"op": "quantize", "arch": arch_of(device), **fields})
+    assert isinstance(kernel, QuantizeKernel)
     return kernel
 
 
-def same(one: Quantised, other: Quantised) -> bool:
+def same(one: Quantized, other: Quantized) -> bool:
     pairs = zip(one, other, strict=True)
     return all(a is b or torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)  # type: ignore[union-attr]
 
@@ -105,19 +105,19 @@ def test_a_graph_and_streams_beside_each_other() -> None:
 
 def test_compiled_code_calls_the_operator() -> None:
     x = torch.randn(300, 512, device="cuda", dtype=torch.bfloat16)
-    compiled = torch.compile(lambda x: quantise_matrix(x)[1] * 2.0, fullgraph=False)
-    assert torch.equal(compiled(x), quantise_matrix(x).scales * 2.0)
+    compiled = torch.compile(lambda x: quantize_matrix(x)[1] * 2.0, fullgraph=False)
+    assert torch.equal(compiled(x), quantize_matrix(x).scales * 2.0)
 
 
 @attends
 @pytest.mark.parametrize("hadamard", [False, True])
 @pytest.mark.parametrize("smooth_k", [False, True])
 @pytest.mark.parametrize("pattern", [Dense(), Causal()], ids=["dense", "causal"])
-def test_attention_of_what_was_quantised(pattern: Any, smooth_k: bool, hadamard: bool) -> None:
+def test_attention_of_what_was_quantized(pattern: Any, smooth_k: bool, hadamard: bool) -> None:
     source = torch.Generator("cuda").manual_seed(1)
     q, k, v = (torch.randn(2, heads, 1111, 128, generator=source, device="cuda").bfloat16() for heads in (8, 2, 2))
     k = k + 2 * torch.randn(128, generator=source, device="cuda").bfloat16()
-    given = quantise_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard)
+    given = quantize_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard)
     found = block_sparse_attention(given, pattern, return_lse=True, validate=True)
     right = block_sparse_attention(q, k, v, pattern, return_lse=True)
     error = (found.out.float() - right.out.float()).square().mean().sqrt() / right.out.float().square().mean().sqrt()
@@ -132,7 +132,7 @@ def test_scales_that_are_given_make_the_codes_of_torch(per: Any, hadamard: bool)
     q, k, v = (torch.randn(2, heads, 700, 128, generator=source, device="cuda").bfloat16() for heads in (8, 2, 2))
     options: dict[str, Any] = {"smooth_k": False, "hadamard": hadamard}
     scales = {name: scales_of(x, per=per) / 2 for name, x in (("q_scale", q), ("k_scale", k), ("v_scale", v))}
-    given = quantise_attention(q, k, v, validate=True, **scales, **options)
+    given = quantize_attention(q, k, v, validate=True, **scales, **options)
     factor = torch.tensor(128**-0.5, device="cuda")
     for codes, x, scale in ((given.q, q, given.q_scale), (given.k, k, given.k_scale)):
         assert scale.stride(2) == 0
@@ -146,10 +146,10 @@ def test_scales_that_are_given_make_the_codes_of_torch(per: Any, hadamard: bool)
 def test_given_scales_are_captured_in_a_graph_and_read_at_each_replay() -> None:
     q, k, v = (torch.randn(1, 4, 512, 128, device="cuda", dtype=torch.float16) for _ in range(3))
     scale = torch.full((4,), 0.01, device="cuda")
-    quantise_attention(q, k, v, q_scale=scale)
+    quantize_attention(q, k, v, q_scale=scale)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = quantise_attention(q, k, v, q_scale=scale)
+        captured = quantize_attention(q, k, v, q_scale=scale)
     for value in (0.01, 0.02):
         scale.fill_(value)
         graph.replay()
@@ -161,9 +161,9 @@ def test_given_scales_are_captured_in_a_graph_and_read_at_each_replay() -> None:
 @pytest.mark.parametrize("hadamard", [False, True])
 def test_attention_with_given_scales_that_hold_everything(hadamard: bool) -> None:
     q, k, v = (torch.randn(1, heads, 1024, 128, device="cuda").bfloat16() for heads in (8, 2, 2))
-    found = quantise_attention(q, k, v, hadamard=hadamard)
+    found = quantize_attention(q, k, v, hadamard=hadamard)
     scales = {name: getattr(found, name).amax() for name in ("q_scale", "k_scale", "v_scale")}
-    given = quantise_attention(q, k, v, hadamard=hadamard, **scales, validate=True)
+    given = quantize_attention(q, k, v, hadamard=hadamard, **scales, validate=True)
     out, right = (block_sparse_attention(*operands, Dense()) for operands in ((given,), (q, k, v)))
     error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
     assert float(error) < 0.1
@@ -181,11 +181,11 @@ def test_the_rotary_embedding_makes_the_codes_of_torch(hadamard: bool, interleav
     source = torch.Generator("cuda").manual_seed(4)
     q, k, v = (torch.randn(2, heads, 700, 128, generator=source, device="cuda").bfloat16() for heads in (8, 2, 2))
     rotary, pairs = angles(700), "interleaved" if interleaved else "half"
-    given = quantise_attention(q, k, v, hadamard=hadamard, rotary=rotary, rotary_interleaved=interleaved)
+    given = quantize_attention(q, k, v, hadamard=hadamard, rotary=rotary, rotary_interleaved=interleaved)
     fields = {"scales": "row_block", "head_dim": 128, "dtype": "bf16", "rotary": pairs, "hadamard": hadamard}
     for x, mean, codes, scales in ((q, None, given.q, given.q_scale), (k, given.k_mean, given.k, given.k_scale)):
         spec = kernel_of(**fields, mean="none" if mean is None else "subtract").spec
-        assert same(Quantised(codes, scales), verified.expected(x, spec, mean, None, rotary))
+        assert same(Quantized(codes, scales), verified.expected(x, spec, mean, None, rotary))
 
 
 def test_cosines_are_captured_in_a_graph_and_read_at_each_replay() -> None:
@@ -209,7 +209,7 @@ def test_attention_of_what_was_rotated(smooth_k: bool) -> None:
     q, k, v = (torch.randn(1, heads, 1024, 128, device="cuda").bfloat16() for heads in (8, 2, 2))
     k = k + 2 * torch.randn(128, device="cuda").bfloat16()
     rotary = angles(1024)
-    given = quantise_attention(q, k, v, smooth_k=smooth_k, rotary=rotary)
+    given = quantize_attention(q, k, v, smooth_k=smooth_k, rotary=rotary)
     turned = [verified.embedded(x, rotary, "half").bfloat16() for x in (q, k)]
     found = block_sparse_attention(given, Causal(), return_lse=True)
     right = block_sparse_attention(*turned, v, Causal(), return_lse=True)
@@ -224,7 +224,7 @@ def test_a_cache_of_rotated_keys_gives_what_all_keys_at_once_give() -> None:
     cos, sin = angles(1024)
     before, behind, last = ((cos[part], sin[part]) for part in (slice(640), slice(640, None), slice(-64, None)))
     parts = [x[:, :, :640] for x in (q, k, v)]
-    first = quantise_attention(*parts, smooth_k=False, rotary=before, kv_capacity=2048)
+    first = quantize_attention(*parts, smooth_k=False, rotary=before, kv_capacity=2048)
     grown = first.append(k[:, :, 640:], v[:, :, 640:], rotary=behind).with_queries(q[:, :, -64:], rotary=last)
     turned = [verified.embedded(x, (cos, sin), "half").half() for x in (q, k)]
     out = block_sparse_attention(grown, Causal())
@@ -237,7 +237,7 @@ def test_a_cache_of_rotated_keys_gives_what_all_keys_at_once_give() -> None:
 def test_a_cache_gives_what_all_keys_at_once_give() -> None:
     q, k, v = (torch.randn(1, 4, 1024, 128, device="cuda", dtype=torch.float16) for _ in range(3))
     v = v.clamp(-2, 2)  # later values are no larger
-    first = quantise_attention(q, k[:, :, :640], v[:, :, :640], smooth_k=False, kv_capacity=2048)
+    first = quantize_attention(q, k[:, :, :640], v[:, :, :640], smooth_k=False, kv_capacity=2048)
     grown = first.append(k[:, :, 640:], v[:, :, 640:])
     out = block_sparse_attention(grown.with_queries(q[:, :, -64:]), Causal())
     right = block_sparse_attention(q[:, :, -64:], k, v, Causal())

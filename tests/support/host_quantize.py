@@ -1,4 +1,4 @@
-"""Quantise kernels that run on the host, thread by thread: tests/support/host has what a GPU would do."""
+"""Quantize kernels that run on the host, thread by thread: tests/support/host has what a GPU would do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from host_streams import pretend_stream
 from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import generate
-from codegen.spec import QuantiseSpec
-from runtime.kernels.quantise import QuantiseKernel
+from codegen.spec import QuantizeSpec
+from runtime.kernels.quantize import QuantizeKernel
 
 INSTRUCTIONS = ("widen", "code_pair", "load_acquire", "rcp")
 PROGRAM = """\
@@ -48,7 +48,7 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
     assert "asm" not in re.sub(r"//.*", "", source), "an instruction that tests/support/host does not have"
     program = PROGRAM % {"source": source, "shared_bytes": plan.shared_bytes, "kernel": plan.stem}
     (folder / "kernel.cpp").write_text(program, encoding="utf-8")
-    assert isinstance(plan.spec, QuantiseSpec)
+    assert isinstance(plan.spec, QuantizeSpec)
     types = [f"-D{name.upper()}" for name in (plan.spec.dtype, plan.spec.codes)]
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", f"-I{HEADERS}", *types]
     subprocess.run(["g++", *options, "kernel.cpp", "-o", "kernel.so"], cwd=folder, check=True)
@@ -67,8 +67,8 @@ class HostLoaded(host_launch.HostLoaded):
         self._run(signature.block, signature.grid, self.order)
 
 
-class HostKernel(QuantiseKernel):
-    """A quantise kernel that takes tensors of the CPU.
+class HostKernel(QuantizeKernel):
+    """A quantize kernel that takes tensors of the CPU.
 
     Attributes:
         host: how it is run.
@@ -82,8 +82,8 @@ class HostKernel(QuantiseKernel):
 
 def on_cpu(monkeypatch: Any) -> None:
     """Let calls take tensors of the CPU."""
-    from runtime.kernels import quantise
+    from runtime.kernels import quantize
 
-    monkeypatch.setattr(quantise, "check_tensor", lambda *arguments: None)
-    monkeypatch.setattr(quantise, "is_elsewhere", lambda tensor: False)
+    monkeypatch.setattr(quantize, "check_tensor", lambda *arguments: None)
+    monkeypatch.setattr(quantize, "is_elsewhere", lambda tensor: False)
     pretend_stream(monkeypatch)

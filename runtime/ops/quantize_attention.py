@@ -13,27 +13,27 @@ from codegen.wording import shown
 from runtime.checks import check_flag
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import MAX_EXTENT, TORCH_DTYPES, check_shape
-from runtime.kernels.quantise import Rotary
-from runtime.ops.quantise import (
+from runtime.kernels.quantize import Rotary
+from runtime.ops.quantize import (
     BLOCK_ROWS,
     Dtype,
     check_dtype,
     check_floats,
     check_head_dim,
     check_rotary,
-    quantise_columns,
-    quantise_rows,
+    quantize_columns,
+    quantize_rows,
 )
 from runtime.ops.static_scales import check_values, spread
 
 KEY_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 OPERAND_TENSORS = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "mean_logits")
-"""Fields of :class:`QuantisedAttention` that hold a tensor, or None."""
+"""Fields of :class:`QuantizedAttention` that hold a tensor, or None."""
 
 
 @dataclass(frozen=True)
-class QuantisedAttention:
+class QuantizedAttention:
     """q, k and v in FP8, as ``block_sparse_attention`` takes them in place of the three: value = code * scale.
 
     Attributes:
@@ -92,7 +92,7 @@ class QuantisedAttention:
         tensors = (getattr(self, name) for name in OPERAND_TENSORS)
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
-    def with_queries(self, q: torch.Tensor, *, rotary: Rotary | None = None) -> QuantisedAttention:
+    def with_queries(self, q: torch.Tensor, *, rotary: Rotary | None = None) -> QuantizedAttention:
         """The same keys and values with other queries, quantized here: those of the next step.
 
         A q_scale that was given is theirs too.
@@ -120,7 +120,7 @@ class QuantisedAttention:
             given = given[:, :1]  # of all heads, however many
         if given is not None and given.shape[1] not in (1, q.shape[1]):
             raise ArgumentError("q", f"has {q.shape[1]} heads, the q_scale that was given is of {given.shape[1]}")
-        made = quantise_rows(
+        made = quantize_rows(
             q,
             dtype=self.dtype,
             rows=self.q_rows,
@@ -134,7 +134,7 @@ class QuantisedAttention:
         q_scale = made.scales if given is None else given.expand(*q.shape[:2], -(-q.shape[2] // self.q_rows))
         return replace(self, q=made.codes, q_scale=q_scale, mean_logits=made.product, output=q.dtype)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor, *, rotary: Rotary | None = None) -> QuantisedAttention:
+    def append(self, k: torch.Tensor, v: torch.Tensor, *, rotary: Rotary | None = None) -> QuantizedAttention:
         """Return the same queries with keys and values behind those that there are, in the memory of ``kv_capacity``.
 
         The first ones decide the mean of K and the scales of V's channels: later values that exceed them saturate, as
@@ -162,7 +162,7 @@ class QuantisedAttention:
                 raise ArgumentError(name, f"is on {tensor.device}, expected {self.k.device}")
         self._check_rotary(rotary, k)
         if self.cache is None:
-            raise ArgumentError("k", "cannot be appended: quantise_attention was called without kv_capacity")
+            raise ArgumentError("k", "cannot be appended: quantize_attention was called without kv_capacity")
         if length % V_KEYS:
             raise ArgumentError("k", f"cannot be appended to {length} keys, only to a multiple of {V_KEYS}")
         whole_k, whole_v, whole_scale = self.cache
@@ -170,7 +170,7 @@ class QuantisedAttention:
         if end > whole_k.shape[2]:
             raise ArgumentError("k", f"makes {end} keys, kv_capacity is {whole_k.shape[2]}")
         blocks, keys = slice(length // self.k_rows, -(-end // self.k_rows)), -(-end // V_KEYS) * V_KEYS
-        quantise_rows(
+        quantize_rows(
             k,
             dtype=self.dtype,
             rows=self.k_rows,
@@ -183,13 +183,13 @@ class QuantisedAttention:
             out=whole_k[:, :, length:end],
             out_scales=None if self.static_k_scale else whole_scale[:, :, blocks],
         )
-        quantise_columns(v, dtype=self.dtype, scales=self.v_scale.contiguous(), out=whole_v[..., length:keys])
+        quantize_columns(v, dtype=self.dtype, scales=self.v_scale.contiguous(), out=whole_v[..., length:keys])
         return replace(self, k=whole_k[:, :, :end], v_t=whole_v[..., :keys], k_scale=whole_scale[:, :, : blocks.stop])
 
     def _check_rotary(self, rotary: Any, x: torch.Tensor) -> None:
         """Check that rows are rotated exactly if those that there are have been."""
         if rotary is not None and self.rotary == "none":
-            raise ArgumentError("rotary", "is given, but the operands were quantised without: leave it out")
+            raise ArgumentError("rotary", "is given, but the operands were quantized without: leave it out")
         if rotary is None and self.rotary != "none":
             raise ArgumentError(
                 "rotary", f"is missing: the operands were rotated ({self.rotary}): (cos, sin) of {x.shape[2]} rows"
@@ -198,7 +198,7 @@ class QuantisedAttention:
             check_rotary(rotary, x)
 
 
-def quantise_attention(
+def quantize_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -215,12 +215,12 @@ def quantise_attention(
     k_scale: float | torch.Tensor | None = None,
     v_scale: float | torch.Tensor | None = None,
     validate: bool = False,
-) -> QuantisedAttention:
-    """Quantise the operands of attention to FP8: ``block_sparse_attention(quantise_attention(q, k, v), pattern)``.
+) -> QuantizedAttention:
+    """Quantize the operands of attention to FP8: ``block_sparse_attention(quantize_attention(q, k, v), pattern)``.
 
     Each tensor is read once from device memory, by a generated kernel. Nothing waits for the GPU.
 
-    Scales are found, or given (static quantisation): value = code * scale, of what ``smooth_k`` leaves of k, and of q
+    Scales are found, or given (static quantization): value = code * scale, of what ``smooth_k`` leaves of k, and of q
     and k as they are rotated. Values beyond a given scale saturate.
 
     Args:
@@ -289,7 +289,7 @@ def quantise_attention(
     if cache is not None:
         into = {"out": cache[0][:, :, :length], "out_scales": cache[2][:, :, :blocks] if k_scale is None else None}
     mode = "subtract" if smooth_k else "none"
-    of_k = quantise_rows(
+    of_k = quantize_rows(
         k,
         dtype=dtype,
         rows=k_rows,
@@ -300,14 +300,14 @@ def quantise_attention(
         pairs=pairs,
         **into,
     )
-    of_v = quantise_columns(
+    of_v = quantize_columns(
         v,
         dtype=dtype,
         scales=given["v_scale"].contiguous() if "v_scale" in given else None,
         out=None if cache is None else cache[1][..., :keys],
     )
     mode = "product" if smooth_k else "none"
-    of_q = quantise_rows(
+    of_q = quantize_rows(
         q,
         dtype=dtype,
         rows=q_rows,
@@ -318,7 +318,7 @@ def quantise_attention(
         rotary=rotary,
         pairs=pairs,
     )
-    return QuantisedAttention(
+    return QuantizedAttention(
         q=of_q.codes,
         k=of_k.codes,
         v_t=of_v.codes,
@@ -350,7 +350,7 @@ def _rotary_of(
     if q.shape[2] != kv_len:
         raise ArgumentError(
             "rotary",
-            f"is given for {q.shape[2]} queries and {kv_len} keys, expected as many: quantise as many, and other "
+            f"is given for {q.shape[2]} queries and {kv_len} keys, expected as many: quantize as many, and other "
             "queries by with_queries",
         )
     return found, "interleaved" if interleaved else "half"

@@ -14,8 +14,8 @@ _LEAST = 1e-12  # amax of a block of zeros: its scale is positive
 
 
 @dataclass(frozen=True)
-class QuantisedInputs:
-    """Arguments of an FP8 kernel, and what was quantised as they have it.
+class QuantizedInputs:
+    """Arguments of an FP8 kernel, and what was quantized as they have it.
 
     Attributes:
         q: (batch, heads, q_len, d) in FP8.
@@ -43,7 +43,7 @@ class QuantisedInputs:
         """Return the scales as a call is given them."""
         return {"q_scale": self.q_scale, "k_scale": self.k_scale, "v_scale": self.v_scale}
 
-    def dequantised(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def dequantized(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the numbers that q, k and v stand for, in float64."""
         q, k = (
             x.double() * scale.double().repeat_interleave(rows, 2)[:, :, : x.shape[2], None]
@@ -63,10 +63,10 @@ def transposed(v: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def quantise(
+def quantize(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: str, *, q_rows: int, k_rows: int, scales: str = "blocks"
-) -> QuantisedInputs:
-    """Quantise q, k and v by their largest elements.
+) -> QuantizedInputs:
+    """Quantize q, k and v by their largest elements.
 
     Args:
         q: (batch, heads, q_len, d).
@@ -96,4 +96,4 @@ def quantise(
         for x, scale, rows in ((q, q_scale, q_rows), (k, k_scale, k_rows))
     )
     v8 = (v.float() / v_scale[:, :, None]).clamp(-largest, largest).to(to)
-    return QuantisedInputs(q8, k8, v8, transposed(v8), q_scale, k_scale, v_scale, q_rows, k_rows)
+    return QuantizedInputs(q8, k8, v8, transposed(v8), q_scale, k_scale, v_scale, q_rows, k_rows)

@@ -1,4 +1,4 @@
-"""Quantisation to FP8 on torch tensors: kernels are compiled at the first use and remembered."""
+"""Quantization to FP8 on torch tensors: kernels are compiled at the first use and remembered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES, refuse_gradient
-from runtime.kernels.quantise import Quantised, QuantiseKernel, Rotary, pair_of
+from runtime.kernels.quantize import Quantized, QuantizeKernel, Rotary, pair_of
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.operators import NAMESPACE
 from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
@@ -30,7 +30,7 @@ _ROWS_AT_ONCE = 64  # of a thread block whose rows have a scale each, or are rot
 Dtype = Literal["e4m3", "e5m2"]
 
 
-class QuantisedMatrix(NamedTuple):
+class QuantizedMatrix(NamedTuple):
     """A matrix in FP8: each element is its code times the scale of its block.
 
     Attributes:
@@ -43,10 +43,10 @@ class QuantisedMatrix(NamedTuple):
     scales: torch.Tensor
 
 
-def quantise_matrix(
+def quantize_matrix(
     x: torch.Tensor, block: tuple[int, int] = (1, COLUMNS), *, dtype: Dtype = "e4m3"
-) -> QuantisedMatrix:
-    """Quantise a matrix, or several, in blocks that have a scale each.
+) -> QuantizedMatrix:
+    """Quantize a matrix, or several, in blocks that have a scale each.
 
     Args:
         x: (rows, columns), or (matrices, rows, columns), fp16 or bf16, on a GPU; columns a multiple of 128. The last
@@ -56,7 +56,7 @@ def quantise_matrix(
 
     Returns:
         Codes, contiguous, and scales. The kernels that make them say what becomes of zeros, infinities and NaN
-        (:class:`~runtime.kernels.quantise.QuantiseKernel`).
+        (:class:`~runtime.kernels.quantize.QuantizeKernel`).
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.
@@ -75,13 +75,13 @@ def quantise_matrix(
     codes = torch.empty(x.shape, dtype=TORCH_DTYPES[dtype], device=x.device)
     out = codes.unflatten(-1, (-1, COLUMNS)).transpose(-2, -3)
     flat = x.dim() == _RANKS[0]
-    scales = quantise_rows(
+    scales = quantize_rows(
         of_heads[None] if flat else of_heads, dtype=dtype, rows=rows, out=out[None] if flat else out
     ).scales
-    return QuantisedMatrix(codes, (scales[0] if flat else scales).mT)
+    return QuantizedMatrix(codes, (scales[0] if flat else scales).mT)
 
 
-def quantise_rows(
+def quantize_rows(
     x: torch.Tensor,
     *,
     dtype: str,
@@ -94,8 +94,8 @@ def quantise_rows(
     pairs: str = "none",
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
-) -> Quantised:
-    """Quantise (batch, heads, length, head_dim) with a scale for so many rows, or with one of each head that is given.
+) -> Quantized:
+    """Quantize (batch, heads, length, head_dim) with a scale for so many rows, or with one of each head that is given.
 
     Args:
         x: the tensor.
@@ -119,14 +119,14 @@ def quantise_rows(
         "hadamard": hadamard,
         "rotary": pairs,
     }
-    return _quantised(x, fields, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
+    return _quantized(x, fields, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
 
 
-def quantise_columns(
+def quantize_columns(
     x: torch.Tensor, *, dtype: str, scales: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> Quantised:
-    """Quantise (batch, heads, length, head_dim) with a scale for each column of a head, and transpose it."""
-    return _quantised(x, {"scales": "channel", "codes": dtype}, scales=scales, out=out)
+) -> Quantized:
+    """Quantize (batch, heads, length, head_dim) with a scale for each column of a head, and transpose it."""
+    return _quantized(x, {"scales": "channel", "codes": dtype}, scales=scales, out=out)
 
 
 def check_dtype(dtype: Any) -> None:
@@ -139,7 +139,7 @@ def check_dtype(dtype: Any) -> None:
 
 
 def check_floats(name: str, tensor: Any) -> None:
-    """Check that a tensor can be quantised, whatever its shape.
+    """Check that a tensor can be quantized, whatever its shape.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
@@ -182,7 +182,7 @@ def check_rotary(rotary: Any, x: torch.Tensor) -> Rotary:
     return cosines, sines
 
 
-def _quantised(
+def _quantized(
     x: torch.Tensor,
     fields: dict[str, Any],
     *,
@@ -191,16 +191,16 @@ def _quantised(
     rotary: Rotary | None = None,
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
-) -> Quantised:
+) -> Quantized:
     """Call the operator, or, to write into tensors of the caller, the kernel."""
     spec = json_text({**fields, "dtype": DTYPES[x.dtype], "head_dim": constant(x.shape[3])})
     if out is not None or out_scales is not None:
         kernel = _kernel(x.device.index, spec)
         return kernel(x, mean=mean, scales=scales, rotary=rotary, out=out, out_scales=out_scales)
     cosines, sines = (None, None) if rotary is None else rotary
-    codes, found, more = torch.ops.sparse_kernel_codegen.quantise(x, mean, scales, cosines, sines, spec=spec)
+    codes, found, more = torch.ops.sparse_kernel_codegen.quantize(x, mean, scales, cosines, sines, spec=spec)
     mode = fields.get("mean", "none")
-    return Quantised(
+    return Quantized(
         codes,
         found if scales is None else scales,
         (more if mean is None else mean) if mode == "subtract" else None,
@@ -209,11 +209,11 @@ def _quantised(
 
 
 @kept_by_mode(KERNELS_KEPT)
-def _kernel(index: int, spec: str) -> QuantiseKernel:
+def _kernel(index: int, spec: str) -> QuantizeKernel:
     device = torch.device("cuda", index)
     refuse_capture("x", device)
-    kernel = load_kernel({"op": "quantise", "arch": arch_of(device), **json.loads(spec)}, device=device)
-    assert isinstance(kernel, QuantiseKernel)
+    kernel = load_kernel({"op": "quantize", "arch": arch_of(device), **json.loads(spec)}, device=device)
+    assert isinstance(kernel, QuantizeKernel)
     return kernel
 
 
@@ -263,9 +263,9 @@ def _fake(
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(
-    "quantise(Tensor x, Tensor? mean, Tensor? scales, Tensor? cosines=None, Tensor? sines=None, *, str spec) "
+    "quantize(Tensor x, Tensor? mean, Tensor? scales, Tensor? cosines=None, Tensor? sines=None, *, str spec) "
     "-> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-_library.impl("quantise", _run, "CompositeExplicitAutograd")
-torch.library.register_fake(f"{NAMESPACE}::quantise", _fake, lib=_library)
+_library.impl("quantize", _run, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::quantize", _fake, lib=_library)

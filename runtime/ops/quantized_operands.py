@@ -11,12 +11,12 @@ from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import TORCH_DTYPES, check_number, check_shape
 from runtime.ops.attention_choice import DTYPES
-from runtime.ops.quantise import BLOCK_ROWS, check_head_dim
-from runtime.ops.quantise_attention import KEY_AXES, QuantisedAttention, check_queries
+from runtime.ops.quantize import BLOCK_ROWS, check_head_dim
+from runtime.ops.quantize_attention import KEY_AXES, QuantizedAttention, check_queries
 from runtime.ops.static_scales import spread
 
 
-def quantised_operands(
+def quantized_operands(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -27,7 +27,7 @@ def quantised_operands(
     q_rows: int = 128,
     k_rows: int = 128,
     output: torch.dtype = torch.bfloat16,
-) -> QuantisedAttention:
+) -> QuantizedAttention:
     """Put FP8 tensors from elsewhere together with their scales: value = code * scale.
 
     Args:
@@ -51,7 +51,7 @@ def quantised_operands(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in codes or tensor.dtype != q.dtype:
             what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            expected = f"{' or '.join(map(str, codes))}, as q; other types: runtime.quantise_attention"
+            expected = f"{' or '.join(map(str, codes))}, as q; other types: runtime.quantize_attention"
             raise ArgumentError(name, f"is {what}, expected {expected}")
         check_dense(name, tensor)
         check_head_dim(name, tensor, hadamard=False)
@@ -69,7 +69,7 @@ def quantised_operands(
     check_queries(q, batch, kv_heads, head_dim)
     check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])
     heads, q_len = q.shape[1:3]
-    return QuantisedAttention(
+    return QuantizedAttention(
         q=q,
         k=k,
         v_t=transposed_values(v),
@@ -83,7 +83,7 @@ def quantised_operands(
 
 
 def transposed_values(v: torch.Tensor) -> torch.Tensor:
-    """Return V^T of codes (batch, kv_heads, kv_len, head_dim), as ``QuantisedAttention.v_t`` has it."""
+    """Return V^T of codes (batch, kv_heads, kv_len, head_dim), as ``QuantizedAttention.v_t`` has it."""
     bits = torch.nn.functional.pad(v.view(torch.uint8), (0, 0, 0, -v.shape[2] % V_KEYS))
     # KEY_ORDER: of 2 halves with 4 pairs each, lane by lane the pair of both. Indexing would copy it from the host.
     ordered = bits.unflatten(2, (-1, 2, KEYS_TOGETHER // 4, 2)).transpose(3, 4).flatten(2, 5)

@@ -1,0 +1,130 @@
+"""The picture of README.md: bars of TFLOPS beside those of other libraries, as SVG for light and for dark pages.
+
+benchmarks/results_table.py writes it, and its caption, from committed results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from records import BACK_TO_BACK, OURS
+
+from runtime.tools.report.svg import Drawing
+
+TITLE = "TFLOPS of attention kernels beside those of other libraries"
+ROWS = {
+    "dense_8k": ("Dense", "8K tokens"),
+    "causal_8k": ("Causal", "8K tokens"),
+    "window2k": ("Window of 2048 keys", "32K tokens"),
+    "topk32": ("32 blocks of 128 x 128", "32K tokens"),
+    "topk64_b128x64": ("64 blocks of 128 x 64", "32K tokens"),
+    "block_lists": ("Lists of full and partial blocks", "32K tokens"),
+}
+"""Rows of benchmarks/attention.py in the picture, and their labels."""
+SERIES = {
+    OURS: ("this package", ("ours",)),
+    "FA4": ("FlashAttention 4", ("FA4",)),
+    "cuDNN": ("cuDNN", ("SDPA cuDNN", "cuDNN BSA")),
+    "FlexAttention": ("FlexAttention", ("FlexAttention",)),
+}
+"""Bars of a row: label in the legend, and the results that may stand for it."""
+COLORS = {
+    "light": {"text": "#1f2328", "muted": "#59636e", "ours": "#0969da", "FA4": "#bc4c00", "cuDNN": "#1a7f37",
+              "FlexAttention": "#8250df"},
+    "dark": {"text": "#f0f6fc", "muted": "#9198a1", "ours": "#4493f8", "FA4": "#db6d28", "cuDNN": "#3fb950",
+             "FlexAttention": "#ab7df8"},
+}  # fmt: skip
+"""Colors of GitHub's light and dark pages."""
+WIDTH, LEFT, RIGHT = 760, 236, 44  # of the picture, of the labels, of the largest bar's figure
+BAR, STEP, GAP, TOP = 11, 14, 12, 34
+
+
+class Bar(NamedTuple):
+    """A bar: which series, and its TFLOPS in calls back to back."""
+
+    series: str
+    tflops: float
+
+
+def bars(record: Mapping[str, Any]) -> list[Bar]:
+    """Return the bars of a row: those of its series that were timed back to back."""
+    found = []
+    for series, (_, labels) in SERIES.items():
+        figures = [record["results"][label].get(BACK_TO_BACK) for label in labels if label in record["results"]]
+        found += [Bar(series, figure) for figure in figures if figure is not None]
+    return found
+
+
+def picture(records: Mapping[str, Mapping[str, Any]], theme: str) -> str:
+    """Return the picture for one theme, ``light`` or ``dark``; rows that are not among the records are left out."""
+    rows = {name: bars(records[name]) for name in ROWS if name in records}
+    largest = max(bar.tflops for row in rows.values() for bar in row)
+    drawing = Drawing(TITLE)
+    _legend(drawing)
+    y = float(TOP)
+    for name, row in rows.items():
+        middle = y + len(row) * STEP / 2
+        drawing.text(LEFT - 10, middle - 2, ROWS[name][0], "text", "end")
+        drawing.text(LEFT - 10, middle + 12, ROWS[name][1], "muted", "end")
+        for bar in row:
+            width = bar.tflops / largest * (WIDTH - LEFT - RIGHT)
+            drawing.rect(LEFT, y, width, BAR, bar.series)
+            drawing.text(
+                LEFT + width + 5, y + BAR - 1.5, f"{bar.tflops:.0f}", "text" if bar.series == OURS else "muted"
+            )
+            y += STEP
+        y += GAP
+    return _styled(str(drawing.picture(y, WIDTH)), theme)
+
+
+def caption(records: Mapping[str, Mapping[str, Any]], *, device: str, dtype: str, changed: bool) -> str:
+    """Return the lines below the picture.
+
+    Args:
+        records: the rows.
+        device: that they were measured on.
+        dtype: of q, k and v.
+        changed: whether the source of one of the kernels has changed since it was measured.
+    """
+    ratios = {name: _ratio(bars(records[name]), "FA4") for name in ROWS if name in records}
+    of_fa4 = [ratio for ratio in ratios.values() if ratio]
+    of_flex = [found for name in ROWS if name in records if (found := _ratio(bars(records[name]), "FlexAttention"))]
+    text = (
+        f"TFLOPS of the forward pass, {dtype}, head_dim 128, on one {device}; calls back to back, medians. "
+        f"The ratio to FlashAttention 4 is {_range(of_fa4)}, to FlexAttention {_range(of_flex)}. "
+    )
+    if changed:
+        text += "The sources of some of these kernels have changed since they were measured. "
+    return text + (
+        "[All results](docs/notebook/results.md), with the errors and the rows where a peer is faster; "
+        "[how they were measured](docs/notebook/measuring.md)."
+    )
+
+
+def _ratio(row: Sequence[Bar], peer: str) -> float | None:
+    found = dict(row)
+    return found[OURS] / found[peer] if OURS in found and peer in found else None
+
+
+def _range(ratios: Sequence[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def _legend(drawing: Drawing) -> None:
+    x = float(LEFT)
+    for series, (label, _) in SERIES.items():
+        drawing.rect(x, 8, BAR, BAR, series)
+        drawing.text(x + BAR + 5, 8 + BAR - 1.5, label, "text")
+        x += BAR + 30 + 6 * len(label)
+
+
+def _styled(drawing: str, theme: str) -> str:
+    """Return a drawing as a file of its own."""
+    colors = COLORS[theme]
+    rules = [f".{escape(name)}{{fill:{color}}}" for name, color in colors.items()]
+    style = "<style>text{font:12px system-ui,sans-serif}" + "".join(rules) + "</style>"
+    head, rest = drawing.split(">", 1)
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH}"'
+    return f"{head.replace('<svg', f'<svg {size}')}>{style}{rest}\n"

@@ -1,0 +1,68 @@
+"""The picture of README.md: bars as long as what was measured, and a caption that says what was measured."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from scripts import load_script
+
+script = load_script("speed_picture")
+results_table = load_script("results_table")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def record(**figures: float) -> dict[str, Any]:
+    names = {"cudnn": "SDPA cuDNN", "flex": "FlexAttention"}
+    return {"results": {names.get(name, name): {"back_to_back_tflops": figure} for name, figure in figures.items()}}
+
+
+RECORDS = {"dense_8k": record(ours=600, FA4=500, cudnn=300), "topk32": record(ours=450, FA4=300, flex=150)}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_bars_are_as_long_as_their_figures(theme: str) -> None:
+    drawing = ElementTree.fromstring(script.picture(RECORDS, theme))
+    bars = [rect for rect in drawing.iter(f"{SVG}rect") if float(rect.attrib["y"]) >= script.TOP]
+    assert [bar.attrib["class"] for bar in bars] == ["ours", "FA4", "cuDNN", "ours", "FA4", "FlexAttention"]
+    widths = [float(bar.attrib["width"]) for bar in bars]
+    assert [width / widths[0] for width in widths] == pytest.approx(
+        [f / 600 for f in (600, 500, 300, 450, 300, 150)], rel=1e-3
+    )
+    tops = [float(bar.attrib["y"]) for bar in bars]
+    assert all(below - above >= script.BAR for above, below in pairwise(tops))
+    assert {text.text for text in drawing.iter(f"{SVG}text")} >= {"600", "150", "FlashAttention 4", "Dense"}
+    assert all(color in script.picture(RECORDS, theme) for color in script.COLORS[theme].values())
+
+
+def test_a_result_without_calls_back_to_back_has_no_bar() -> None:
+    older = {"results": {"ours": {"back_to_back_tflops": 1.0}, "FA4": {"tflops": 2.0}}}
+    assert script.bars(older) == [("ours", 1.0)]
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_the_caption_says_what_was_measured(changed: bool) -> None:
+    text = script.caption(RECORDS, device="NVIDIA H100", dtype="fp16", changed=changed)
+    assert "fp16, head_dim 128, on one NVIDIA H100;" in text
+    assert "to FlashAttention 4 is 1.20 to 1.50, to FlexAttention 3.00 to 3.00" in text
+    assert ("have changed since they were measured" in text) == changed
+
+
+def test_every_row_of_the_picture_was_measured() -> None:
+    reports = [results_table.read(path) for path in results_table.COMPACT]
+    rows = results_table.plain_rows(reports, results_table.data_cells.read(results_table.CELLS))
+    assert set(script.ROWS) <= set(rows)
+    assert all({"ours"} < {bar.series for bar in script.bars(rows[name])} for name in script.ROWS)
+    assert all(rows[name]["spec"]["head_dim"] == 128 for name in script.ROWS)
+    assert {name: rows[name]["spec"].get("dtype") for name in script.ROWS} == dict.fromkeys(script.ROWS, "fp16")
+
+
+def test_a_stale_picture_is_found(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "speed-light.svg"
+    assert results_table.update_picture(path, "new", check=True) == 1 and not path.exists()
+    assert re.search("speed-light.svg: its results", capsys.readouterr().out)
+    assert results_table.update_picture(path, "new", check=False) == 0
+    assert results_table.update_picture(path, "new", check=True) == 0

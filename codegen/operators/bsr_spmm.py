@@ -47,11 +47,13 @@ def _kernel(spec: BsrSpmmSpec) -> Kernel:
     if spec.mma == "wgmma":
         return _kernel_wgmma(spec)
     _require_one_cta(spec)
-    if spec.mma != "mma":
-        return bsr_spmm_wmma
+    return _kernel_mma(spec) if spec.mma == "mma" else bsr_spmm_wmma
+
+
+def _kernel_mma(spec: BsrSpmmSpec) -> Kernel:
     if spec.copy_ == "cp_async":
         return bsr_spmm_mma
-    reason = f"is {spec.b_layout}; written for {spec.arch} with mma and ld_global: strided"
+    reason = f"is {spec.b_layout}; {spec.arch} has kernels with mma and ld_global for b_layout strided alone"
     require(ARCHS[spec.arch].has_wgmma, "b_layout", reason)
     return bsr_spmm_few_columns
 

@@ -403,13 +403,8 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             raise ArgumentError("scale_b", reason)
 
     def _empty(self, shape: tuple[int, int], b: torch.Tensor) -> torch.Tensor:
-        """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores.
-
-        With ``b_layout: strided`` columns are contiguous, as such kernels read those of B fastest.
-        """
+        """Allocate C; rows are padded where N alone would break the alignment of 16-byte stores."""
         rows, columns = shape
-        if self._strided:
-            return allocator(b.device)(shape, (1, rows), self._output)
         padded = -(-columns // STORE) * STORE
         written = allocator(b.device)((rows, padded), (padded, 1), self._output)
         # In place, as what is no view may be written to behind a custom function of autograd.
@@ -510,7 +505,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         """Check a call of a new signature and prepare it; ``own_stride`` is that of the rows of ``own_out``."""
         rows, depth, added = self._check_arguments(a, b, c=c, beta=beta, bias=bias, out=out, scales=scales)
         columns = b.shape[1]
-        row_stride, column_stride = self._strides_of_c((rows, columns), own_stride) if out is None else out.stride()
+        strides = (own_stride or -(-columns // STORE) * STORE, 1) if out is None else out.stride()
         values = a.values()
         shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
         if isinstance(row_order, RowSplit):
@@ -524,8 +519,8 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             "b_row_stride": used_strides(b)[0],
             "b_column_stride": used_strides(b)[1],
-            "c_row_stride": row_stride,
-            "c_column_stride": column_stride,
+            "c_row_stride": strides[0],
+            "c_column_stride": strides[1],
             **({} if c is None else dict(zip(("c_in_row_stride", "c_in_column_stride"), c.stride(), strict=True))),
             "beta": beta,
             **scale_strides(scales),
@@ -535,18 +530,11 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             **scale_tensors(self.spec, scales),
             **self._b_tensors(b, args.copy_stride),
             "a": (tuple(values.shape), values.stride()),
-            "c": ((rows, columns), (row_stride, 1)),
+            "c": ((rows, columns), (strides[0], 1)),
         }
         check_memory(b=b, c=c, bias=bias, out=out)
         signature = self._signature(b.device, args, self._plan.own(known), tensors)
         return _Checked(signature, Memory.of(args), (rows, columns), args.copy_stride)
-
-    def _strides_of_c(self, shape: tuple[int, int], own_stride: int | None) -> tuple[int, int]:
-        """Strides of a C that the call allocates: ``own_stride`` is that of the rows of ``own_out``."""
-        rows, columns = shape
-        if own_stride is None and self._strided:
-            return 1, rows
-        return own_stride or -(-columns // STORE) * STORE, 1
 
     def _b_tensors(self, b: torch.Tensor, copy_stride: int | None) -> dict[str, View]:
         """Shapes and strides of B, or of its copy by rows, in tensor maps."""

@@ -36,6 +36,13 @@ _GATHERED = (
 )
 
 
+_STRIDED = (
+    "one_column one_column_apart one_column_not_aligned two_columns three_columns_by_rows four_columns "
+    "five_columns_by_rows six_columns_apart seven_columns eight_columns eight_columns_by_rows several_tiles one_block "
+    "no_blocks long_rows few_long_rows repeated_columns columns_out_of_range batch batch_of_one"
+)
+
+
 def _kernel(spec: BsrSpmmSpec) -> Kernel:
     if spec.b_layout == "strided":
         return bsr_spmm_gemv
@@ -96,6 +103,8 @@ def _smallest(plan: Plan, spec: BsrSpmmSpec) -> dict[str, int | None]:
 
 
 def _cases(plan: Plan, spec: BsrSpmmSpec) -> list[str]:
+    if spec.b_layout == "strided":
+        return _STRIDED.split()
     if plan.row_cutting is not None:
         more = _CUT
     elif plan.gathered is not None:
